@@ -54,7 +54,7 @@ class Price:
     is_rough: bool = True
     capacity: float | None = None
     note: str = ""
-    wait: Callable[[], None] | None = None
+    wait: Callable[[float], None] | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -97,11 +97,11 @@ class Prices:
         """The steps of which more will be known after `wait`, by fingerprint."""
         return [name for name, price in self.of.items() if price.wait is not None]
 
-    def wait(self) -> None:
-        """Wait for the estimates that take long."""
+    def wait(self, seconds: float) -> None:
+        """Wait for the estimates that take long, so many seconds for each; with 0, only begin."""
         for name in self.awaited:
             with contextlib.suppress(Exception):  # as in `_measure`
-                self.of[name].wait()  # pyright: ignore[reportOptionalCall]
+                self.of[name].wait(seconds)  # pyright: ignore[reportOptionalCall]
 
     @property
     def peak_disk(self) -> float:

@@ -47,6 +47,8 @@ PLAN_ONLY = "TEMPER_PLAN_ONLY"
 script that calls :func:`run` then ends after it has shown the plan."""
 _RUNNING = threading.Lock()
 """Held during a run: a process has only one set of Luigi tasks and of signal handlers."""
+MOST_SECONDS = 1200.0
+"""The most that a run waits for an estimate that takes long."""
 MOST_ROUNDS = 5
 """The most times that a run plans again because data that it needs turned out to be lost."""
 
@@ -176,7 +178,9 @@ def _planned(
 
     session.plan()
     prices = session.prices(launcher, jobs) if verbosity >= 0 else None
-    if prices is not None and prices.awaited and PLAN_ONLY not in os.environ:
+    if prices is not None and PLAN_ONLY in os.environ:
+        prices.wait(0)
+    elif prices is not None and prices.awaited:
         _require_what_steps_need(session, jobs, launcher)
         session.wait(prices)
         prices = session.prices(launcher, jobs)
@@ -386,7 +390,7 @@ class _Session:
         of = ", ".join(visible(names[name]) for name in prices.awaited)
         line = f"working out the memory of {of}, once; that takes minutes (--plan does not wait)"
         self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-        prices.wait()
+        prices.wait(MOST_SECONDS)
 
     def resolver(self) -> Resolver:
         return Resolver(

@@ -8,7 +8,7 @@ from steps.training.config import TrainConfig, TrainingBackend
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
-    from steps.training.policy import Policy
+    from steps.training.policy import Policy, Role
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
@@ -33,8 +33,8 @@ class FunctionalTraining(TrainingBackend):
         return None
 
     def open_policy(
-        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool
+        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool, role: "Role"
     ) -> "Policy":
         from steps.functional_backend.functional_trainer import FunctionalPolicy
 
-        return FunctionalPolicy(folder, config, ranks, dropout, self.noise_scale)
+        return FunctionalPolicy(folder, config, ranks, dropout, role, self.noise_scale)

@@ -37,7 +37,7 @@ from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch, Scorer
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import TorchPolicy
+from steps.training.policy import Role, TorchPolicy
 from steps.training.trainer import (
     BatchLoss,
     GroupLosses,
@@ -51,7 +51,8 @@ _SUMS = "noise_scale/sums"
 
 
 class _Logps(nn.Module):
-    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows."""
+    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows; of a
+    reward model, its scores."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -59,7 +60,10 @@ class _Logps(nn.Module):
 
     def forward(self, pack: Pack) -> Tensor:
         tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
-        logits = output_head(self.model).logits(predicting_rows(self.model, pack, tokens))
+        rows = predicting_rows(self.model, pack, tokens)
+        if isinstance(head := getattr(self.model, "score", None), nn.Linear):
+            return (rows.double() * head.weight.double()).sum(dim=-1)
+        logits = output_head(self.model).logits(rows)
         return logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
 
 
@@ -148,7 +152,13 @@ class FunctionalPolicy(TorchPolicy):
     """A folder opened for training with `FunctionalTrainer`."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool, noise_scale: bool
+        self,
+        folder: Path,
+        config: TrainConfig,
+        ranks: Ranks,
+        dropout: bool,
+        role: Role,
+        noise_scale: bool,
     ) -> None:
         if ranks.count > 1:
             raise ValueError(
@@ -157,7 +167,7 @@ class FunctionalPolicy(TorchPolicy):
             )
         # `torch.func` cannot differentiate what is recomputed.
         config = replace(config, activation_checkpointing=ActivationCheckpointing.none)
-        super().__init__(folder, config, ranks, dropout)
+        super().__init__(folder, config, ranks, dropout, role)
         self.trainer = FunctionalTrainer(
             self.trainer.scorer, config.optimizer, config.master_weights, dropout, noise_scale
         )

@@ -15,11 +15,11 @@ from steps.training.config import TrainConfig, TrainingBackend
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
     from steps.scoring.reference import OpenModel
-    from steps.training.policy import Policy
+    from steps.training.policy import Policy, Role
 
 
-@dataclass  # not frozen: OmegaConf could not put one where there was none
-class JaxScoring(ScoringBackend):
+@dataclass
+class JaxDevices:
     """Temper's decoder in JAX, for CPUs and TPUs.
 
     Args:
@@ -27,7 +27,8 @@ class JaxScoring(ScoringBackend):
             one processor is simulated.
         check: the first examples are compared with transformers' own model before the rest is
             computed. That loads the model once more, on the host.
-        kernel: on TPUs, attention is a kernel of our own; that needs `check`.
+        kernel: on TPUs, attention is a kernel of our own; `check`, which that needs, compares its
+            gradient too before training.
     """
 
     name: ClassVar[str] = "jax"
@@ -40,44 +41,32 @@ class JaxScoring(ScoringBackend):
     def __post_init__(self) -> None:
         require_count(self, "devices", or_null=True)
         require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
+
+
+@dataclass  # not frozen: OmegaConf could not put one where there was none
+class JaxScoring(JaxDevices, ScoringBackend):
+    """Temper's decoder in JAX, for CPUs and TPUs."""
 
     def open_model(self, folder: Path, config: ReferenceConfig, ranks: "Ranks") -> "OpenModel":
         from steps.jax_backend.jax_scorer import JaxModel
 
-        return JaxModel(folder, config, ranks, self.devices, self.check, self.kernel)
+        return JaxModel(folder, config, ranks, self)
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
-class JaxTraining(TrainingBackend):
-    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them.
-
-    Args:
-        devices: how many devices share the work; by default all.
-        check: compare the first examples with torch before training.
-        kernel: on TPUs, attention is a kernel of our own; `check` compares its gradient too.
-    """
-
-    name: ClassVar[str] = "jax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
-
-    devices: int | None = detail_field(None)
-    check: bool = detail_field(True)
-    kernel: bool = detail_field(False)
-
-    def __post_init__(self) -> None:
-        require_count(self, "devices", or_null=True)
-        require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
+class JaxTraining(JaxDevices, TrainingBackend):
+    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them."""
 
     @property
     def scoring(self) -> JaxScoring:
         return JaxScoring(self.devices, self.check, self.kernel)
 
     def open_policy(
-        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool
+        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool, role: "Role"
     ) -> "Policy":
         from steps.jax_backend.jax_trainer import JaxPolicy
 
-        return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
+        return JaxPolicy(folder, config, ranks, dropout, role, self)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ Attend = Callable[[Architecture, Array, Array, Array, PackArrays, LayerFacts], A
 
 _LOGITS_BYTES = 128 * 2**20
 
+SCORE = "score.weight"
+"""The head [1, H] of a reward model, which has no other."""
+
 ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 """An adapter's factors [r, I] and [O, r], as `peft` names them after the name of their matrix."""
 
@@ -64,6 +67,8 @@ def token_logps(
 ) -> Array:
     """log p(token | tokens before it) of scored tokens: [B, S], float32 or float64.
 
+    Of a reward model, the scores of responses, in the places of their last tokens.
+
     Args:
         dtype: the dtype of the computation; weights may have a higher precision.
         recomputed: a name in `RECOMPUTED`.
@@ -76,6 +81,8 @@ def token_logps(
         hidden = _layers(architecture, weights["layers"], hidden, pack, recomputed, shard, attend)
         hidden = _norm(architecture, hidden, weights["model.norm.weight"])
         rows = jnp.take_along_axis(hidden, pack.predictors[..., None], axis=1)
+        if SCORE in weights:
+            return _scores(weights[SCORE].astype(dtype), rows)
         name = "model.embed_tokens.weight" if architecture.tied else "lm_head.weight"
         return _head(architecture, weights[name].astype(dtype), rows, pack.targets)
 
@@ -167,6 +174,18 @@ def _perceptron(a: Architecture, w: Weights, x: Array, facts: LayerFacts) -> Arr
     else:
         gate = jax.nn.gelu(gate, approximate=a.activation == "gelu_pytorch_tanh")
     return _linear(a, w, "mlp.down_proj", gate * up, facts)
+
+
+def telling(weights: Weights, head: Any) -> dict[str, Any]:
+    """Weights whose output shows faults of the decoder: a reward model, whose untrained head gives
+    0, gets another head [n, H], for output [B, S, n]."""
+    return {**weights, SCORE: head} if SCORE in weights else {**weights}
+
+
+def _scores(weight: Array, rows: Array) -> Array:
+    accurate = jnp.promote_types(weight.dtype, jnp.float32)
+    scores = jnp.einsum("bsh,vh->bsv", rows, weight, preferred_element_type=accurate)
+    return scores[..., 0] if len(weight) == 1 else scores
 
 
 def _head(a: Architecture, weight: Array, rows: Array, targets: Array) -> Array:

@@ -22,13 +22,12 @@ from steps.jax_backend.architecture import read_architecture
 from steps.jax_backend.config import InfluenceConfig
 from steps.jax_backend.devices import on_host
 from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs
-from steps.jax_backend.jax_trainer import JaxTrainer
+from steps.jax_backend.jax_trainer import JaxTrainer, losses_of
 from steps.jax_backend.rounds import RoundsBatch
 from steps.jax_backend.stacked import Tree
 from steps.losses.base import PreferenceLoss, ReferenceLoss
 from steps.models.workplace import OnProgress, ignore_progress
 from steps.scoring.examples import TokenGroup, read_pairs
-from steps.scoring.logps import loss_gradients
 from steps.training.config import OptimizerConfig
 from steps.training.objectives import Objective, preference_objective
 
@@ -83,20 +82,15 @@ def along(trainer: JaxTrainer, direction: Tree, objective: Objective) -> Tensor:
     found = torch.zeros(len(objective.groups), dtype=torch.float64)
     for one in batch.rounds:
         arrays = trainer.scorer.on_devices(one.arrays)
-        values = trainer.scorer.derivative(direction, arrays)
-        logps, moved = (of_packs(on_host(value), one, batch.packs) for value in values)
-        for number, per_token, change in zip(one.numbers, logps, moved, strict=True):
-            pack, members = batch.packs[number], batch.members[number]
-            _, of_logps = loss_gradients(
-                per_token,
-                pack,
-                lambda sums, groups, members=members: loss(sums, members[groups]),
-                slice(0, len(pack.groups)),
-            )
+        values, moved = map(on_host, trainer.scorer.derivative(direction, arrays))
+        changes = of_packs(moved, one, batch.packs)
+        scored = losses_of(values, one, batch, loss)
+        for number, change, (_, of_logps) in zip(one.numbers, changes, scored, strict=True):
+            spans = batch.packs[number].groups
             products = (of_logps * change.double()).split(
-                [group.scored_stop - group.scored_start for group in pack.groups]
+                [group.scored_stop - group.scored_start for group in spans]
             )
-            found[members] = torch.stack([product.sum() for product in products])
+            found[batch.members[number]] = torch.stack([product.sum() for product in products])
     return found * len(objective.groups)  # a batch's loss is a mean
 
 

@@ -15,10 +15,12 @@ import torch
 import transformers
 from jax import Array
 from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from steps.jax_backend.architecture import Architecture, read_architecture
 from steps.jax_backend.attending.with_kernel import open_kernel
-from steps.jax_backend.decoder import token_logps
+from steps.jax_backend.config import JaxDevices
+from steps.jax_backend.decoder import telling, token_logps
 from steps.jax_backend.devices import leave_together, on_host, open_devices, put
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, Rounds, RoundsBatch
@@ -31,6 +33,7 @@ from steps.scoring import parity
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest
 from steps.scoring.logps import sequence_logps
+from steps.scoring.logps import token_logps as torch_logps
 from steps.scoring.packing import Pack, make_pack, plan_packs
 from steps.scoring.reference import Reference, show_packing
 from steps.scoring.scored_by import ScoredBy
@@ -47,6 +50,8 @@ class JaxScorer(Scorer):
     """Scores with the decoder and the weights of a folder.
 
     backend: its name, in records and errors.
+    kind: the auto class of transformers; with that of classifiers, a reward model's scores stand in
+        the place of logps.
     kernel: attention is `prefix_kernel`.
     host_weights: these, until a trainer takes them over.
     weights: gives the tree that is scored with, on its devices.
@@ -62,12 +67,13 @@ class JaxScorer(Scorer):
         devices: int | None,
         ranks: Ranks = ALONE,
         kernel: bool = False,
+        kind: Any = AutoModelForCausalLM,
     ) -> None:
         self.kernel = kernel
         self.architecture = read_architecture(folder)
         self.compute_dtype = NUMPY_DTYPES[dtype]
         self.devices = open_devices(devices, self.compute_dtype, ranks)
-        self.host_weights = read_weights(folder, self.compute_dtype)
+        self.host_weights = read_weights(folder, self.compute_dtype, kind)
         self.weights: Callable[[], Tree] = cache(
             lambda: self.devices.put_weights(self.host_weights)
         )
@@ -109,6 +115,17 @@ class JaxScorer(Scorer):
     def logps(self, batch: Batch) -> Future[Logps]:
         return self.queue.submit(lambda: self._logps(batch))
 
+    def probe(self, batch: Batch) -> Tensor:
+        """The numbers of `Readout.probe` for a batch, pack by pack."""
+        states = np.eye(self.architecture.hidden, dtype=self.compute_dtype)
+        values = self.queue.submit(
+            lambda: self._values(batch, lambda w, arrays: self._score(telling(w, states), arrays))
+        )
+        found = torch.cat(values.result())
+        if found.ndim == 1:
+            return found
+        return found / found.double().square().mean(dim=-1, keepdim=True).sqrt()
+
     def close(self) -> None:
         super().close()
         if sys.exc_info()[0] is None:  # after an error, other ranks may never come
@@ -129,16 +146,18 @@ class JaxScorer(Scorer):
         rows = jax.tree.map(lambda row: put(row, of_rows), replace(arrays, cos=None, sin=None))
         return replace(rows, cos=cos, sin=sin)
 
-    def _logps(self, batch: Batch) -> Logps:
+    def _values(self, batch: Batch, program: Callable[[Tree, PackArrays], Array]) -> list[Tensor]:
+        """What a program gives for the scored tokens of each pack."""
         assert isinstance(batch, RoundsBatch)
-        waiting = [
-            (r, self._score(self.weights(), self.on_devices(r.arrays))) for r in batch.rounds
-        ]
-        tokens = [
+        waiting = [(r, program(self.weights(), self.on_devices(r.arrays))) for r in batch.rounds]
+        return [
             per_token
-            for one, logps in waiting
-            for per_token in of_packs(on_host(logps), one, batch.packs)
+            for one, values in waiting
+            for per_token in of_packs(on_host(values), one, batch.packs)
         ]
+
+    def _logps(self, batch: Batch) -> Logps:
+        tokens = self._values(batch, self._score)
         sequences = [sequence_logps(t, pack) for t, pack in zip(tokens, batch.packs, strict=True)]
         places = torch.cat(batch.members).tolist()
         return scored_in_batch_order(batch.groups, places, torch.cat(tokens), torch.cat(sequences))
@@ -152,15 +171,12 @@ class JaxModel:
         folder: Path,
         config: ReferenceConfig,
         ranks: Ranks,
-        devices: int | None,
-        check: bool,
-        kernel: bool,
+        how: JaxDevices,
     ) -> None:
         require_packs(config.attention)
-        self._folder, self._config, self._check = folder, config, check
-        self.scorer = JaxScorer(
-            folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel
-        )
+        self._folder, self._config, self._check = folder, config, how.check
+        budget = config.tokens_per_forward
+        self.scorer = JaxScorer(folder, config.dtype, budget, how.devices, ranks, how.kernel)
         self.vocabulary = self.scorer.architecture.vocabulary
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
@@ -175,12 +191,14 @@ def make_ready(
     check: bool,
     shown_by: Sequence[Reference] = (),
     ranks: Ranks = ALONE,
+    **how: Any,
 ) -> tuple[ScoredBy, list[str]]:
     """A record of how `scorer` computes `groups`, and notices. Raises ValueError if its logps
     differ from those of transformers' model.
 
     Args:
         shown_by: references; if they were computed in the same way, the comparison is skipped.
+        how: how the comparison loads and reads transformers' model.
     """
     scorer.architecture.require_length(*longest(groups))
     scored_by = ScoredBy(
@@ -195,7 +213,7 @@ def make_ready(
     # Only the first reads all of the model for it.
     (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, folder, scored_by))
     if check and (scorer.kernel or not is_known):  # a reference does not say whether it had one
-        check_parity(scorer, folder, dtype, groups)
+        check_parity(scorer, folder, dtype, groups, **how)
     row, tokens = longest(groups)
     if tokens <= scorer.architecture.longest:
         return scored_by, []
@@ -204,16 +222,21 @@ def make_ready(
 
 
 def check_parity(
-    scorer: JaxScorer, folder: Path, dtype: Dtype, groups: Sequence[TokenGroup]
+    scorer: JaxScorer,
+    folder: Path,
+    dtype: Dtype,
+    groups: Sequence[TokenGroup],
+    load: Callable[..., PreTrainedModel] = load_model,
+    probe: parity.Probe = torch_logps,
 ) -> None:
-    """Compare the logps of the longest and the shortest of `groups` with those of transformers'
-    own model, on the host. Raises ValueError if they differ by more than rounding.
+    """Compare what `probe` gives for the longest and the shortest of `groups` with that of
+    transformers' own model, on the host. Raises ValueError if they differ by more than rounding.
     """
     in_order = by_length(groups)
-    probe = [in_order[-1], in_order[0]]
-    actual = torch.cat(scorer.logps(scorer.prepare(probe)).result().tokens)
-    model = load_model(folder, dtype, on_host=True)
-    expected = parity.own_logps(model, make_pack(probe))
+    telling = [in_order[-1], in_order[0]]
+    actual = scorer.probe(scorer.prepare(telling))
+    model = load(folder, dtype, on_host=True)
+    expected = parity.own_logps(model, make_pack(telling), probe)
     if fault := parity.logp_difference(actual, expected, model.dtype):
         raise ValueError(
             f"backend={scorer.backend} does not compute what transformers' "

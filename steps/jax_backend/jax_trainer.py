@@ -11,7 +11,7 @@ input of the vector-Jacobian product (`jax.vjp`), whose result is added to the a
 So every loss works unchanged, and the gradient does not depend on how the batch is cut.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,15 +27,16 @@ from transformers import PreTrainedModel
 from steps.jax_backend.adamw import JaxUpdater
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
 from steps.jax_backend.attending.query_blocks import attend
-from steps.jax_backend.decoder import ADAPTER
+from steps.jax_backend.config import JaxDevices
+from steps.jax_backend.decoder import ADAPTER, SCORE, telling
 from steps.jax_backend.devices import Devices, on_host, put
 from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, RoundsBatch
 from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside, by_name
-from steps.models.adapters import add_adapter, merge_adapter, save_adapter
+from steps.models.adapters import merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
-from steps.models.folders import load_model, save_model
+from steps.models.folders import save_model
 from steps.models.pieces import Pieces, pieces_of
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.examples import TokenGroup
@@ -46,7 +47,7 @@ from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import put_weights
+from steps.training.policy import Role, put_weights
 from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result, values_by_group
 from steps.training.usage import PackCosts, Usage
 
@@ -125,7 +126,7 @@ class JaxTrainer(Trainer):
         scorer.weights = lambda: beside(self._frozen, self._jax.trained)
         self._begin(scorer, self._jax, _usage(scorer, adapters is not None))
         own = scorer.architecture.attention_dropout if dropout else 0.0
-        self._is_noisy = own > 0 or (adapters is not None and _drops_input(scorer))
+        self._is_noisy = own > 0 or bool(adapters and scorer.architecture.adapter_dropout)
         architecture = replace(scorer.architecture, attention_dropout=own)
         logps_of = scorer.logps_with(architecture, recomputed=str(recomputed))
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
@@ -141,7 +142,11 @@ class JaxTrainer(Trainer):
 
         def gradient(options: dict[str, Any]) -> Tree:
             logps_of = scorer.logps_with(scorer.architecture, **options)
-            summed = lambda w, f, arrays: logps_of(beside(f, w), arrays).sum()  # noqa: E731
+            head = np.ones((1, scorer.architecture.hidden), scorer.compute_dtype)
+
+            def summed(trained: Tree, frozen: Tree, arrays: PackArrays) -> Array:
+                return logps_of(telling(beside(frozen, trained), head), arrays).sum()
+
             return jax.jit(jax.grad(summed))(self._jax.trained, self._frozen, arrays)
 
         ours, theirs = (by_name(gradient(how)) for how in ({}, {"attend": attend}))
@@ -174,14 +179,7 @@ class JaxTrainer(Trainer):
         logps, pull = self._forward(*inputs)
         values = on_host(logps)
         gradients, scored = np.zeros_like(values), []
-        for place, per_token in enumerate(of_packs(values, one, batch.packs)):
-            pack, members = batch.packs[one.numbers[place]], batch.members[one.numbers[place]]
-            part, of_logps = loss_gradients(
-                per_token,
-                pack,
-                lambda sums, groups, members=members: loss(sums, members[groups]),
-                slice(0, len(pack.groups)),
-            )
+        for place, (part, of_logps) in enumerate(losses_of(values, one, batch, loss)):
             gradients[place, : len(of_logps)] = of_logps.numpy()
             scored.append(part)
         gathered = self._jax.gradient or self._jax.zeros()
@@ -203,6 +201,20 @@ class JaxTrainer(Trainer):
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
         """All, on the first of several ranks; the others' files are empty."""
         return pieces_of(tensors, self._ranks.is_first)
+
+
+def losses_of(
+    values: np.ndarray, one: Round, batch: Batch, loss: BatchLoss
+) -> Iterator[tuple[Scored, Tensor]]:
+    """Of each pack in a round with logps [B, S]: its losses, and their gradient by the logps."""
+    for number, per_token in zip(one.numbers, of_packs(values, one, batch.packs), strict=True):
+        pack, members = batch.packs[number], batch.members[number]
+        yield loss_gradients(
+            per_token,
+            pack,
+            lambda sums, groups, members=members: loss(sums, members[groups]),
+            slice(0, len(pack.groups)),
+        )
 
 
 def forward_and_backward(
@@ -237,15 +249,16 @@ class JaxPolicy:
         config: TrainConfig,
         ranks: Ranks,
         dropout: bool,
-        devices: int | None,
-        check: bool,
-        kernel: bool,
+        role: Role,
+        how: JaxDevices,
     ) -> None:
         require_packs(config.attention)
         if dropout:
-            _require_dropout(folder, kernel)
-        self._folder, self._config, self._check, self._ranks = folder, config, check, ranks
-        scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel)
+            _require_dropout(folder, how.kernel)
+        self._folder, self._config, self._role = folder, config, role
+        self._check, self._ranks = how.check, ranks
+        budget = config.tokens_per_forward
+        scorer = JaxScorer(folder, config.dtype, budget, how.devices, ranks, how.kernel, role.kind)
         self.vocabulary = scorer.architecture.vocabulary
         adapters = None
         if config.lora is not None:
@@ -267,30 +280,36 @@ class JaxPolicy:
         others: Sequence[TokenGroup] = (),
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
-        scorer, dtype, every = self.trainer.scorer, self._config.dtype, [*groups, *others]
+        scorer, every = self.trainer.scorer, [*groups, *others]
         if scorer.kernel:
             self.trainer.check_kernel(by_length(every)[-1])
-        return make_ready(scorer, self._folder, dtype, every, self._check, shown_by, self._ranks)
+        place = (self._folder, self._config.dtype, every, self._check, shown_by, self._ranks)
+        role = self._role
+        return make_ready(scorer, *place, load=role.load, probe=role.readout.probe)
 
     def trained(self) -> Mapping[str, Tensor]:
         return self.trainer.get_weights().result()
 
     def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
         if self._config.lora is None:
-            model: PreTrainedModel = load_model(self._folder, self._config.dtype, on_host=True)
+            model: PreTrainedModel = self._load()
             put_weights(trained, model)
         else:
             adapted, parameters = self._adapted(self._config.lora)
             for name, value in trained.items():
                 parameters[name].copy_(value)
-            save_adapter(adapted, output / "adapter")
+            if self._role.keeps_adapter:
+                save_adapter(adapted, output / "adapter")
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 
+    def _load(self) -> PreTrainedModel:
+        return self._role.load(self._folder, self._config.dtype, True, None)
+
     def _adapted(self, lora: LoraConfig) -> "tuple[PeftModel, dict[str, Tensor]]":
         """Transformers' model with adapters as torch begins with them, and their parameters."""
-        model = load_model(self._folder, self._config.dtype, on_host=True)
-        adapted = add_adapter(model, lora, self._config.seed)
+        model = self._load()
+        adapted = self._role.adapt(model, lora, self._config.seed)
         return adapted, {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
@@ -309,10 +328,6 @@ def _require_dropout(folder: Path, kernel: bool) -> None:
         )
 
 
-def _drops_input(scorer: JaxScorer) -> bool:
-    return scorer.architecture.adapter_dropout > 0
-
-
 @execution_detail
 def _usage(scorer: JaxScorer, is_adapted: bool) -> Usage:
     costs = costs_of(scorer.architecture, scorer.weights(), is_adapted)
@@ -325,6 +340,5 @@ def costs_of(a: Architecture, weights: Tree, is_adapted: bool) -> PackCosts:
     body = sum(w.size for w in weights["layers"].values()) + weights["model.norm.weight"].size
     trained = sum(w.size for n, w in weights["layers"].items() if n.endswith(ADAPTER))
     trained, of_head = (trained, 4) if is_adapted else (body, 6)
-    return PackCosts(
-        4 * body + 2 * trained, of_head * a.vocabulary * a.hidden, 12 * a.layers * a.hidden
-    )
+    outputs = 1 if SCORE in weights else a.vocabulary
+    return PackCosts(4 * body + 2 * trained, of_head * outputs * a.hidden, 12 * a.layers * a.hidden)

@@ -1,9 +1,9 @@
 """Packs as arrays of a few static shapes, for compiled programs.
 
 A round has one pack for each device. Every new number of tokens T or scored tokens S would need a
-new compilation, so both are padded to a few sizes: T to quarters of the largest forward, or eighths
-above its half, and S to quarters of T. A filler token attends only to fillers; a scored filler
-token gets no gradient.
+new compilation, so both are padded to a few sizes: T to quarters of the largest forward, to eighths
+above its half, or to an eighth or a sixteenth of it, and S to quarters of T. A filler token attends
+only to fillers; a scored filler token gets no gradient.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Rounds:
 
     def _round(self, packs: Sequence[Pack], numbers: range) -> Round:
         chosen = [packs[number] for number in numbers]
-        tokens = filled_size(max(len(pack.input_ids) for pack in chosen), self._budget, most=8)
+        tokens = filled_size(max(len(pack.input_ids) for pack in chosen), self._budget, finely=True)
         scored = filled_size(max(len(pack.targets) for pack in chosen), tokens)
         rows = np.zeros((5, self._devices, tokens), np.int32)
         heads = np.zeros((2, self._devices, scored), np.int32)
@@ -75,10 +75,12 @@ class Rounds:
         return self._cos[:, positions], self._sin[:, positions]
 
 
-def filled_size(needed: int, budget: int, most: int = 4) -> int:
-    """The padded size for `needed` rows: a multiple of a quarter of the budget; with `most` 8, of
-    an eighth above a half."""
-    parts = most if 2 * needed > budget else 4
+def filled_size(needed: int, budget: int, finely: bool = False) -> int:
+    """The padded size for `needed` rows: a multiple of a quarter of the budget. `finely`, it is one
+    of an eighth above a half, and an eighth or a sixteenth if that is enough."""
+    parts = 4
+    if finely and (2 * needed > budget or 8 * needed <= budget):
+        parts = 16 if 16 * needed <= budget else 8
     part = -(-budget // (parts * _FEWEST)) * _FEWEST
     return max(1, -(-needed // part)) * part
 

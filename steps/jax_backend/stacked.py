@@ -18,9 +18,10 @@ import torch
 from jax import Array
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steps.jax_backend.architecture import Architecture
+from steps.jax_backend.decoder import SCORE
 from steps.jax_backend.devices import on_host
 
 Tree = dict[str, Any]
@@ -28,7 +29,7 @@ Tree = dict[str, Any]
 NOTHING: Tree = {"layers": {}}
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+_OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", SCORE}
 _PER_LAYER = re.compile(
     r"self_attn\.(q|k|v|o|qkv)_proj\.(weight|bias)|self_attn\.(q|k)_norm\.weight"
     r"|mlp\.(gate|up|down|gate_up)_proj\.(weight|bias)"
@@ -38,13 +39,19 @@ _PER_LAYER = re.compile(
 _ADAPTER = re.compile(r"(self_attn|mlp)\.\w+_proj\.lora_[AB]\.default\.weight")
 
 
-def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def expected_shapes(folder: Path, kind: Any = AutoModelForCausalLM) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters that transformers gives the model of a folder, by name.
+
+    Args:
+        kind: the auto class; with that of classifiers, the model has one label.
 
     Raises ValueError, which names the parameter, if the decoder would not use one.
     """
+    config = AutoConfig.from_pretrained(folder)
+    if kind is AutoModelForSequenceClassification:
+        config.num_labels = 1
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        model = kind.from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name in shapes:
         layer = _LAYER.fullmatch(name)
@@ -55,30 +62,37 @@ def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def read_weights(folder: Path, dtype: np.dtype) -> Tree:
-    """The weights in a model folder's safetensors, as `dtype`.
+def read_weights(folder: Path, dtype: np.dtype, kind: Any = AutoModelForCausalLM) -> Tree:
+    """The weights in a model folder's safetensors, as `dtype`; a new head of scores is 0.
 
     Raises ValueError, which names the parameter, if one is missing or has another shape.
     """
-    shapes = expected_shapes(folder)
+    shapes = expected_shapes(folder, kind)
     files = {}
     for path in sorted(folder.glob("*.safetensors")):
         file: Any = safe_open(path, framework="numpy")
         files |= dict.fromkeys(file.keys(), file)
+    new = {SCORE} & (shapes.keys() - files.keys())
     for name, shape in shapes.items():
+        if name in new:
+            continue
         found = tuple(files[name].get_slice(name).get_shape()) if name in files else None
         if found != shape:
             fault = "is missing" if found is None else f"has the shape {found}, not {shape}"
             raise ValueError(f"{name} {fault} in {folder}; import the model again")
     _require_tied(shapes, files, folder)
-    return stacked(shapes, lambda name: files[name].get_tensor(name).astype(dtype))
+
+    def read(name: str) -> np.ndarray:
+        return np.zeros(shapes[name]) if name in new else files[name].get_tensor(name)
+
+    return stacked(shapes, lambda name: read(name).astype(dtype))
 
 
 def _require_tied(shapes: Mapping[str, Any], files: Mapping[str, Any], folder: Path) -> None:
     """Refuses a head of its own in a model whose config ties it to the embeddings: transformers
     would leave the two apart."""
     head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
-    if head in shapes or head not in files:
+    if head in shapes or head not in files or SCORE in shapes:
         return
     if not np.array_equal(*(files[name].get_tensor(name) for name in (head, embeddings))):
         raise ValueError(
@@ -104,9 +118,12 @@ def stacked(names: Mapping[str, Any], read: Callable[[str], np.ndarray]) -> Tree
 
 
 def adapters_of(parameters: Mapping[str, Tensor], layers: int) -> Tree:
-    """Adapters by their names as a tree; raises ValueError naming one that the decoder lacks."""
+    """Adapters, and a head of scores beside them, by their names as a tree; raises ValueError
+    naming an adapter that the decoder lacks."""
     suffixes: dict[str, list[str]] = {}
     for name in parameters:
+        if name == SCORE:
+            continue
         layer = _LAYER.fullmatch(name)
         if not (layer and _ADAPTER.fullmatch(layer[2])):
             raise ValueError(

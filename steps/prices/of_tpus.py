@@ -4,7 +4,8 @@
 
 Compiling takes minutes, so its answer is kept in the user's cache, by all that it depends on: these
 inputs, the versions of JAX and libtpu, and the source of the JAX backend. A plan shows the answer.
-If there is none yet, a plan starts that process and does not wait; a run waits for it.
+If there is none yet, a plan starts that process and does not wait; a run waits for it, and ends it
+when it is itself ended.
 """
 
 import json
@@ -33,8 +34,6 @@ from steps.models.config import Dtype
 _CHIP = re.compile(r"(v4|v5p|v5e|v5litepod|v6e)-(\d+) chip")
 _WITHOUT_SHAPES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
                    "architectures", "bos_token_id", "eos_token_id")  # fmt: skip
-_MOST_SECONDS = 1200
-_begun: set[Path] = set()
 
 
 def is_tpu(call: Call) -> bool:
@@ -117,15 +116,18 @@ def _compiled(request: Mapping[str, Any]) -> Foreseen:
         nothing: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.Popen(command, env=environment, start_new_session=True, **nothing)
 
-    def wait() -> None:
-        if _kept(path) is not None:
+    def wait(seconds: float) -> None:
+        if _kept(path) is not None or (not seconds and _is_being_made(path)):
             return
-        with suppress(subprocess.TimeoutExpired):  # a process that another plan began goes first
-            start().wait(_MOST_SECONDS)
+        process = start()  # a process that another plan began goes first
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        except BaseException:
+            process.kill()
+            raise
 
-    if path not in _begun and not _is_being_made(path):
-        _begun.add(path)
-        start()
     note = "the TPU compiler works out its memory, which takes minutes: plan again later"
     return Foreseen(note=note, wait=wait)
 

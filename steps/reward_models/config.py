@@ -20,10 +20,6 @@ class RewardConfig(TrainConfig):
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     pad_token: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_torch(self.backend)
-
 
 @dataclass(frozen=True)
 class RewardScoring(ReferenceConfig):
@@ -34,8 +30,5 @@ class RewardScoring(ReferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_torch(self.backend)
-
-
-def _require_torch(backend: object) -> None:
-    require(backend is None, "reward models need backend=null (torch)", backend)
+        what = "reward models score with backend=null (torch)"
+        require(self.backend is None, what, self.backend)

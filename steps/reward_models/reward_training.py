@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from steps.models.adapters import add_adapter
@@ -24,7 +24,7 @@ from steps.reward_models.values import VALUES, backward_values, value_head
 from steps.scoring.examples import TokenGroup, as_whole, read_pairs
 from steps.scoring.logps import TokenLogps
 from steps.training.objectives import Objective
-from steps.training.policy import Role, TorchPolicy
+from steps.training.policy import Role, open_policy
 from steps.training.run import Records, Run
 from steps.training.trainer import GroupLosses, TrainedReadout
 
@@ -52,7 +52,7 @@ def run_reward_training(
     Raises:
         ValueError: as in `read_pairs`, `start_reward_model` and `set_padding`.
     """
-    policy = TorchPolicy(init, config, place.ranks, role=REWARD_MODEL)
+    policy = open_policy(init, config, place.ranks, role=REWARD_MODEL)
     pairs = read_reward_pairs(records, policy.vocabulary, config.loss)
     others = None
     if held_out is not None:
@@ -108,6 +108,7 @@ def adapt(model: PreTrainedModel, lora: LoraConfig, seed: int) -> "PeftModel":
 
 REWARD_MODEL = Role(
     start_reward_model,
+    AutoModelForSequenceClassification,
     adapt,
     TrainedReadout(VALUES.read, VALUES.recorded, VALUES.probe, backward_values),
     keeps_adapter=False,

@@ -204,11 +204,12 @@ def slow_on_gpu(model: PreTrainedModel, tokens_per_forward: int) -> str | None:
     return None
 
 
-def own_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
-    """The logps of a pack's scored tokens, [S], from the model's own forward of each response."""
+def own_logps(model: PreTrainedModel, pack: Pack, probe: Probe = token_logps) -> Tensor:
+    """The logps of a pack's scored tokens, [S], from the model's own forward of each response; or
+    the numbers of another probe."""
     model.set_attn_implementation(own_attention(model))
     read_alone(model)
-    return token_logps(model, pack)
+    return probe(model, pack)
 
 
 def rescaled_rotation(model: PreTrainedModel, tokens: int) -> str | None:

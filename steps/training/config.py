@@ -31,7 +31,7 @@ from steps.shared.execution_detail import added_field, detail_field
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
-    from steps.training.policy import Policy
+    from steps.training.policy import Policy, Role
 
 
 class Schedule(StrEnum):
@@ -104,7 +104,7 @@ class TrainingBackend:
         raise NotImplementedError
 
     def open_policy(
-        self, folder: Path, config: "TrainConfig", ranks: "Ranks", dropout: bool
+        self, folder: Path, config: "TrainConfig", ranks: "Ranks", dropout: bool, role: "Role"
     ) -> "Policy":
         """Load the model of a folder for training. With `dropout`, the model's dropout is on."""
         raise NotImplementedError

@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
@@ -87,12 +87,14 @@ class Role:
 
     load: loads the model of a folder, in a dtype, on the host if the third argument is true, with
         rounded weights if the last says so.
+    kind: the auto class of transformers with such models.
     adapt: adds adapters to its layers, in place, and sets which parameters are trained.
     readout: the output of the model that the loss uses.
     keeps_adapter: adapters are also saved separately, in `peft`'s format.
     """
 
     load: Callable[[Path, Dtype, bool, Quantization | None], PreTrainedModel] = load_model
+    kind: Any = AutoModelForCausalLM
     adapt: "Callable[[PreTrainedModel, LoraConfig, int], PeftModel]" = add_adapter
     readout: TrainedReadout = TRAINED_LOGPS
     keeps_adapter: bool = True
@@ -101,15 +103,21 @@ class Role:
 LANGUAGE_MODEL = Role()
 
 
-def open_policy(folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool = False) -> Policy:
+def open_policy(
+    folder: Path,
+    config: TrainConfig,
+    ranks: Ranks,
+    dropout: bool = False,
+    role: Role = LANGUAGE_MODEL,
+) -> Policy:
     """Open the model of a folder with the backend of `config`.
 
     Args:
         dropout: whether the model's own dropout is on.
     """
     if config.backend is not None:
-        return config.backend.open_policy(folder, config, ranks, dropout)
-    return TorchPolicy(folder, config, ranks, dropout)
+        return config.backend.open_policy(folder, config, ranks, dropout, role)
+    return TorchPolicy(folder, config, ranks, dropout, role)
 
 
 class TorchPolicy:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 
 jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from safetensors.torch import load_file
+from test_jax_parity import assert_same_step, reference
 from tiny_models import (
     VOCABULARY,
     demonstration_records,
@@ -27,7 +27,6 @@ from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.jax_scorer import JaxScorer
 from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.jax_backend.pack_arrays import dropped
-from steps.jax_backend.stacked import by_name
 from steps.losses.dpo import Dpo
 from steps.models.adapters import add_adapter
 from steps.models.config import Dtype, LoraConfig
@@ -35,8 +34,6 @@ from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import read_pairs
-from steps.scoring.logps import forward_backward
-from steps.scoring.packing import make_pack
 from steps.training.config import OptimizerConfig, TrainConfig
 from steps.training.objectives import preference_objective
 from steps.training.recipes import run_sft
@@ -71,22 +68,8 @@ def test_adapters_have_torch_s_logps_and_gradients(tmp_path: Path) -> None:
     model, parameters = adapted_model(folder, LORA)
     assert len(parameters) == 2 * 7 * 2
     trainer = trainer_of(folder, LORA, parameters, Dtype.float64)
-    reference = 3 * torch.randn(len(groups), 2, dtype=torch.float64) - 20
-    objective = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference)
-    loss = objective.batch_loss(range(len(groups)), None)
-    with oracle.Float64():
-        expected = forward_backward(
-            model, make_pack(groups), lambda logps, some: loss(logps, torch.arange(99)[some])
-        )
-    actual = trainer.forward_backward(trainer.prepare(groups), loss).result()
-    torch.testing.assert_close(actual.logps, expected.logps, rtol=0, atol=1e-10)
-    torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=1e-10)
-    gradients = dict(by_name(trainer.take_gradient()))
-    assert gradients.keys() == parameters.keys()
-    for name, parameter in parameters.items():
-        assert parameter.grad is not None
-        off = np.linalg.norm(gradients[name] - parameter.grad.numpy())
-        assert off <= 1e-8 * parameter.grad.norm(), name
+    objective = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference(groups))
+    assert_same_step(trainer, model, objective)
     trainer.close()
 
 

@@ -67,9 +67,9 @@ def train(policy: Path, config: DpoConfig, work: Path, **place: Any) -> tuple[di
     return summary, [json.loads(line) for line in log]
 
 
-def test_twenty_steps_go_as_they_go_with_torch(policy: Path, tmp_path: Path) -> None:
+def twenty_steps_are_torch_s(policy: Path, tmp_path: Path, backend: Any = JAX) -> dict:
     _, expected = train(policy, CONFIG, tmp_path / "torch")
-    _, actual = train(policy, replace(CONFIG, backend=JAX), tmp_path / "jax")
+    summary, actual = train(policy, replace(CONFIG, backend=backend), tmp_path / "jax")
     assert actual[0]["loss"] == pytest.approx(math.log(2) + 0.1 * actual[0]["nll_loss"], abs=1e-6)
     for ours, theirs in zip(actual, expected, strict=True):
         assert ours.keys() == theirs.keys()
@@ -84,13 +84,17 @@ def test_twenty_steps_go_as_they_go_with_torch(policy: Path, tmp_path: Path) -> 
     for name, theirs in weights[0].items():
         moved = (theirs - before[name]).norm()
         assert (weights[1][name] - theirs).norm() <= 1e-3 * moved, name
+    return summary
 
 
-def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_path: Path) -> None:
-    """Weights, moments and step count of a checkpoint, in both directions."""
+def test_twenty_steps_go_as_they_go_with_torch(policy: Path, tmp_path: Path) -> None:
+    twenty_steps_are_torch_s(policy, tmp_path)
+
+
+def goes_on_with_the_other(policy: Path, tmp_path: Path, backend: Any = JAX) -> None:
     config = replace(CONFIG, checkpoint_every_steps=1, max_steps=8)
     _, expected = train(policy, config, tmp_path / "whole")
-    for first, second in ((None, JAX), (JAX, None)):
+    for first, second in ((None, backend), (backend, None)):
         work = tmp_path / f"{second and second.name}"
         asked: list[None] = []
 
@@ -106,9 +110,14 @@ def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_p
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
 
 
-def train_all(policy: Path, folder: Path, runs: list[tuple[str, int | None]]) -> None:
+def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_path: Path) -> None:
+    """Weights, moments and step count of a checkpoint, in both directions."""
+    goes_on_with_the_other(policy, tmp_path)
+
+
+def train_all(policy: Path, folder: Path, backend: Any, runs: list[tuple[str, int | None]]) -> None:
     """Runs in folders of these names, each killed after a step, or not."""
-    config = replace(CONFIG, backend=JAX, max_steps=6, checkpoint_every_steps=2)
+    config = replace(CONFIG, backend=backend, max_steps=6, checkpoint_every_steps=2)
     for name, killed_at in runs:
         train(policy, config, folder / name, on_progress=_killing(folder / name, killed_at))
 
@@ -121,14 +130,18 @@ def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
     return on_progress
 
 
-def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
+def killed_runs_end_alike(policy: Path, tmp_path: Path, backend: Any = JAX) -> None:
     ended = [
-        run_ranks(train_all, policy, tmp_path, runs, count=1)
+        run_ranks(train_all, policy, tmp_path, backend, runs, count=1)
         for runs in ([("killed", 5)], [("killed", None), ("whole", None)])
     ]
     assert ended == [[-signal.SIGKILL], [0]]
     assert load_file(tmp_path / "killed/model/model.safetensors")
     assert folder_bytes(tmp_path / "killed/model") == folder_bytes(tmp_path / "whole/model")
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
+    killed_runs_end_alike(policy, tmp_path)
 
 
 def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None:

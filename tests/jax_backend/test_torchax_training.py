@@ -3,8 +3,6 @@
 Most of it needs an environment of its own (see docs/tpu.md), and is skipped elsewhere.
 """
 
-import signal
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,15 @@ import torch
 
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
-from rank_processes import run_ranks
-from safetensors.torch import load_file
 from test_jax_parity import FAMILIES, assert_same_step, objectives, oracle_model, reference
-from test_jax_training import CONFIG, _killing, train
-from tiny_models import demonstration_records, folder_bytes, granite, llama, model_folder
+from test_jax_rewards import assert_same_run
+from test_jax_rewards import run as run_rewards
+from test_jax_training import (
+    goes_on_with_the_other,
+    killed_runs_end_alike,
+    twenty_steps_are_torch_s,
+)
+from tiny_models import demonstration_records, granite, llama, model_folder
 from token_groups import pairs
 
 from steps.jax_backend.backend_choice import training_choices
@@ -28,9 +30,10 @@ from steps.jax_backend.torchax_engine.torchax_choice import TorchaxTraining
 from steps.losses.dpo import Dpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.ranks import ALONE, Ranks
-from steps.models.workplace import Left, Workplace
+from steps.models.workplace import Workplace
 from steps.training.config import OptimizerConfig, TrainConfig
 from steps.training.objectives import preference_objective
+from steps.training.policy import LANGUAGE_MODEL
 from steps.training.recipes import run_sft
 
 _IS_HERE = find_spec("torchax") is not None and torch.__version__.startswith("2.11.")
@@ -48,7 +51,7 @@ def test_without_torchax_a_sentence_says_what_to_install(tmp_path: Path) -> None
     assert training_choices("dpo")["dpo.backend"]["torchax"] is TorchaxTraining
     assert "torchax" in TorchaxTraining.needs_packages  # the plan of a run asks for these
     with pytest.raises(ValueError, match=r"needs torch 2\.11, .* install 'temper-ml\[torchax\]'"):
-        TORCHAX.open_policy(tmp_path, TrainConfig(), ALONE, False)
+        TORCHAX.open_policy(tmp_path, TrainConfig(), ALONE, False, LANGUAGE_MODEL)
 
 
 def trainer_of(folder: Path, monkeypatch: pytest.MonkeyPatch, budget: int = 256) -> JaxTrainer:
@@ -95,54 +98,25 @@ def test_every_kind_of_loss_has_torch_s_gradient_however_the_batch_is_cut(
 
 @needs_torchax
 def test_twenty_steps_go_as_they_go_with_torch(policy: Path, tmp_path: Path) -> None:
-    _, expected = train(policy, CONFIG, tmp_path / "torch")
-    summary, actual = train(policy, replace(CONFIG, backend=TORCHAX), tmp_path / "torchax")
+    summary = twenty_steps_are_torch_s(policy, tmp_path, TORCHAX)
     assert "backend=torchax is experimental" in str(summary)
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
-    weights = [
-        load_file(tmp_path / f"{name}/model/model.safetensors") for name in ("torch", "torchax")
-    ]
-    assert weights[0].keys() == weights[1].keys()
 
 
 @needs_torchax
-@pytest.mark.parametrize(("first", "second"), [(None, TORCHAX), (TORCHAX, None)])
-def test_a_run_begun_with_one_backend_goes_on_with_the_other(
-    policy: Path, tmp_path: Path, first: Any, second: Any
-) -> None:
-    config = replace(CONFIG, checkpoint_every_steps=1)
-    _, expected = train(policy, config, tmp_path / "whole")
-    asked = iter(range(10))
-    with pytest.raises(Left):
-        train(
-            policy,
-            replace(config, backend=first),
-            tmp_path / "mixed",
-            stopping=lambda: next(asked) == 9,
-        )
-    _, log = train(policy, replace(config, backend=second), tmp_path / "mixed")
-    assert len(log) == 20
-    for ours, theirs in zip(log, expected, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-
-
-def train_all(policy: Path, folder: Path, runs: list[tuple[str, int | None]]) -> None:
-    """Runs in folders of these names, each killed after a step, or not."""
-    config = replace(CONFIG, backend=TORCHAX, max_steps=6, checkpoint_every_steps=2)
-    for name, killed_at in runs:
-        train(policy, config, folder / name, on_progress=_killing(folder / name, killed_at))
+def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_path: Path) -> None:
+    goes_on_with_the_other(policy, tmp_path, TORCHAX)
 
 
 @needs_torchax
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
-    ended = [
-        run_ranks(train_all, policy, tmp_path, runs, count=1)
-        for runs in ([("killed", 5)], [("killed", None), ("whole", None)])
-    ]
-    assert ended == [[-signal.SIGKILL], [0]]
-    assert folder_bytes(tmp_path / "killed/model") == folder_bytes(tmp_path / "whole/model")
+    killed_runs_end_alike(policy, tmp_path, TORCHAX)
+
+
+@needs_torchax
+def test_a_reward_model_is_torch_s(tmp_path: Path) -> None:
+    init = model_folder(tmp_path / "init", lambda: llama(tied=False))
+    expected = run_rewards(init, tmp_path / "torch")
+    assert_same_run(run_rewards(init, tmp_path / "torchax", backend=TORCHAX), expected)
 
 
 @needs_torchax
@@ -158,13 +132,14 @@ def test_what_the_backend_lacks_is_refused(
     policy: Path, config: TrainConfig, ranks: Ranks, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=f"backend=torchax {sentence}"):
-        TORCHAX.open_policy(policy, config, ranks, dropout=True)
+        TORCHAX.open_policy(policy, config, ranks, True, LANGUAGE_MODEL)
 
 
 @needs_torchax
 def test_a_family_and_dropout_are_refused_by_name(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "granite", granite)
     with pytest.raises(ValueError, match=r"backend=torchax reads what .* family 'granite', only"):
-        TORCHAX.open_policy(model_folder(tmp_path / "granite", granite), TrainConfig(), ALONE, True)
+        TORCHAX.open_policy(folder, TrainConfig(), ALONE, True, LANGUAGE_MODEL)
 
     def dropping() -> Any:
         model = llama()

@@ -81,7 +81,7 @@ def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
     planned = of_training.IMITATION.foresee(call)
     assert planned.note.endswith("plan again later")
     assert planned.wait is not None
-    planned.wait()
+    planned.wait(600)
     known = of_training.IMITATION.foresee(call)
     assert known.wait is None
     if has_libtpu:

@@ -98,7 +98,7 @@ def test_a_run_waits_for_an_estimate_that_takes_long_and_a_plan_does_not(
         run({"it": price_is_slow().on(tpu="v5p-8")}, store, console=console)
     assert not ASKED  # what cannot run is refused without the wait
     run({"it": price_is_slow()}, store, console=console)
-    assert ASKED == [1]
+    assert [seconds > 0 for seconds in ASKED] == [True]
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "300 MB" in said
     assert "plan again" not in said

@@ -31,13 +31,13 @@ def _nonsense(call: Call) -> Foreseen:
     return Foreseen({"bytes": -1.0}, float("nan"), "much", scratch=float("inf"))  # type: ignore[arg-type]
 
 
-ASKED: list[int] = []
+ASKED: list[float] = []
 
 
 def _slow(call: Call) -> Foreseen:
     if ASKED:
         return Foreseen(memory=3e8)
-    return Foreseen(note="plan again", wait=lambda: ASKED.append(1))
+    return Foreseen(note="plan again", wait=ASKED.append)
 
 
 SLOW = Estimator(_slow)

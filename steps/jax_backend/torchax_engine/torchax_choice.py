@@ -10,7 +10,7 @@ from steps.training.config import TrainConfig, TrainingBackend
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
-    from steps.training.policy import Policy
+    from steps.training.policy import Policy, Role
 
 _TORCH = "2.11"
 
@@ -36,7 +36,7 @@ class TorchaxTraining(TrainingBackend):
         return None
 
     def open_policy(
-        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool
+        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool, role: "Role"
     ) -> "Policy":
         if not (found := version("torch")).startswith(f"{_TORCH}."):
             raise ValueError(
@@ -45,4 +45,4 @@ class TorchaxTraining(TrainingBackend):
             )
         from steps.jax_backend.torchax_engine.torchax_policy import TorchaxPolicy
 
-        return TorchaxPolicy(folder, config, ranks, dropout, self.check)
+        return TorchaxPolicy(folder, config, ranks, dropout, role, self.check)

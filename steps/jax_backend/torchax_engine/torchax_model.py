@@ -29,13 +29,15 @@ _ATTENTION = "temper_torchax"
 
 
 class LogpsModel(nn.Module):
-    """A model whose output are the logps [B, S] of a round; `model` is changed for it."""
+    """A model whose output are the logps [B, S] of a round, or a reward model's scores; `model` is
+    changed for it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, attend)
         model.set_attn_implementation(_ATTENTION)
-        self.model, self._head = model, output_head(model)
+        self.model = model
+        self._head = None if hasattr(model, "score") else output_head(model)
         self._angles = _Angles(sorted(set(getattr(model.config, "layer_types", None) or ())))
         backbone(model).rotary_emb = self._angles
 
@@ -54,7 +56,11 @@ class LogpsModel(nn.Module):
             input_ids=arrays.ids, position_ids=arrays.positions, use_cache=False, arrays=arrays
         ).last_hidden_state
         index = arrays.predictors.long()[..., None].expand(-1, -1, hidden.shape[-1])
-        logits = self._head.module(hidden.gather(1, index)) * self._head.scale
+        rows = hidden.gather(1, index)
+        if self._head is None:
+            scores: Tensor = self.model.score(rows)  # pyright: ignore[reportCallIssue]
+            return scores[..., 0] if scores.shape[-1] == 1 else scores
+        logits = self._head.module(rows) * self._head.scale
         if self._head.soft_cap is not None:
             logits = torch.tanh(logits / self._head.soft_cap) * self._head.soft_cap
         return logits.log_softmax(dim=-1).gather(2, arrays.targets.long()[..., None])[..., 0]

@@ -19,12 +19,12 @@ from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.stacked import Tree
 from steps.jax_backend.torchax_engine.torchax_model import LogpsModel
 from steps.models.config import Dtype
-from steps.models.folders import load_model
 from steps.models.ranks import Ranks
 from steps.scoring.examples import TokenGroup
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.training.config import TrainConfig
+from steps.training.policy import LANGUAGE_MODEL, Role
 
 
 class TorchaxScorer(JaxScorer):
@@ -35,9 +35,11 @@ class TorchaxScorer(JaxScorer):
 
     backend: ClassVar[str] = "torchax"
 
-    def __init__(self, folder: Path, dtype: Dtype, tokens_per_forward: int) -> None:
-        self._model = LogpsModel(load_model(folder, dtype, on_host=True).eval())
-        super().__init__(folder, dtype, tokens_per_forward, devices=1)
+    def __init__(
+        self, folder: Path, dtype: Dtype, tokens_per_forward: int, role: Role = LANGUAGE_MODEL
+    ) -> None:
+        self._model = LogpsModel(role.load(folder, dtype, True, None).eval())
+        super().__init__(folder, dtype, tokens_per_forward, devices=1, kind=role.kind)
 
     def logps_with(
         self, architecture: Architecture, **options: Any
@@ -49,15 +51,22 @@ class TorchaxPolicy(JaxPolicy):
     """A folder opened for training; `check`: see `TorchaxTraining`."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool, check: bool
+        self,
+        folder: Path,
+        config: TrainConfig,
+        ranks: Ranks,
+        dropout: bool,
+        role: Role,
+        check: bool,
     ) -> None:
-        self._folder, self._config, self._check, self._ranks = folder, config, check, ranks
+        self._folder, self._config, self._role = folder, config, role
+        self._check, self._ranks = check, ranks
         with _as_jax_does():
             architecture = read_architecture(folder)
             require_packs(config.attention)
         _refuse(config, ranks, _dropped(folder, architecture) if dropout else {})
         with _as_jax_does():
-            scorer = TorchaxScorer(folder, config.dtype, config.tokens_per_forward)
+            scorer = TorchaxScorer(folder, config.dtype, config.tokens_per_forward, role)
         self.vocabulary = scorer.architecture.vocabulary
         self.trainer = JaxTrainer(scorer, config.optimizer, config.master_weights)
 
@@ -71,7 +80,8 @@ class TorchaxPolicy(JaxPolicy):
         with _as_jax_does():
             found, notices = make_ready(scorer, self._folder, dtype, every, check=False)
         if self._check:
-            check_parity(scorer, self._folder, dtype, every)
+            role = self._role
+            check_parity(scorer, self._folder, dtype, every, role.load, role.readout.probe)
         return found, ["backend=torchax is experimental", *notices]
 
 
