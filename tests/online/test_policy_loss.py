@@ -114,7 +114,9 @@ METHODS = [
         marks=() if (row + column + depth) % 3 == 0 else pytest.mark.attack,
         id=f"{ratio}-{over}-{kl}",
     )
-    for (row, ratio), (column, over), (depth, kl) in product(*map(enumerate, (Ratio, Over, KLS)))
+    for (row, ratio), (column, over), (depth, kl) in product(
+        enumerate(Ratio), enumerate(Over), enumerate(KLS)
+    )
 ]
 """A third of all, in which every two settings meet; the others are for long searches."""
 

@@ -129,9 +129,9 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
             work.close()
     _publish(scratch / "shards", folder)
     state = work.state
-    tallies = {split: Tally.from_json(data) for split, data in state["tallies"].items()}
-    found = {field.name: state[field.name] for field in fields(Loaded)}
-    return Loaded(**found | {"tallies": tallies})
+    found: dict[str, Any] = {field.name: state[field.name] for field in fields(Loaded)}
+    found["tallies"] = {split: Tally.from_json(data) for split, data in found["tallies"].items()}
+    return Loaded(**found)
 
 
 def part_of(

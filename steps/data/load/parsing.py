@@ -4,7 +4,7 @@ This depends on the record and the settings alone. So several processes may do i
 the result is the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,11 +99,12 @@ class Parser:
             if self.images is not None:
                 record, pictures = self.images.take(record, folder)
             made = bare.parse(record, "")
+            rows = made if isinstance(made, Sequence) else (made,)
         except MalformedRow as problem:
             return Parsed(own, problem=problem)
         return Parsed(
             own,
-            tuple(self._row(row, pictures) for row in (made if isinstance(made, list) else [made])),
+            tuple(self._row(row, pictures) for row in rows),
             None,
             pictures,
             tuple(sorted(ignored.of(record))),
