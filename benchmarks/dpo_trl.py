@@ -41,6 +41,7 @@ def main(job_file: str, report_file: str) -> None:
         from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
 
         from benchmarks.flops import flop_counter
+        from pipeline.worker.memory import keep_freed_memory
 
     class Marks(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -54,6 +55,7 @@ def main(job_file: str, report_file: str) -> None:
                 return super()._precompute_ref_logps(*arguments)
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the other side does
     on_gpu = job["device"] != "cpu"
     settings = SETTINGS[job["setting"]]
     if on_gpu:  # where one pair a forward is slow

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ _LONGEST_HEADER = 100 * 2**20
 """Bytes; safetensors itself reads none that is longer."""
 
 
-def fault_of(folder: Path) -> str:
-    """What is wrong with a model's folder, as the end of "it …"; empty if nothing is."""
-    return next(_faults(folder), "")
+def fault_of(folder: Path, trains: bool = True) -> str:
+    """What is wrong with a model's folder, as the end of "it …"; empty if nothing is.
+
+    Args:
+        trains: whether it is also wrong that the weights are quantised.
+    """
+    return next(chain(_faults(folder), _quantised(folder) if trains else ()), "")
 
 
 def _faults(folder: Path) -> Iterator[str]:
@@ -49,8 +54,8 @@ def _faults(folder: Path) -> Iterator[str]:
         if name.endswith(f".safetensors{_INDEX}"):
             yield from _index_faults(folder / name)
     for name in names:
-        if name.endswith(".safetensors") and (fault := weights_fault(folder / name)):
-            yield fault
+        if name.endswith(".safetensors"):
+            yield from _weights_faults(folder / name)
 
 
 def _is_pointer(file: Path) -> bool:
@@ -73,14 +78,23 @@ def _ends(file: Path) -> tuple[bytes, bytes]:
 
 def _config_faults(file: Path) -> Iterator[str]:
     match _read(file):
-        case {"quantization_config": {"quant_method": str(method)}} if method not in _DEQUANTISED:
-            yield f"has weights that {method} has quantised, and that cannot be trained"
         case {"model_type": str()}:
             return
         case dict():
             yield "has a config.json that names no model_type"
         case _:
             yield "has a config.json that is no JSON object"
+
+
+def _quantised(folder: Path) -> Iterator[str]:
+    match _read(folder / "config.json"):
+        case {"quantization_config": {"quant_method": str(method)}} if method not in _DEQUANTISED:
+            yield f"has weights that {method} has quantised, and that cannot be trained"
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in (_header_of(file)[0] or {}).items():
+            match tensor:
+                case {"dtype": str(dtype)} if name.endswith("weight") and _NO_FLOATS.match(dtype):
+                    yield f"has quantised weights: {name} of {file.name} has no floats"
 
 
 def _index_faults(file: Path) -> Iterator[str]:
@@ -95,22 +109,25 @@ def _index_faults(file: Path) -> Iterator[str]:
         yield f"lacks {missing[0]}{more}, which {file.name} names"
 
 
-def weights_fault(file: Path) -> str:
-    """What is wrong with a file of safetensors: its size must be what its header says."""
-    size = file.stat().st_size
+def _weights_faults(file: Path) -> Iterator[str]:
+    """The size of a file of safetensors must be what its header says."""
+    header, begin = _header_of(file)
+    if header is None:
+        yield f"has a {file.name} that is no safetensors file, or is cut off"
+        return
+    ends = [_end_of(tensor) for name, tensor in header.items() if name != "__metadata__"]
+    if (size := file.stat().st_size) < (whole := begin + max(ends, default=0)):
+        yield f"has a {file.name} that is cut off: {size} of {whole} bytes"
+
+
+def _header_of(file: Path) -> tuple[dict[str, Any] | None, int]:
+    """The tensors that a file of safetensors names, ``None`` if it is no such file; and the place
+    of the first byte behind its header."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        header = _parsed(opened.read(length)) if length <= min(size, _LONGEST_HEADER) else None
-    if not isinstance(header, dict):
-        return f"has a {file.name} that is no safetensors file, or is cut off"
-    ends = [_end_of(tensor) for name, tensor in header.items() if name != "__metadata__"]
-    if size < (whole := 8 + length + max(ends, default=0)):
-        return f"has a {file.name} that is cut off: {size} of {whole} bytes"
-    for name, tensor in header.items():
-        match tensor:
-            case {"dtype": str(dtype)} if name.endswith("weight") and _NO_FLOATS.match(dtype):
-                return f"has quantised weights: {name} of {file.name} has no floats"
-    return ""
+        fits = length <= min(file.stat().st_size, _LONGEST_HEADER)
+        header = _parsed(opened.read(length)) if fits else None
+    return header if isinstance(header, dict) else None, 8 + length
 
 
 def _end_of(tensor: Any) -> int:

@@ -19,6 +19,7 @@ from pipeline.cli.naming import find, require_unmarked
 from pipeline.dag.files import FileEntry, describe
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from steps.models.whole import fault_of
 
 ModelName = Annotated[
     str,
@@ -71,7 +72,8 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
     block runs.
 
     Args:
-        forms: patterns of files; the folder must contain a file that matches one of them.
+        forms: patterns of files; the folder must contain a file that matches one of them. Of a
+            whole model alone, which is to run, every file must be there and whole.
 
     Raises:
         TemperError: the folder or artifact does not exist, its data is missing, or it is not a
@@ -108,10 +110,16 @@ def _model_within(name: str, folder: Path, forms: Sequence[str]) -> Path:
     """The folder itself, or its subfolder ``model``, which online training writes.
 
     Raises:
-        TemperError: neither contains a model in one of these forms.
+        TemperError: neither contains a whole model in one of these forms.
     """
     for candidate in (folder, folder / "model"):
         if any(found.is_file() for form in forms for found in candidate.glob(form)):
+            runs = tuple(forms) == (WHOLE,)
+            if runs and (fault := fault_of(candidate, trains=False)):
+                raise TemperError(
+                    f"{name} cannot be used: it {fault}; copy its files again from the model it "
+                    "was made from"
+                )
             return candidate
     if (folder / ADAPTERS).is_file():
         raise TemperError(
