@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Phases
+from benchmarks.measuring import Phases, keep_freed_memory
 
 
 def main(stage: str, job_file: str, report_file: str) -> None:
@@ -31,7 +31,6 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
     with phases.phase("import"):
         import torch
 
-        from pipeline.worker.memory import keep_freed_memory
         from steps.data.rows.parquet import iter_rows
         from steps.models.workplace import Workplace
         from steps.scoring.reference import run_reference

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Phases
+from benchmarks.measuring import Phases, keep_freed_memory
 
 PREFERENCE = ("prompt", "chosen", "rejected")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,6 @@ def main(job_file: str, report_file: str) -> None:
         from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
 
         from benchmarks.flops import flop_counter
-        from pipeline.worker.memory import keep_freed_memory
 
     class Marks(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:

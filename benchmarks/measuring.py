@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import resource
+import runpy
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,11 @@ ONE_THREAD = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(REPOSITORY),
 }
+
+
+def keep_freed_memory() -> None:
+    """Treat freed memory as a worker of Temper does, on either side."""
+    runpy.run_path(str(REPOSITORY / "pipeline/worker/memory.py"))["keep_freed_memory"]()
 
 
 class Phases:

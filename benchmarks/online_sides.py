@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.measuring import keep_freed_memory
+
 Marks = list[dict[str, float]]
 
 
@@ -117,8 +119,6 @@ def by_trl(job: dict[str, Any], marks: Marks) -> None:
 
 def main(contender: str, job_file: str, report_file: str) -> None:
     import torch
-
-    from pipeline.worker.memory import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

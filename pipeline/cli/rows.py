@@ -30,7 +30,9 @@ def show_row(
             f"the data of {manifest.name} is damaged ({lost[0]} is not what it was); a run that "
             "asks for it makes it again"
         )
-    kind = kind_in(project_with(catalog.store, manifest.step), manifest)
+    kind = Artifact
+    if manifest.kind is not None:
+        kind = kind_in(project_with(catalog.store, manifest.step), manifest)
     if kind.viewer is None:
         viewable = ", ".join(sorted({k.__name__ for k in _kinds(Artifact) if k.viewer}))
         raise TemperError(

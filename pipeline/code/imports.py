@@ -96,7 +96,7 @@ class _Walk:
             self.import_module(name)
 
     def _import_from(self, base: str, names: list[ast.alias]) -> None:
-        if not base:
+        if not base:  # a relative import beyond the top-level package, which fails
             return
         self._import(base)
         for alias in names:
@@ -116,8 +116,9 @@ class _Walk:
         files = self._modules.sources_of([module])
         is_package = any(file.endswith("__init__.py") for file in files)
         package = module if is_package else module.rpartition(".")[0]
-        name = absolute(node.module or "", node.level, package)
-        return "" if name.startswith(".") else name
+        if node.level and (not package or node.level > package.count(".") + 1):
+            return ""
+        return absolute(node.module or "", node.level, package)
 
 
 @lru_cache(maxsize=1024)

@@ -92,7 +92,8 @@ def _path(name: str, is_package: bool, source: bytes) -> Path:
 def cache_folder() -> Path:
     """The folder of this user's caches."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(FOLDER) or f"{home}/temper").expanduser()
+    # unlike Path's, this never fails: a user of a container may have no home
+    return Path(os.path.expanduser(os.environ.get(FOLDER) or f"{home}/temper"))
 
 
 _folder = cache(cache_folder)

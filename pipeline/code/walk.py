@@ -392,7 +392,8 @@ class _Walk:
         for text in call.texts:
             name = text.partition(":")[0]
             bare = name.lstrip(".")
-            name = absolute(bare, len(name) - len(bare), (*packages, call.package)[0])
+            package = packages[0] if packages else call.package
+            name = absolute(bare, len(name) - len(bare), package)
             if self.project.module(name) is not None:
                 yield name
 

@@ -92,7 +92,7 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
     progress, began = ProgressWriter(store, spec), time.monotonic()
     with contextlib.ExitStack() as stack:
         with progress.watching() if _is_one_process(spec) else contextlib.nullcontext():
-            ran = stack.enter_context(_ran(spec, store, stopping, node, progress))
+            ran = _run(spec, store, stopping, node, progress, stack)
         discovered = ran.code.discovered()
         _check_sources(spec)
         files = describe_files(ran.content)
@@ -113,8 +113,8 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
 def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
     """Run the ranks of a node other than the first. It writes a report only if it fails."""
     try:
-        with _ran(spec, store, stopping, node, ProgressWriter(store, spec)):
-            pass
+        with contextlib.ExitStack() as stack:
+            _run(spec, store, stopping, node, ProgressWriter(store, spec), stack)
     except Exception as error:
         report = _failed(spec, store, stopping, error)
         if report.preempted:
@@ -175,38 +175,39 @@ def _is_one_process(spec: StepSpec) -> bool:
     return spec.nodes * spec.processes == 1
 
 
-@contextlib.contextmanager
-def _ran(
-    spec: StepSpec, store: Store, stopping: Stopping, node: Node, progress: ProgressWriter
-) -> Iterator[_Ran]:
+def _run(
+    spec: StepSpec,
+    store: Store,
+    stopping: Stopping,
+    node: Node,
+    progress: ProgressWriter,
+    stack: contextlib.ExitStack,
+) -> _Ran:
     """Call the step function in this process, or in the ranks of this node. Its output folder
-    and the observation of its code last until the end of the block."""
-    staging = None
-    with contextlib.ExitStack() as stack:
-        code = stack.enter_context(Code(spec))
-        content = stack.enter_context(_content_folder(store, spec))
-        inputs = [
-            stack.enter_context(_local_input(store, position, entry))
-            for position, entry in enumerate(spec.inputs)
-        ]
-        scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
-        with contextlib.ExitStack() as keeping:
-            if not store.is_local:
-                remote = store.staged_scratch(spec.step, spec.key)
-                place = spec.epoch, node.index, spec.nodes
-                staging = Staging(store.objects, scratch, remote, *place)
-                keeping.enter_context(staging.running())
-                stopping.leave = staging.keep_at_last
-            scratch.mkdir(parents=True, exist_ok=True)
-            resumed = any(scratch.iterdir())
-            if _is_one_process(spec):
-                output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)
-                metrics = call(code.function, spec, output, inputs)
-                result = RankResult(metrics, packages_in_use(), of_devices())
-            else:
-                result = run_ranks(spec, node, content, scratch, inputs, stopping)
-        stopping.heeded = True  # the remaining work fits into the grace period
-        yield _Ran(code, content, result, staging, resumed)
+    and the observation of its code last as long as ``stack``."""
+    code = stack.enter_context(Code(spec))
+    content = stack.enter_context(_content_folder(store, spec))
+    inputs = [
+        stack.enter_context(_local_input(store, position, entry))
+        for position, entry in enumerate(spec.inputs)
+    ]
+    scratch, staging = store.scratch_path(spec.step, spec.key, spec.epoch), None
+    with contextlib.ExitStack() as keeping:
+        if not store.is_local:
+            remote = store.staged_scratch(spec.step, spec.key)
+            staging = Staging(store.objects, scratch, remote, spec.epoch, node.index, spec.nodes)
+            keeping.enter_context(staging.running())
+            stopping.leave = staging.keep_at_last
+        scratch.mkdir(parents=True, exist_ok=True)
+        resumed = any(scratch.iterdir())
+        if _is_one_process(spec):
+            output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)
+            metrics = call(code.function, spec, output, inputs)
+            result = RankResult(metrics, packages_in_use(), of_devices())
+        else:
+            result = run_ranks(spec, node, content, scratch, inputs, stopping)
+    stopping.heeded = True  # the remaining work fits into the grace period
+    return _Ran(code, content, result, staging, resumed)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,10 @@
-"""Writes the progress of a step with a given key, unless it is for a rank that writes nothing."""
+"""Writes the progress of a step, and while the step reports none, its current activity.
+
+A step reports progress through ``out.progress``. Before its first report, and when it has been
+silent for a while, a thread looks at the stack of the main thread and names what it does: importing
+a library, or the innermost function of the project. Progress is one small file in scratch, only for
+display: an error in writing it does not fail the step.
+"""
 
 import contextlib
 import json

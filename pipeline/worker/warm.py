@@ -9,8 +9,8 @@ Forking is safe because the parent only imports, and because it checks the effec
 It leaves out a library whose import leaves a thread, an open file or a signal handler behind, seeds
 a random generator, loads project code, or reads a file that counts as a dependency; then it starts
 again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
-parent forks once before it checks.) It forks workers only for steps that are certain to import
-most of what it has imported. The workers of all other steps are forked by another parent, which
+parent forks once before it checks.) It forks workers only for steps that are certain to import all
+packages that it has imported. The workers of all other steps are forked by another parent, which
 imports nothing, so they start while the first one imports. In case of doubt a step gets a fresh
 interpreter.
 
@@ -57,6 +57,8 @@ _INTERPRETER = 100
 """The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
 _IMPORTED_HERE = 0.8
 """The time of an import with few garbage collections; a fresh interpreter has the usual ones."""
+_LOADS = {"transformers": ("torch", "safetensors")}
+"""Packages that import others where these are installed."""
 _COLLECTED_EVERY = 10_000
 """Garbage is collected after so many new objects, while libraries are imported."""
 
@@ -75,8 +77,8 @@ def choose(
     """Choose the imports that save the most time: the common imports of all steps that import a
     certain package, for the best such package. If there is none, the parent imports nothing.
 
-    Workers are forked for all steps that are certain to import at least half of this: importing
-    transformers, for example, loads torch as well.
+    Workers are forked for all steps that are certain to import all these packages, by themselves
+    or through another of them.
 
     Args:
         functions: the functions of the steps that will run, once for each step.
@@ -91,17 +93,19 @@ def choose(
         served = [f for f, items in lists.items() if package in map(_package, items)]
         shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
         count = sum(counts[function] for function in served)
-        size = _size_of(set(map(_package, shared)))
+        size = sum(map(_size, set(map(_package, shared))))
         saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
         if saved > most:
             best, most = shared, saved
     # small packages first, to find unfit ones early
     best.sort(key=lambda item: (_size(_package(item)), _package(item)))
     packages = set(map(_package, best))
-    common = {function: packages & set(map(_package, items)) for function, items in lists.items()}
-    half = _size_of(packages) / 2
-    served = {f for f, found in common.items() if found and _size_of(found) >= half}
-    return Choice(tuple(best), frozenset(served if best else lists))
+    return Choice(tuple(best), frozenset(f for f in lists if packages <= _loaded_by(lists[f])))
+
+
+def _loaded_by(imports: Iterable[str]) -> set[str]:
+    packages = set(map(_package, imports))
+    return packages.union(*(_LOADS.get(package, ()) for package in packages))
 
 
 def import_all(
@@ -203,19 +207,29 @@ def _unfit(package: str) -> Path:
 class _Traces:
     """The state of the process that a fork would share with workers, or lose."""
 
+    threads: int
+    files: tuple[str, ...]
     handlers: tuple[Any, ...]
+    path: tuple[str, ...]
     folder: str
     mask: int
-    others: tuple[Any, ...]
+    limits: tuple[Any, ...]
+    generators: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> "_Traces":
         os.umask(mask := os.umask(0))
-        threads, files = len(os.listdir("/proc/self/task")), sorted(os.listdir("/proc/self/fd"))
-        limits = locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), gc.get_threshold()
-        generators = random.getstate(), _numbers_seeded()
-        others = threads, files, [*sys.path], limits, gc.isenabled(), generators
-        return cls(tuple(map(signal.getsignal, _SIGNALS)), os.getcwd(), mask, others)
+        limits = locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()
+        return cls(
+            threads=len(os.listdir("/proc/self/task")),
+            files=tuple(sorted(os.listdir("/proc/self/fd"))),
+            handlers=tuple(map(signal.getsignal, _SIGNALS)),
+            path=tuple(sys.path),
+            folder=os.getcwd(),
+            mask=mask,
+            limits=(*limits, gc.isenabled(), gc.get_threshold()),
+            generators=(random.getstate(), _numbers_seeded()),
+        )
 
     def restore(self) -> None:
         """Undo the changes that survive an ``exec``."""
@@ -394,10 +408,6 @@ def _fork_once() -> None:
 
 def _package(item: str) -> str:
     return item.partition(":")[0].partition(".")[0]
-
-
-def _size_of(packages: Iterable[str]) -> int:
-    return sum(map(_size, packages))
 
 
 @cache

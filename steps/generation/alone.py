@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from steps.generation.cache import attending
 from steps.generation.draws import draw
 from steps.generation.engine import Finish, Finished, Replies, Request, require_weights
-from steps.generation.writing import OwnModel, Written
+from steps.generation.in_process import OwnModel, Written
 from steps.models.folders import evaluating, own_attention
 from steps.models.positions import forget_lengths
 

@@ -1,13 +1,13 @@
 """Choose the engine for a model: slots, if their log-probabilities equal the model's own.
 
-A check compares log-probabilities of tokens that were sampled in slots with those of the model's
-own forward over prompt and completion.
+A check runs at the start, on the longest and the shortest prompt of the run. It samples a few
+tokens in slots and compares their log-probabilities with those of the model's own forward over
+prompt and completion.
 
-`choose_engine` serves runs that sample again and again. It tries a few tokens at the start, on the
-longest and the shortest prompt of the run. It also samples the same completions alone, to see
-whether a completion depends, in any bit, on others in its batch. `sample_checked` samples once,
-where such a trial would take as long as the work. So it compares some of what it has sampled, and
-samples again if that is wrong; only in half precision it tries a few tokens first.
+`choose_engine` serves runs that sample again and again. It also samples the same completions
+alone, to see whether a completion depends, in any bit, on others in its batch. `sample_checked`
+samples once, where such a check would take longer than the work. So it tries very few tokens
+first, and then compares the end of the longest of what it has sampled.
 """
 
 import inspect
@@ -31,8 +31,8 @@ from steps.scoring.parity import logp_difference, rescaled_rotation
 from steps.shared.execution_detail import execution_detail
 
 _TOKENS_TRIED = 16
-_TOKENS_COMPARED = 64
-"""At the end of a completion; of a longer one, its beginning is compared too."""
+_TOKENS_BEFORE = 2
+"""Tokens tried at the start if what is sampled is compared too: one from a prompt, one decoded."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,8 @@ def choose_engine(
         ValueError: a row, which the message names, is longer than the model's positions.
     """
     engine = SlotEngine(model, weights, slots, tokens_per_forward)
-    tried, facts, drawn = _to_try(requests), _facts(model), list[Finished]()
-    fault = _beyond_slots(engine, requests)
-    if fault is None:
-        fault, drawn = _try(engine, tried)
+    fault, tried, drawn = _try_some(engine, requests, _TOKENS_TRIED)
+    facts = _facts(model)
     if fault:
         return EngineChoice(AloneEngine(model, weights), "alone", True, fault, facts)
     alone = [finished for request in tried for finished in engine.sample([request], weights)]
@@ -103,16 +101,12 @@ def sample_checked(
         ValueError: a row, which the message names, is longer than the model's positions.
     """
     # In half precision a difference at the end of a long completion could be rounding.
-    afterwards = engine.model.dtype in (torch.float32, torch.float64)
-    fault = _beyond_slots(engine, requests)
-    if fault is None and not afterwards:
-        fault, _ = _try(engine, _to_try(requests))
+    at_end = engine.model.dtype in (torch.float32, torch.float64)
+    fault, *_ = _try_some(engine, requests, _TOKENS_BEFORE if at_end else _TOKENS_TRIED)
     done: list[Finished] = []
     if (fault := _any(fault, ranks)) is None:
-        fault, done = _drawn(engine, own, told)
-        if fault is None and done and afterwards:
-            fault = _fault_of_some(engine.model, own, done)
-        fault = _any(fault, ranks)
+        done = _sampled(engine, own, told)
+        fault = _any(_fault_at_end(engine.model, own, done) if at_end else None, ranks)
     if fault is not None:
         done = _sampled(AloneEngine(engine.model, engine.weights), own, told)
     return done, fault
@@ -138,60 +132,34 @@ def _sampled(
     return done
 
 
-def _drawn(
-    engine: SlotEngine, requests: Sequence[Request], told: Callable[[int], None]
-) -> tuple[str | None, list[Finished]]:
-    """Why the model does not take slots, or None; and the completions in slots."""
-    try:
-        return None, _sampled(engine, requests, told)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        # A model may raise any error here; it can still be run in another way.
-        return _takes_no_slots(engine.model, error), []
-
-
-def _fault_of_some(
+def _fault_at_end(
     model: PreTrainedModel, requests: Sequence[Request], done: Sequence[Finished]
 ) -> str | None:
-    """The fault of slots in the longest sequence, in the longest completion, and in the one behind
-    the shortest prompt."""
+    """The fault of slots at the end of the longest sequence and of the longest completion."""
+    if not done:
+        return None
     asked = {(request.row, request.k): request for request in requests}
-    pairs = [(asked[finished.row, finished.k], finished) for finished in done]
-    telling = [
-        max(pairs, key=lambda pair: len(pair[0].prompt_ids) + len(pair[1].ids)),
-        max(pairs, key=lambda pair: len(pair[1].ids)),
-        min(pairs, key=lambda pair: len(pair[0].prompt_ids)),
-    ]
-    begun = [
-        (request, replace(finished, ids=finished.ids[:2], logps=finished.logps[:2]))
-        for request, finished in telling
-        if len(finished.ids) > _TOKENS_COMPARED
-    ]
-    return _difference(model, list(dict.fromkeys(telling + begun)))
+    by_length = [(asked[finished.row, finished.k], finished) for finished in done]
+    by_length.sort(key=lambda pair: len(pair[0].prompt_ids) + len(pair[1].ids))
+    most = max(by_length, key=lambda pair: len(pair[1].ids))
+    pairs = [by_length[-1]] if most is by_length[-1] else [by_length[-1], most]
+    return _difference(model, pairs)
 
 
-def _beyond_slots(engine: SlotEngine, requests: Sequence[Request]) -> str | None:
-    """Why the longest request takes no slots, if so; raises ValueError if it is longer than the
-    model's positions."""
-    longest = max(requests, key=lambda request: request.longest_sequence)
-    require_positions(engine.model, longest.row, longest.longest_sequence)
-    return rescaled_rotation(engine.model, longest.longest_sequence)
+def _try_some(
+    engine: SlotEngine, requests: Sequence[Request], tokens: int
+) -> tuple[str | None, list[Request], list[Finished]]:
+    """The fault of slots, the requests that were tried, and their completions.
 
-
-def _to_try(requests: Sequence[Request]) -> list[Request]:
-    """The beginnings of the longest and of the shortest request."""
+    Raises ValueError for a row that is longer than the model's positions.
+    """
     by_length = sorted(requests, key=lambda request: request.longest_sequence)
-    return [
-        replace(
-            request,
-            k=k,
-            max_new_tokens=min(request.max_new_tokens, _TOKENS_TRIED),
-            temperature=1.0,
-            stop_ids=(),
-        )
-        for k, request in enumerate((by_length[-1], by_length[0]))
-    ]
+    longest = by_length[-1]
+    require_positions(engine.model, longest.row, longest.longest_sequence)
+    tried = [_short(request, k, tokens) for k, request in enumerate((longest, by_length[0]))]
+    fault = rescaled_rotation(engine.model, longest.longest_sequence)
+    fault, drawn = (fault, []) if fault else _try(engine, tried)
+    return fault, tried, drawn
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:
@@ -203,15 +171,26 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
+def _short(request: Request, k: int, tokens: int) -> Request:
+    tokens = min(request.max_new_tokens, tokens)
+    return replace(request, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
+
+
 def _told(finished: Finished) -> str:
     return repr(asdict(finished))
 
 
 def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
     """The fault of slots for these requests, or None; and the sampled completions."""
-    fault, drawn = _drawn(engine, requests, lambda done: None)
-    drawn.sort(key=lambda finished: finished.k)
-    return fault or _difference(engine.model, list(zip(requests, drawn, strict=True))), drawn
+    model = engine.model
+    try:
+        drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # A model may raise any error here; it can still be run in another way.
+        return _takes_no_slots(model, error), []
+    return _difference(model, list(zip(requests, drawn, strict=True))), drawn
 
 
 def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]]) -> str | None:
@@ -220,9 +199,9 @@ def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]
     actual, expected = [], []
     for request, finished in pairs:
         heat = min(request.temperature or 1.0, 1.0)
-        logps = torch.tensor(finished.logps[-_TOKENS_COMPARED:], dtype=torch.float64)
+        logps = torch.tensor(finished.logps[-_TOKENS_TRIED:], dtype=torch.float64)
         actual.append(heat * logps)
-        expected.append(heat * own_logps(model, request, finished, _TOKENS_COMPARED))
+        expected.append(heat * own_logps(model, request, finished, _TOKENS_TRIED))
     difference = logp_difference(torch.cat(actual), torch.cat(expected), model.dtype)
     return difference and f"in slots, {type(model).__name__} differs: {difference}"
 

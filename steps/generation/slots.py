@@ -38,7 +38,7 @@ from steps.generation.engine import (
     StaleWeightsError,
     require_weights,
 )
-from steps.generation.writing import OwnModel, Written
+from steps.generation.in_process import OwnModel, Written
 from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head

@@ -53,8 +53,9 @@ def _kept(
 ) -> Iterator[dict[str, Any]]:
     """The records that pass; ``entries`` gets every record."""
     for record in records:
+        row = from_record(PreferenceRow, record)
         try:
-            check(from_record(PreferenceRow, record))
+            check(row)
         except MalformedRow as problem:
             entries.append(Entry.dropped(split, source, record["row"], problem))
             continue

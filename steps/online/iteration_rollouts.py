@@ -74,7 +74,10 @@ class Recorded:
         self.iterations = [list(chain.from_iterable(rows[key] for key in part)) for part in parts]
         self._first = first
         if not any(rollout.is_rewarded for drawn in rows.values() for rollout in drawn):
-            raise ValueError(f"{folder} has rollouts without rewards; judge them first")
+            raise ValueError(
+                f"no rollout of {folder} has a reward; judge them first, or see in `verdict` and "
+                "`reason` why the last checker gave none"
+            )
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
         """The rollouts for the 0-based `iteration` of the reading run."""

@@ -304,8 +304,8 @@ def _other_threads(scratch: Path) -> list[str]:
     if len(counts) == 1:
         return []
     return [
-        f"attempts at this segment had {' and '.join(counts)} threads, so its weights differ in "
-        "their last bits from those of a run with one number; set OMP_NUM_THREADS to keep it"
+        f"attempts at this segment had {' and '.join(counts)} threads, so its weights may differ "
+        "in their last bits from those of a run with one number; set OMP_NUM_THREADS to keep it"
     ]
 
 

@@ -251,7 +251,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Opt
 def _added(pack: Pack, reach: Reach, rows: int, keys: int, query: Tensor) -> Tensor:
     """A mask of `reach` as the kernel adds it to scores, 0 or minus infinity. All layers share it:
     of a mask of booleans, the kernel would make this anew in every layer."""
-    kind = (reach, rows, keys, query.dtype)
+    kind = (reach, rows, keys, query.dtype, query.device)
     if kind not in pack.masks:
         hidden = ~reach.mask(rows, keys, query.device)
         zeros = torch.zeros(rows, keys, dtype=query.dtype, device=query.device)

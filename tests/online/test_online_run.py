@@ -433,7 +433,7 @@ def test_a_recording_without_rewards_is_refused(policy: Path, four: Path, tmp_pa
     folder = tmp_path / "rollouts"
     drawn = read_rollouts(record(four, folder))
     write_rollouts(tmp_path / "bare", [replace(rollout, rewards={}) for rollout in drawn])
-    with pytest.raises(ValueError, match="without rewards; judge them first"):
+    with pytest.raises(ValueError, match="has a reward; judge them first"):
         run_replay(Folders(policy), rl(), tmp_path / "bare", Workplace(tmp_path, tmp_path / "s"))
 
 
