@@ -67,6 +67,8 @@ def chat(
             except TemperError as error:  # not fatal, as the user did not ask for this model
                 line = f"alone, without the model before: {error}"
                 make_console(stderr=True).print(Text(visible(line), "yellow"), soft_wrap=True)
+        for model in models:
+            model.require_whole()
         from steps.serving.replies import Drawing, Speaker  # torch is slow to import
 
         drawing = Drawing(max_new_tokens, temperature, top_p, seed)

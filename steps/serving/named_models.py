@@ -53,6 +53,18 @@ class NamedModel:
     before: str | None = None
     committed: Mapping[Path, FileEntry] = field(default_factory=dict)
 
+    def require_whole(self) -> None:
+        """Check that files for text in and text out are there, and none is cut off.
+
+        Raises:
+            TemperError: the message names what is missing or damaged.
+        """
+        if fault := fault_of(self.folder, trains=False):
+            raise TemperError(
+                f"{self.name} cannot be used: it {fault}; copy its files again from the model it "
+                "was made from"
+            )
+
     def require_committed(self, files: Iterable[Path]) -> None:
         """Check that the files of an artifact have not changed since the commit.
 
@@ -72,8 +84,7 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
     block runs.
 
     Args:
-        forms: patterns of files; the folder must contain a file that matches one of them. Of a
-            whole model alone, which is to run, every file must be there and whole.
+        forms: patterns of files; the folder must contain a file that matches one of them.
 
     Raises:
         TemperError: the folder or artifact does not exist, its data is missing, or it is not a
@@ -110,16 +121,10 @@ def _model_within(name: str, folder: Path, forms: Sequence[str]) -> Path:
     """The folder itself, or its subfolder ``model``, which online training writes.
 
     Raises:
-        TemperError: neither contains a whole model in one of these forms.
+        TemperError: neither contains a model in one of these forms.
     """
     for candidate in (folder, folder / "model"):
         if any(found.is_file() for form in forms for found in candidate.glob(form)):
-            runs = tuple(forms) == (WHOLE,)
-            if runs and (fault := fault_of(candidate, trains=False)):
-                raise TemperError(
-                    f"{name} cannot be used: it {fault}; copy its files again from the model it "
-                    "was made from"
-                )
             return candidate
     if (folder / ADAPTERS).is_file():
         raise TemperError(

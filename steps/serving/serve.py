@@ -72,6 +72,7 @@ def serve(
     _require_installed(through)
     _require_free(host, port)
     with opened(name, store) as model, TemporaryDirectory(prefix="temper-serve-") as place:
+        model.require_whole()
         served = model_id(model)
         link = Path(place, served)
         link.parent.mkdir(parents=True, exist_ok=True)

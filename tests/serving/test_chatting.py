@@ -171,6 +171,16 @@ def test_a_reward_model_is_no_language_model(chat_model: Path, tmp_path: Path) -
         call(str(folder), "-p", PROMPT)
 
 
+def test_a_model_that_is_cut_off_is_refused_before_it_is_loaded(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    cut = shutil.copytree(chat_model, tmp_path / "cut")
+    with (cut / "model.safetensors").open("r+b") as weights:
+        weights.truncate(1000)
+    with pytest.raises(TemperError, match=r"cut cannot be used: it has a model.safetensors that"):
+        call(str(cut), "-p", PROMPT)
+
+
 def test_a_prompt_that_is_no_text_is_refused(chat_model: Path) -> None:
     with pytest.raises(TemperError, match="the prompt is no text in UTF-8"):
         call(str(chat_model), "-p", "caf\udce9")
