@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ typer.testing._get_command = lambda app: _commands(  # pyright: ignore[reportPri
 # What is installed and the commit stay as they are; to ask for them costs more than a small run.
 _ask_git = record.git_state
 _git_state = cache(lambda folder: _ask_git())
-record.git_state = lambda: _git_state(os.getcwd())
+record.git_state = wraps(_ask_git)(lambda: _git_state(os.getcwd()))
 for module in (terminal, importlib.import_module("pipeline.cli.app")):
     vars(module)["entry_points"] = cache(entry_points)
 

@@ -300,7 +300,7 @@ def test_a_driver_at_work_loses_nothing(lab: Lab) -> None:
     driver = start_driver(lab, COUNT_AND_ADD, str(lab.source))
     try:
         wait_for(lab, "count 1")
-        wait_until(collected_at_last, "the step counts to its end")
+        wait_until(collected_at_last, "the step counts to its end", every=0.02)
         assert driver.wait(HANGS_SECONDS) == 0
     finally:
         driver.kill()

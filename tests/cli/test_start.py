@@ -61,7 +61,9 @@ def test_the_tests_of_a_project_pass_in_this_process(
         del sys.modules[name]
     tests = runpy.run_path("haiku/tests/test_project.py")
     monkeypatch.chdir("haiku")
-    for name in [name for name in tests if name.startswith("test_")]:
+    names = [name for name in tests if name.startswith("test_")]
+    assert len(names) >= 4
+    for name in names:
         monkeypatch.setitem(tests[name].__globals__, "subprocess", SimpleNamespace(run=_run))
         fixtures = {"tiny_model": tiny_model, "tmp_path": desk / name}
         wanted = inspect.signature(tests[name]).parameters

@@ -12,16 +12,30 @@ from pathlib import Path
 import pytest
 from contract_edits import (
     Accept,
+    Corrupt,
+    CutFile,
+    Declare,
     Edit,
     EditCode,
+    EditDefault,
+    EditDetails,
+    EditFile,
+    EditSetting,
     Evict,
+    Forget,
+    Grow,
+    LoseFile,
+    MoveFiles,
     Refactor,
     Rephrase,
     Revert,
+    Rewire,
+    SpoilIndex,
+    ToggleNested,
     Transition,
     histories,
 )
-from contract_lab import Lab, Outcome, Stage, new_lab
+from contract_lab import Crash, Lab, Outcome, Stage, new_lab
 from contract_model import Identity, Model, Node, World
 from contract_mutants import MUTANTS
 from hypothesis import HealthCheck, Phase, given, settings
@@ -204,6 +218,34 @@ FOUND = {
     ),
 }
 """Histories in which something went wrong once."""
+
+
+PAIR = World((LOAD, SCALED, Node("fold", ((1, None), (0, None)))), (2,))
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_after_a_crash_at_any_stage_a_run_goes_on(stage: Stage) -> None:
+    contract = Contract()
+    edited = Transition((EditFile(0, (1, 2)),), crash=Crash(stage, 1))
+    contract.hold(PAIR, [edited, Transition(), Transition()])
+    assert contract.crashes == 1
+    assert stage in contract.kinds
+
+
+EDITS: list[Edit] = [
+    EditCode("scale", 1), Refactor("scale", 1), Accept(1), Rephrase("lab_steps", 1),
+    EditDefault("factor", 2), EditSetting(1, "factor", 3), ToggleNested(1), EditDetails(1),
+    EditFile(0, (1, 2)), MoveFiles(), Grow("extra", 0), Declare(2), Rewire((2, 0)), Revert(2),
+    Evict(1), LoseFile(1, "low"), CutFile(1, "high"), Corrupt(1, "low"), Forget(1),
+    SpoilIndex("{}"),
+]  # fmt: skip
+
+
+def test_after_each_kind_of_edit_runs_what_has_to_and_nothing_else() -> None:
+    """One after the other, and each needed afterwards, so that it is seen what was lost."""
+    contract, forced = Contract(), Transition(force="fold")
+    contract.hold(PAIR, [then for edit in EDITS for then in (Transition((edit,)), forced)])
+    assert contract.kinds >= _kinds_of(Edit)
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -516,7 +516,7 @@ def sources(tmp_path: Path) -> tuple[Mixed, File]:
     ("held_out", "killed_at"),
     [
         *(("file", killed_at) for killed_at in (1, 10, 11, 60, 119, 120, 121, 134)),
-        *(("fraction", killed_at) for killed_at in (10, 25, 119)),
+        *(("fraction", killed_at) for killed_at in (10, 11, 25, 119)),
     ],
 )
 def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished_shard(

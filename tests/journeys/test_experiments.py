@@ -317,7 +317,7 @@ def wait_for_progress(desk: Desk, step: str, at_least: int) -> int:
         done = max((int(json.loads(path.read_text())["done"]) for path in paths), default=0)
         return done if done >= at_least else 0
 
-    return wait_until(reached, f"{step} comes to {at_least}")
+    return wait_until(reached, f"{step} comes to {at_least}", every=0.02)
 
 
 # --- on other engines ----------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from pipeline.launchers import devices
 from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
+from pipeline.worker.failure import Failure
+from pipeline.worker.torchrun import _first_failure
 
 
 @pytest.fixture
@@ -174,6 +176,18 @@ def test_ranks_work_together_and_make_one_artifact(
     assert made.metrics == {"total": 10.0, "ranks": 2}
     assert sorted(lines(journal)) == ["rank 0 of 2 node None", "rank 1 of 2 node None"]
     assert len(Catalog(store).history("add_ranks")) == 1
+
+
+def test_of_two_ranks_that_fail_the_first_is_named_and_a_silent_one_before_it(
+    tmp_path: Path,
+) -> None:
+    for rank, (when, error) in enumerate([(2.0, "rank 1 is gone"), (1.0, "no data")]):
+        entry = {"rank": rank, "time": when, "error": error, "excerpt": ["line 3"]}
+        (tmp_path / f"error-{rank}.json").write_text(json.dumps(entry))
+    assert _first_failure(tmp_path, range(2), 1) == Failure("rank 1: no data", ("line 3",))
+    assert "rank 2 was killed" in _first_failure(tmp_path, range(3), 1).message
+    (tmp_path / "done-2").touch()
+    assert _first_failure(tmp_path, range(3), 1).message == "rank 1: no data"
 
 
 @pytest.mark.slow

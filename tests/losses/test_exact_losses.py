@@ -90,9 +90,9 @@ def mean(logps: Logps) -> Any:
     return mpmath.fsum(logps) / len(logps)
 
 
-def exo(p: Pair) -> Any:
+def exo(p: Pair, smoothing: Any = SMOOTHING) -> Any:
     right, wrong = sigmoid(p.m), sigmoid(-p.m)
-    return right * mpmath.log(right / (1 - SMOOTHING)) + wrong * mpmath.log(wrong / SMOOTHING)
+    return right * mpmath.log(right / (1 - smoothing)) + wrong * mpmath.log(wrong / smoothing)
 
 
 def discopop(p: Pair) -> Any:
@@ -123,14 +123,14 @@ def alphapo(p: Pair, smoothing: Any = SMOOTHING) -> Any:
     return nll(reward(p.w) - reward(p.l) - mpf(0.7), smoothing)
 
 
-def ld_dpo(p: Pair) -> Any:
+def ld_dpo(p: Pair, smoothing: Any = SMOOTHING) -> Any:
     shared = min(len(p.w), len(p.l))
 
     def likelihood(logps: Logps) -> Any:
         return mpmath.fsum(logps[:shared]) + ALPHA * mpmath.fsum(logps[shared:])
 
     chosen = likelihood(p.w) - likelihood(p.rw)
-    return nll(BETA * (chosen - likelihood(p.l) + likelihood(p.rl)), SMOOTHING)
+    return nll(BETA * (chosen - likelihood(p.l) + likelihood(p.rl)), smoothing)
 
 
 Equation = Callable[[Sequence[Pair], Sequence[Pair]], Any]
@@ -142,10 +142,10 @@ def each(loss: Callable[[Pair], Any]) -> Equation:
     return lambda pairs, _: mpmath.fsum(loss(p) for p in pairs)
 
 
-def wpo(pairs: Sequence[Pair], still: Sequence[Pair]) -> Any:
+def wpo(pairs: Sequence[Pair], still: Sequence[Pair], smoothing: Any = SMOOTHING) -> Any:
     weights = [mpmath.exp(mean(p.w) + mean(p.l)) for p in still]
     terms = zip(weights, pairs, strict=True)
-    return mpmath.fsum(weight * nll(p.m, SMOOTHING) for weight, p in terms)
+    return mpmath.fsum(weight * nll(p.m, smoothing) for weight, p in terms)
 
 
 def aot(pairs: Sequence[Pair], _: Sequence[Pair]) -> Any:
@@ -278,16 +278,44 @@ def derivatives(loss: Equation, pairs: Sequence[Pair]) -> list[float]:
     ]
 
 
+# With the defaults that users train with: labels are not smoothed, or hardly.
+AS_SHIPPED: list[tuple[PreferenceLoss, Equation]] = [
+    (Dpo(0.3), each(lambda p: nll(p.m))),
+    (ExoPair(0.3), each(lambda p: exo(p, mpf(1e-3)))),
+    (Wpo(0.3), lambda pairs, still: wpo(pairs, still, 0)),
+    (LdDpo(0.3, alpha=0.25), each(lambda p: ld_dpo(p, 0))),
+    (
+        Simpo(2.5, gamma=0.7),
+        each(lambda p: nll(mpf(2.5) * (mean(p.w) - mean(p.l)) - mpf(0.7))),
+    ),
+    (Cpo(0.3), each(lambda p: nll(BETA * (mpmath.fsum(p.w) - mpmath.fsum(p.l))))),
+    (AlphaPo(0.25, 2.5, 0.7), each(lambda p: alphapo(p, 0))),
+]
+
+
+def named(cases: list[tuple[PreferenceLoss, Equation]]) -> list[str]:
+    return [str(loss).replace("<", "").replace(">", "") for loss, _ in cases]
+
+
 @pytest.mark.parametrize("scale", [0.0, 0.01, 2.0, 20.0])
-@pytest.mark.parametrize(
-    ("loss", "equation"),
-    EQUATIONS,
-    ids=[str(loss).replace("<", "").replace(">", "") for loss, _ in EQUATIONS],
-)
+@pytest.mark.parametrize(("loss", "equation"), EQUATIONS, ids=named(EQUATIONS))
 def test_loss_and_gradient_are_those_of_50_digits(
     loss: PreferenceLoss, equation: Equation, scale: float
 ) -> None:
-    pairs = some_pairs(scale, 5 if loss.needs_batch else 3)
+    assert_as_in_50_digits(loss, equation, scale, 5 if loss.needs_batch else 3)
+
+
+@pytest.mark.parametrize(("loss", "equation"), AS_SHIPPED, ids=named(AS_SHIPPED))
+def test_without_smoothing_loss_and_gradient_are_those_of_50_digits(
+    loss: PreferenceLoss, equation: Equation
+) -> None:
+    assert_as_in_50_digits(loss, equation, 2.0, 2)
+
+
+def assert_as_in_50_digits(
+    loss: PreferenceLoss, equation: Equation, scale: float, count: int
+) -> None:
+    pairs = some_pairs(scale, count)
     logps, tokens = logps_of(pairs)
     losses = loss.per_pair(logps).losses
     (gradient,) = torch.autograd.grad(losses.sum(), [tokens])

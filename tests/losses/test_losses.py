@@ -481,6 +481,11 @@ def test_kto_equals_the_paper_s_formula() -> None:
     responses = kto.per_response(logps, torch.tensor(z, dtype=torch.float64))
     assert responses.losses.tolist() == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(responses.rewards, 0.3 * logps.ratios)
+    (gradient,) = torch.autograd.grad(responses.losses.sum(), [logps.responses])
+    bends = [sigmoid(0.3 * (r - z)) * sigmoid(0.3 * (z - r)) for r in logps.ratios.tolist()]
+    weights = [-1.5 if good else 0.5 for good in logps.desirable.tolist()]
+    slopes = [0.3 * weight * bend for weight, bend in zip(weights, bends, strict=True)]
+    assert gradient.tolist() == pytest.approx(slopes, rel=1e-12)
 
 
 def test_kto_s_baseline_is_a_mean_that_is_not_negative_and_has_no_gradient() -> None:

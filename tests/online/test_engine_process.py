@@ -45,7 +45,9 @@ class EngineProcess:
         with open(read) as printed:
             told = printed.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)", told)
-        assert found, told
+        if not found:
+            self.kill()  # the end of the tests would wait for it
+            raise AssertionError(told)
         self.address, self.port = found[0], int(found[1])
 
     def kill(self) -> None:

@@ -171,8 +171,8 @@ def test_a_manifest_that_contradicts_itself_is_not_served(lab: Lab) -> None:
     (path,) = manifests(lab, "multiply")
     data = json.loads(path.read_text())
     changed = {"digest": "0" * 32, "recipe": {}, "files": {}, "metrics": [1], "attempt": 5}
-    for name, value in changed.items():
-        path.write_text(json.dumps({**data, name: value}))
+    for text in (*(json.dumps({**data, n: v}) for n, v in changed.items()), '{"step": "numb'):
+        path.write_text(text)
         with pytest.raises(TemperError, match=r"multiply/.*\.json is damaged"):
             lab.run(product=lab.product())
 

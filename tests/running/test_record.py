@@ -1,15 +1,20 @@
 """What the record of a run keeps of a command line: never a secret, and all else."""
 
+import inspect
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from command_line import script
 
 from pipeline.redaction import shown, without_secrets
+from pipeline.running import record
 from pipeline.running.session import RunFailed
 
 SECRET = "x7/S3cr3t"
+ask_git = inspect.unwrap(record.git_state)  # tests ask once a folder, see `conftest`
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,37 @@ def test_nothing_that_a_run_records_has_the_secrets_of_its_command_line(
         script("recorded.py", "--token", "S3cr3t", "--jobs", "2")
     (path,) = (tmp_path / "store" / "runs").iterdir()
     assert "S3cr3t" not in path.read_text()
-    record = json.loads(path.read_text())
-    assert record["argv"][-4:] == ["--token", "…", "--jobs", "2"]
-    assert "no answer from https://…@host/x" in record["steps"][0]["message"]
+    kept = json.loads(path.read_text())
+    assert kept["argv"][-4:] == ["--token", "…", "--jobs", "2"]
+    assert "no answer from https://…@host/x" in kept["steps"][0]["message"]
+
+
+def test_the_commit_and_a_digest_of_the_changes_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    assert ask_git() == {}
+
+    def git(*words: str) -> str:
+        named = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.check_output(["git", *named, *words], text=True).strip()
+
+    git("init", "-q")
+    (file := tmp_path / "train.py").write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "One")
+    clean = ask_git()
+    assert clean == {"commit": git("rev-parse", "HEAD"), "dirty": None}
+    seen = []
+    for text in ("2", "3"):
+        file.write_text(text)
+        seen.append(ask_git())
+    (tmp_path / "new.py").write_text("4")
+    seen.append(ask_git())
+    assert all(state["commit"] == clean["commit"] for state in seen)
+    assert len({state["dirty"] for state in seen} | {None}) == 4
+    file.write_text("1")
+    (tmp_path / "new.py").unlink()
+    assert ask_git() == clean

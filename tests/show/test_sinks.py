@@ -179,12 +179,9 @@ def test_hostile_names_reach_every_sink_as_text(store: Store, console: Console) 
     for package in ("wandb", "tensorboard"):
         pytest.importorskip(package)
     half = "\ud83d half"
-    made = run(
-        {HOSTILE["html"]: hostile(prepare(), {half: half, **HOSTILE}, note=half)},
-        store,
-        console=console,
-        sinks=["wandb", "tensorboard"],
-    )
+    root = hostile(prepare(), {half: half, **HOSTILE}, note=half, api_key="not-for-sinks")
+    kinds = ["wandb", "tensorboard"]
+    made = run({HOSTILE["html"]: root}, store, console=console, sinks=kinds)
     header, history, summary = wandb_run(store, "hostile")
     assert [row["_step"] for row in history] == [0, 1, 2]
     assert {HOSTILE["html"], HOSTILE["ansi"]} <= history[0].keys()
@@ -196,6 +193,10 @@ def test_hostile_names_reach_every_sink_as_text(store: Store, console: Console) 
     assert config["temper/key"] == hostile_one.key
     assert config["temper/store"] == store.url
     assert config["note"] == "? half"
+    assert config["api_key"] == "…"
+    kept = [path for path in (Path(store.root) / "sinks").rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if b"not-for-sinks" in path.read_bytes()]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Error" not in shown
     assert "wandb sync" in shown

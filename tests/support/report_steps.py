@@ -129,7 +129,7 @@ def measure(out: Output, data: Artifact, beta: float = 0.1, seed: int = 0, note:
 
 
 @step(version="1", makes=Experiment)
-def hostile(out: Output, data: Artifact, config: dict, note: str = "") -> dict:
+def hostile(out: Output, data: Artifact, config: dict, note: str = "", api_key: str = "") -> dict:
     """Everything that a user can name is named by the worst of texts."""
     log = [{"step": at, "loss": 1.0, **dict.fromkeys(HOSTILE.values(), at)} for at in range(3)]
     (out.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, log)))

@@ -138,7 +138,7 @@ def is_stable(text: str) -> bool:
     return composed and "▁" not in text and "think>" not in text
 
 
-any_family, any_turns = st.sampled_from(FAMILIES), st.sampled_from(sorted(TRAIN_ON))
+any_turns = st.sampled_from(sorted(TRAIN_ON))
 TEXTS = st.text(
     st.sampled_from("ab Z.\n\té東🎉#<|_>/i0") | st.characters(codec="utf-8"), max_size=12
 ).filter(is_stable)
@@ -154,8 +154,9 @@ def conversations(draw: st.DrawFn) -> Case:
     return Case((*([SYSTEM] if system else []), *turns))
 
 
-@settings(deadline=None, max_examples=settings().max_examples // 2)
-@given(any_family, conversations(), any_turns)
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=settings().max_examples // 16)
+@given(case=conversations(), train_on=any_turns)
 def test_random_conversations_are_masked_as_the_reference_does(
     family: str, case: Case, train_on: TrainOn
 ) -> None:
@@ -171,8 +172,11 @@ def as_pair(row: str, case: Case, rejected: str) -> PreferenceRow:
     return PreferenceRow(row, sides[0], sides[1], sides[2], case.tools, case.template_kwargs)
 
 
-@settings(deadline=None, max_examples=settings().max_examples // 2)
-@given(any_family, st.lists(st.tuples(conversations(), TEXTS), min_size=1, max_size=4), any_turns)
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=settings().max_examples // 16)
+@given(
+    batch=st.lists(st.tuples(conversations(), TEXTS), min_size=1, max_size=4), train_on=any_turns
+)
 def test_a_pair_is_two_conversations_with_one_prompt(
     family: str, batch: list[tuple[Case, str]], train_on: TrainOn
 ) -> None:
@@ -202,8 +206,9 @@ def test_a_pair_is_two_conversations_with_one_prompt(
         assert result.prompt.ids
 
 
-@settings(deadline=None, max_examples=settings().max_examples // 2)
-@given(any_family, conversations(), any_turns)
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=settings().max_examples // 16)
+@given(case=conversations(), train_on=any_turns)
 def test_a_completion_is_a_conversation_parted_where_it_begins(
     family: str, case: Case, train_on: TrainOn
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_kill_at_any_moment_leaves_a_run_that_can_go_on(
     work.mkdir()
     process = processes.Process(target=train_until, args=(model, work, 1, None))
     process.start()
-    wait_until(lambda: (work / "scratch/checkpoints").exists(), "the first checkpoint")
+    wait_until((work / "scratch/checkpoints").exists, "the first checkpoint", every=0.005)
     process.join(delay)
     process.kill()
     process.join()

@@ -108,8 +108,14 @@ def textbook_loss(
     return torch.stack(preference).sum() / len(groups) + nll_weight * mean_nll
 
 
-@pytest.mark.parametrize("nll_weight", [pytest.param(0.0, marks=pytest.mark.attack), 0.6])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("name", "nll_weight"),
+    [
+        *((name, 0.6) for name in LOSSES),
+        ("dpo", 0.0),
+        *(pytest.param(name, 0.0, marks=pytest.mark.attack) for name in LOSSES if name != "dpo"),
+    ],
+)
 def test_a_preference_loss_equals_its_paper_s(folder: Path, name: str, nll_weight: float) -> None:
     loss, formula = LOSSES[name]
     groups = [replace(pair, weight=1.0 + 0.5 * (i % 3)) for i, pair in enumerate(pairs())]

@@ -76,7 +76,7 @@ def _with_vectors(build: Callable[[], PreTrainedModel]) -> Callable[[], PreTrain
 FAMILIES = {name: _with_vectors(build) for name, build in _BUILDERS.items()}
 
 _UNLIKE = ("llama", "gemma2", "gpt2", "smollm3", "phi")
-_MIXTURES = ("llama-untied", "qwen3", "mistral", "phi3", "gpt_neox")
+_MIXTURES = ("llama-untied", "qwen3", "phi3")
 
 
 def _searched(names: Iterable[str]) -> list[Any]:

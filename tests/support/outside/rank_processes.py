@@ -25,7 +25,9 @@ def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> lis
     exit codes. It must be a function of a module."""
     port = _free_port()
     processes = [
-        _context().Process(target=_as_rank, args=(rank, count, port, work, arguments))
+        _context().Process(
+            target=_as_rank, args=(rank, count, port, work, arguments, dict(os.environ))
+        )
         for rank in range(count)
     ]
     for process in processes:
@@ -76,10 +78,19 @@ def _as_command(
     typer.run(command)
 
 
-def _as_rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: Any) -> None:
+def _as_rank(
+    rank: int,
+    count: int,
+    port: int,
+    work: Callable[..., None],
+    arguments: Any,
+    environment: dict[str, str],
+) -> None:
     import torch
 
     torch.set_num_threads(1)
+    os.environ.clear()
+    os.environ.update(environment)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     work(*arguments)

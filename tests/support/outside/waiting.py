@@ -14,14 +14,20 @@ T = TypeVar("T")
 HANGS_SECONDS = 300.0
 
 
-def wait_until(condition: Callable[[], T], what: str = "", seconds: float = HANGS_SECONDS) -> T:
+def wait_until(
+    condition: Callable[[], T],
+    what: str = "",
+    seconds: float = HANGS_SECONDS,
+    every: float | None = None,
+) -> T:
     """What the condition says soon after that is true. To look may cost much, as where it looks at
-    all processes; so the longer this waits, the more rarely it looks."""
+    all processes; so the longer this waits, the more rarely it looks. A test that is to strike
+    before something is over asks for a look ``every`` so many seconds."""
     begun = time.monotonic()
     while not (found := condition()):
         waited = time.monotonic() - begun
         assert waited < seconds, f"in vain: {what}"
-        time.sleep(min(0.01 + waited / 20, 0.25))
+        time.sleep(every or min(0.01 + waited / 20, 0.25))
     return found
 
 
