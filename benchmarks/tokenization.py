@@ -123,7 +123,10 @@ def made_row(words: list[str], most: int, drawn: random.Random) -> list[list[dic
             {"role": role, "content": " ".join(words[at : at + length]).strip() or f"Yes, {at}."}
         ]
 
-    return [said("user", most // 2), said("assistant", most), said("assistant", most)]
+    prompt, chosen = said("user", most // 2), said("assistant", most)
+    while (rejected := said("assistant", most)) == chosen:
+        pass  # a pair of equal responses would be dropped
+    return [prompt, chosen, rejected]
 
 
 def temper(options: argparse.Namespace) -> dict[str, float]:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,11 @@ def finished(
     desk.run_here()
     yield desk
     shutil.rmtree(folder)
+
+
+def test_results_record_the_libraries_that_their_steps_imported(finished: Desk) -> None:
+    packages = {m.step: m.provenance["packages"] for m in everything(finished.store)}
+    assert packages["train_dpo"]["torch"] == version("torch")
 
 
 def test_a_second_run_starts_no_step_and_does_nothing_that_it_need_not(finished: Desk) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,19 +192,25 @@ def test_of_two_ranks_that_fail_the_first_is_named_and_a_silent_one_before_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fail", "message"),
-    [
-        pytest.param("raise 1", "rank 1: this rank has no data", marks=pytest.mark.attack),
-        ("kill 1", "rank 1 was killed"),
-    ],
-)
-def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
-    store: Store, journal: str, console: Console, fail: str, message: str
+def test_after_a_rank_is_killed_all_begin_again_from_their_scratch(
+    store: Store, journal: str, console: Console
+) -> None:
+    root = gang(journal, "kill 1").on(processes=2, retries=1)
+    (made,) = run([root], store, console=console).values()
+    assert made.metrics == {"ranks": 2}
+    begun = [line.split(" pid")[0] for line in lines(journal) if " pid " in line]
+    assert Counter(begun) == {"rank 0": 2, "rank 1": 2}
+    wait_until(lambda: not alive(journal))
+
+
+@pytest.mark.attack
+@pytest.mark.slow
+def test_when_a_rank_raises_the_step_fails_with_its_message(
+    store: Store, journal: str, console: Console
 ) -> None:
     with pytest.raises(RunFailed):
-        run([gang(journal, fail).on(processes=2)], store, console=console)
-    assert message in console.file.getvalue()  # type: ignore[attr-defined]
+        run([gang(journal, "raise 1").on(processes=2)], store, console=console)
+    assert "rank 1: this rank has no data" in console.file.getvalue()  # type: ignore[attr-defined]
     wait_until(lambda: not alive(journal))
 
 

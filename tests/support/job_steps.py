@@ -112,11 +112,11 @@ def gang(out: Output, journal: str, first: str = "") -> dict:
     wait_until(lambda: len({line.split()[1] for line in lines(journal)}) >= ranks, "all ranks")
     if first == f"raise {rank}":
         raise ValueError("this rank has no data")
-    if first == f"kill {rank}":
-        os.kill(os.getpid(), signal.SIGKILL)
     mark = out.scratch / f"was-here-{rank}"
     if first and not mark.exists():
         mark.touch()
+        if first == f"kill {rank}":
+            os.kill(os.getpid(), signal.SIGKILL)
         _wait_to_be_told(out, journal, rank)
     return {"ranks": ranks}
 
