@@ -36,6 +36,7 @@ _WITHOUT_SHAPES = ("_name_or_path", "transformers_version", "dtype", "torch_dtyp
                    "architectures", "bos_token_id", "eos_token_id")  # fmt: skip
 
 _started: dict[Path, subprocess.Popen[Any]] = {}
+"""The processes that this one started, by the place of their answer."""
 
 
 def is_tpu(call: Call) -> bool:
