@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from benchmarks.llamas import LLAMAS
 from steps.jax_backend.command import FittedStep, report
 from steps.jax_backend.fit import Step, compile_step
-from steps.jax_backend.rounds import filled_size
+from steps.jax_backend.rounds import scored_size
 from steps.models.config import ActivationCheckpointing
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ TOKENS = 2048
 
 
 def main(shape: str, topology: str, slices: str = "1", step: str = "train_dpo") -> None:
-    scored = filled_size(int(TOKENS * FittedStep(step).scored_share), TOKENS)
+    scored = scored_size(int(TOKENS * FittedStep(step).scored_share), TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPES[shape], max_position_embeddings=8192).save_pretrained(folder)
         wanted = Step(TOKENS, scored, recomputed=ActivationCheckpointing.full)

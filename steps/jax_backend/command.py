@@ -52,10 +52,10 @@ def fit(
     not train online.
     """
     from steps.jax_backend.fit import Step, TooLarge, compile_step
-    from steps.jax_backend.rounds import filled_size
+    from steps.jax_backend.rounds import scored_size, tokens_size
 
-    tokens = filled_size(tokens_per_forward, tokens_per_forward)
-    counted = filled_size(scored or int(tokens * step.scored_share), tokens)
+    tokens = tokens_size(tokens_per_forward, tokens_per_forward, kernel)
+    counted = scored_size(scored or int(tokens * step.scored_share), tokens)
     trains = step is not FittedStep.reference_logprobs
     recomputed = activation_checkpointing
     wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)

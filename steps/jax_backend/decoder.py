@@ -185,6 +185,7 @@ def telling(weights: Weights, head: Any) -> dict[str, Any]:
 def _scores(weight: Array, rows: Array) -> Array:
     accurate = jnp.promote_types(weight.dtype, jnp.float32)
     scores = jnp.einsum("bsh,vh->bsv", rows, weight, preferred_element_type=accurate)
+    # A reward model's one score is [B, S], as logps are; the rows of another head (`telling`) stay.
     return scores[..., 0] if len(weight) == 1 else scores
 
 

@@ -80,7 +80,7 @@ class JaxScorer(Scorer):
         self.dtype = getattr(torch, dtype)
         self.tokens_per_forward = tokens_per_forward
         self.queue = SerialQueue("engine")
-        self._rounds = Rounds(self.architecture, tokens_per_forward, self.devices.count)
+        self._rounds = Rounds(self.architecture, tokens_per_forward, self.devices.count, kernel)
         self._compile()
 
     def adapt(self, lora: LoraConfig) -> None:
@@ -106,10 +106,11 @@ class JaxScorer(Scorer):
             place["attend"] = open_kernel(architecture, self.devices.mesh, self.devices.kind)
         return partial(token_logps, architecture, **(place | options))
 
-    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
+    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0, least: int = 0) -> Batch:
+        """See `Scorer`; `least`: as in `lay_out`."""
         plan = plan_packs([group.packed_tokens for group in groups], self.tokens_per_forward)
         packs = tuple(make_pack([groups[i] for i in members]) for members in plan)
-        rounds = tuple(self.lay_out(packs))
+        rounds = tuple(self.lay_out(packs, least))
         return RoundsBatch(tuple(groups), packs, as_tensors(plan), noise, rounds)
 
     def logps(self, batch: Batch) -> Future[Logps]:
@@ -122,7 +123,7 @@ class JaxScorer(Scorer):
             lambda: self._values(batch, lambda w, arrays: self._score(telling(w, states), arrays))
         )
         found = torch.cat(values.result())
-        if found.ndim == 1:
+        if found.ndim == 1:  # logps; of a reward model, hidden states [scored, H]
             return found
         return found / found.double().square().mean(dim=-1, keepdim=True).sqrt()
 
@@ -135,9 +136,14 @@ class JaxScorer(Scorer):
         """Logps [B, S] of a round, and their derivatives along a direction of the weights."""
         return self._derivative(self.weights(), direction, arrays)
 
-    def lay_out(self, packs: Sequence[Pack]) -> Sequence[Round]:
-        """The rounds of some packs."""
-        return self._rounds.of(packs)
+    def lay_out(self, packs: Sequence[Pack], least: int = 0) -> Sequence[Round]:
+        """The rounds of some packs, laid out as if one had `least` tokens."""
+        return self._rounds.of(packs, least)
+
+    def full_size(self, groups: Sequence[TokenGroup]) -> int:
+        """The tokens of a full pack of these. A check lays out at this size, as attention takes
+        another way in a small pack."""
+        return min(self.tokens_per_forward, sum(group.packed_tokens for group in groups))
 
     def on_devices(self, arrays: PackArrays) -> PackArrays:
         """A round's arrays, each pack on its device."""
@@ -234,7 +240,7 @@ def check_parity(
     """
     in_order = by_length(groups)
     telling = [in_order[-1], in_order[0]]
-    actual = scorer.probe(scorer.prepare(telling))
+    actual = scorer.probe(scorer.prepare(telling, least=scorer.full_size(groups)))
     model = load(folder, dtype, on_host=True)
     expected = parity.own_logps(model, make_pack(telling), probe)
     if fault := parity.logp_difference(actual, expected, model.dtype):

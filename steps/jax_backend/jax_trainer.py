@@ -128,19 +128,23 @@ class JaxTrainer(Trainer):
         own = scorer.architecture.attention_dropout if dropout else 0.0
         self._is_noisy = own > 0 or bool(adapters and scorer.architecture.adapter_dropout)
         architecture = replace(scorer.architecture, attention_dropout=own)
-        logps_of = scorer.logps_with(architecture, recomputed=str(recomputed))
+        self._recomputed = str(recomputed)
+        logps_of = scorer.logps_with(architecture, recomputed=self._recomputed)
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
 
-    def check_kernel(self, group: TokenGroup) -> None:
-        """Compares the gradient that the kernel gives an example with that of attention by XLA.
+    def check_kernel(self, groups: Sequence[TokenGroup]) -> None:
+        """Compares the gradient that the kernel gives the longest of some examples, laid out as a
+        full pack, with that of attention by XLA.
 
         Raises ValueError naming a weight where they differ by more than rounding.
         """
         scorer = self.scorer
-        (one,) = scorer.lay_out([make_pack([group])])
+        pack = make_pack(by_length(groups)[-1:])
+        (one,) = scorer.lay_out([pack], scorer.full_size(groups))
         arrays = scorer.on_devices(one.arrays)
 
         def gradient(options: dict[str, Any]) -> Tree:
+            options = {"recomputed": self._recomputed} | options
             logps_of = scorer.logps_with(scorer.architecture, **options)
             head = np.ones((1, scorer.architecture.hidden), scorer.compute_dtype)
 
@@ -282,7 +286,7 @@ class JaxPolicy:
     ) -> tuple[ScoredBy, list[str]]:
         scorer, every = self.trainer.scorer, [*groups, *others]
         if scorer.kernel:
-            self.trainer.check_kernel(by_length(every)[-1])
+            self.trainer.check_kernel(every)
         place = (self._folder, self._config.dtype, every, self._check, shown_by, self._ranks)
         role = self._role
         return make_ready(scorer, *place, load=role.load, probe=role.readout.probe)

@@ -6,6 +6,7 @@ above its half, or to an eighth or a sixteenth of it, and S to quarters of T. A 
 only to fillers; a scored filler token gets no gradient.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from steps.jax_backend.architecture import Architecture, angle_tables
+from steps.jax_backend.attending.kernel_grid import LANES
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
 
 _FEWEST = 32
+_SHARES = ((1 / 16, 16), (1 / 8, 8), (1 / 2, 4), (math.inf, 8), (math.inf, 4))
+"""Up to a share of the largest forward, T is a multiple of one of so many parts of it."""
+
 _ROUND_UP_POSITIONS = 1024
 
 
@@ -40,23 +45,31 @@ class RoundsBatch(Batch):
 class Rounds:
     """Lays out packs for `devices` devices, with `tokens_per_forward` tokens per forward."""
 
-    def __init__(self, architecture: Architecture, tokens_per_forward: int, devices: int) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        tokens_per_forward: int,
+        devices: int,
+        kernel: bool = False,
+    ) -> None:
         self._architecture = architecture
         self._budget = tokens_per_forward
+        self._kernel = kernel
         self._devices = devices
         self._cos, self._sin = angle_tables(architecture, _ROUND_UP_POSITIONS)
 
-    def of(self, packs: Sequence[Pack]) -> tuple[Round, ...]:
-        """The rounds of some packs, in their order."""
+    def of(self, packs: Sequence[Pack], least: int = 0) -> tuple[Round, ...]:
+        """The rounds of some packs, in their order, laid out as if one had `least` tokens."""
         starts = range(0, len(packs), self._devices)
         return tuple(
-            self._round(packs, range(s, min(s + self._devices, len(packs)))) for s in starts
+            self._round(packs, range(s, min(s + self._devices, len(packs))), least) for s in starts
         )
 
-    def _round(self, packs: Sequence[Pack], numbers: range) -> Round:
+    def _round(self, packs: Sequence[Pack], numbers: range, least: int) -> Round:
         chosen = [packs[number] for number in numbers]
-        tokens = filled_size(max(len(pack.input_ids) for pack in chosen), self._budget, finely=True)
-        scored = filled_size(max(len(pack.targets) for pack in chosen), tokens)
+        needed = max(least, *(len(pack.input_ids) for pack in chosen))
+        tokens = tokens_size(needed, self._budget, self._kernel)
+        scored = scored_size(max(len(pack.targets) for pack in chosen), tokens)
         rows = np.zeros((5, self._devices, tokens), np.int32)
         heads = np.zeros((2, self._devices, scored), np.int32)
         for place, pack in enumerate(chosen):
@@ -75,14 +88,33 @@ class Rounds:
         return self._cos[:, positions], self._sin[:, positions]
 
 
-def filled_size(needed: int, budget: int, finely: bool = False) -> int:
-    """The padded size for `needed` rows: a multiple of a quarter of the budget. `finely`, it is one
-    of an eighth above a half, and an eighth or a sixteenth if that is enough."""
-    parts = 4
-    if finely and (2 * needed > budget or 8 * needed <= budget):
-        parts = 16 if 16 * needed <= budget else 8
-    part = -(-budget // (parts * _FEWEST)) * _FEWEST
-    return max(1, -(-needed // part)) * part
+def tokens_size(needed: int, budget: int, kernel: bool) -> int:
+    """T for `needed` tokens: of the first share in `_SHARES` that fits.
+
+    With the kernel the budget is rounded up to a multiple of 4 · `LANES`, and a share fits only if
+    T is then a multiple of `LANES`.
+    """
+    if kernel:
+        budget = _rounded_up(budget, 4 * LANES)
+    return next(
+        _of_part(needed, budget, parts)
+        for share, parts in _SHARES
+        if needed <= share * budget and not (kernel and budget % (parts * LANES))
+    )
+
+
+def scored_size(needed: int, tokens: int) -> int:
+    """S for `needed` scored tokens of T: a multiple of a quarter."""
+    return _of_part(needed, tokens, 4)
+
+
+def _of_part(needed: int, whole: int, parts: int) -> int:
+    """The smallest sufficient multiple of one of so many parts."""
+    return _rounded_up(max(1, needed), _rounded_up(-(-whole // parts), _FEWEST))
+
+
+def _rounded_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _reach(pack: Pack) -> int:

@@ -35,6 +35,9 @@ _CHIP = re.compile(r"(v4|v5p|v5e|v5litepod|v6e)-(\d+) chip")
 _WITHOUT_SHAPES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
                    "architectures", "bos_token_id", "eos_token_id")  # fmt: skip
 
+_started: dict[Path, subprocess.Popen[Any]] = {}
+"""The processes that this one started, by the place of their answer."""
+
 
 def is_tpu(call: Call) -> bool:
     """Whether a step asks for a TPU slice."""
@@ -120,6 +123,7 @@ def _compiled(request: Mapping[str, Any]) -> Foreseen:
         if _kept(path) is not None or (not seconds and _is_being_made(path)):
             return
         process = start()  # a process that another plan began goes first
+        _started[path] = process
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -140,7 +144,10 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def _is_being_made(path: Path) -> bool:
-    """Whether a process is at work on the answer."""
+    """Whether a process is at work on the answer. One that this process started may not have the
+    lock yet."""
+    if path in _started and _started[path].poll() is None:
+        return True
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path.with_suffix(".lock"), timeout=0):
@@ -152,10 +159,11 @@ def _is_being_made(path: Path) -> bool:
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compile a step, in a process of its own."""
     from steps.jax_backend.fit import Step, TooLarge, compile_step
-    from steps.jax_backend.rounds import filled_size
+    from steps.jax_backend.rounds import tokens_size
     from steps.models.config import ActivationCheckpointing
 
-    tokens = filled_size(request["tokens_per_forward"], request["tokens_per_forward"])
+    budget = request["tokens_per_forward"]
+    tokens = tokens_size(budget, budget, request["step"]["kernel"])
     step = {**request["step"], "dtype": Dtype(request["step"]["dtype"])}
     step["recomputed"] = ActivationCheckpointing(step["recomputed"])
     with tempfile.TemporaryDirectory() as folder:

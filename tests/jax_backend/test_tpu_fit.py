@@ -71,6 +71,7 @@ def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
     has_libtpu = importlib.util.find_spec("libtpu") is not None
     monkeypatch.setattr(of_tpus, "find_spec", lambda _: object())
     monkeypatch.setattr(of_tpus, "place", lambda kind, about: tmp_path / kind / "ab" / "c.json")
+    monkeypatch.setattr(of_tpus, "_started", {})
     if not has_libtpu:
         monkeypatch.setattr(of_tpus, "_compiler", list)
     saved = json.loads((model_folder(tmp_path / "model") / "config.json").read_bytes())
@@ -81,6 +82,10 @@ def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
     planned = of_training.IMITATION.foresee(call)
     assert planned.note.endswith("plan again later")
     assert planned.wait is not None
+    planned.wait(0)
+    (begun,) = of_tpus._started.values()
+    planned.wait(0)  # before the compiler has taken its lock
+    assert list(of_tpus._started.values()) == [begun]
     planned.wait(600)
     known = of_training.IMITATION.foresee(call)
     assert known.wait is None

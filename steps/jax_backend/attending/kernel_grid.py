@@ -7,8 +7,10 @@ from typing import Any
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+LANES = 128
+"""A block on a TPU is a multiple of so many tokens."""
+
 _BLOCK = 512
-_LANES = 128
 _BATCH, _HEAD, _KEY_HEAD, _QUERIES, _KEYS = range(5)
 
 
@@ -43,9 +45,9 @@ def specs_at(place: Callable[..., tuple[Any, ...]], size: int, block: int) -> li
 def block_of(tokens: int, interpreted: bool) -> int:
     """How many tokens are a block; raises ValueError for so many that a TPU cannot have blocks."""
     block = math.gcd(tokens, _BLOCK)
-    if block % _LANES and not interpreted:
+    if block % LANES and not interpreted:
         raise ValueError(
-            f"a forward of {tokens} tokens has no blocks of {_LANES}; with backend.kernel=true, "
+            f"a forward of {tokens} tokens has no blocks of {LANES}; with backend.kernel=true, "
             f"set tokens_per_forward to a multiple of {_BLOCK}"
         )
     return block
