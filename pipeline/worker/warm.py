@@ -58,7 +58,7 @@ _INTERPRETER = 100
 _IMPORTED_HERE = 0.8
 """The time of an import with few garbage collections; a fresh interpreter has the usual ones."""
 _LOADS = {"transformers": ("torch", "safetensors")}
-"""Packages that import others where these are installed."""
+"""Packages most of which imports others, where these are installed."""
 _COLLECTED_EVERY = 10_000
 """Garbage is collected after so many new objects, while libraries are imported."""
 
