@@ -28,7 +28,7 @@ def fault_of(folder: Path, trains: bool = True) -> str:
     Args:
         trains: whether it is also wrong that the weights are quantised.
     """
-    return next(chain(_faults(folder), _quantised(folder) if trains else ()), "")
+    return next(chain(_quantised(folder) if trains else (), _faults(folder)), "")
 
 
 def _faults(folder: Path) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _quantised(folder: Path) -> Iterator[str]:
     match _read(folder / "config.json"):
         case {"quantization_config": {"quant_method": str(method)}} if method not in _DEQUANTISED:
             yield f"has weights that {method} has quantised, and that cannot be trained"
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(filter(Path.is_file, folder.glob("*.safetensors"))):
         for name, tensor in (_header_of(file)[0] or {}).items():
             match tensor:
                 case {"dtype": str(dtype)} if name.endswith("weight") and _NO_FLOATS.match(dtype):
