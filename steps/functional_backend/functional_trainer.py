@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from steps.functional_backend.pure_updates import PureUpdater, Tensors
 from steps.models.config import ActivationCheckpointing
 from steps.models.ranks import Ranks
+from steps.models.value_head import scores_of
 from steps.scoring.architectures.images import seen_or_ids
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.embedding import Embedded
@@ -61,8 +62,8 @@ class _Logps(nn.Module):
     def forward(self, pack: Pack) -> Tensor:
         tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
         rows = predicting_rows(self.model, pack, tokens)
-        if isinstance(head := getattr(self.model, "score", None), nn.Linear):
-            return (rows.double() * head.weight.double()).sum(dim=-1)
+        if isinstance(getattr(self.model, "score", None), nn.Linear):
+            return scores_of(self.model, rows)
         logits = output_head(self.model).logits(rows)
         return logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
 

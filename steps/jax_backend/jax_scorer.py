@@ -29,6 +29,7 @@ from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.queue import SerialQueue
 from steps.models.ranks import ALONE, Ranks
+from steps.models.value_head import scaled
 from steps.scoring import parity
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest
@@ -125,7 +126,7 @@ class JaxScorer(Scorer):
         found = torch.cat(values.result())
         if found.ndim == 1:  # logps; of a reward model, hidden states [scored, H]
             return found
-        return found / found.double().square().mean(dim=-1, keepdim=True).sqrt()
+        return scaled(found)
 
     def close(self) -> None:
         super().close()
@@ -239,10 +240,10 @@ def check_parity(
     transformers' own model, on the host. Raises ValueError if they differ by more than rounding.
     """
     in_order = by_length(groups)
-    telling = [in_order[-1], in_order[0]]
-    actual = scorer.probe(scorer.prepare(telling, least=scorer.full_size(groups)))
+    compared = [in_order[-1], in_order[0]]
+    actual = scorer.probe(scorer.prepare(compared, least=scorer.full_size(groups)))
     model = load(folder, dtype, on_host=True)
-    expected = parity.own_logps(model, make_pack(telling), probe)
+    expected = parity.own_logps(model, make_pack(compared), probe)
     if fault := parity.logp_difference(actual, expected, model.dtype):
         raise ValueError(
             f"backend={scorer.backend} does not compute what transformers' "

@@ -23,7 +23,7 @@ from transformers.utils import logging
 from steps.data.tokens.rendering import load_bare_tokenizer
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_as
-from steps.reward_models.values import value_head
+from steps.models.value_head import value_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

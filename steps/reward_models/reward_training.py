@@ -16,11 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 from steps.models.adapters import add_adapter
 from steps.models.config import LoraConfig
+from steps.models.value_head import value_head
 from steps.models.workplace import Workplace
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import set_padding, start_reward_model
 from steps.reward_models.config import RewardConfig
-from steps.reward_models.values import VALUES, backward_values, value_head
+from steps.reward_models.values import VALUES, backward_values
 from steps.scoring.examples import TokenGroup, as_whole, read_pairs
 from steps.scoring.logps import TokenLogps
 from steps.training.objectives import Objective

@@ -11,11 +11,12 @@ pack, nor on their order.
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.folders import evaluating
 from steps.models.positions import forget_lengths
+from steps.models.value_head import scaled, scores_of
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.embedding import Embedded, add_to_embeddings, embed
@@ -33,7 +34,7 @@ def values(model: PreTrainedModel, pack: Pack) -> Tensor:
 
 def recorded_values(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
     """`values` with gradients recorded, and with dropout in training mode."""
-    return _scores(model, _last_rows(model, pack, routing))
+    return scores_of(model, _last_rows(model, pack, routing))
 
 
 @torch.no_grad()
@@ -41,8 +42,7 @@ def last_states(model: PreTrainedModel, pack: Pack) -> Tensor:
     """The hidden states [N, H] that the head reads, each scaled to a mean square of 1. Checks of
     packing compare these, because the scores of an untrained head are all 0."""
     with evaluating(model):
-        rows = _last_rows(model, pack).double()
-    return rows / rows.square().mean(dim=-1, keepdim=True).sqrt()
+        return scaled(_last_rows(model, pack))
 
 
 VALUES = Readout(values, recorded_values, last_states)
@@ -57,31 +57,10 @@ def backward_values(
     if layout_of(model) is Layout.alone:
         return backward(recorded_values(model, pack, routing), pack, loss, routing)
     embedded = embed(model, pack)
-    scores = _scores(model, predicting_rows(model, pack, embedded, routing))
+    scores = scores_of(model, predicting_rows(model, pack, embedded, routing))
     scored = backward(scores, pack, loss, routing)
     add_to_embeddings(embedded)
     return scored
-
-
-def value_head(model: PreTrainedModel) -> nn.Linear:
-    """The head of a reward model: a linear map to one number.
-
-    Raises:
-        ValueError: the model has another head, or none.
-    """
-    head = getattr(model, "score", None)
-    if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
-        raise ValueError(
-            f"{type(model).__name__} has no head `score` that is a linear map to one number without"
-            " a bias, as transformers gives to decoder models for sequence classification"
-        )
-    return head
-
-
-def _scores(model: PreTrainedModel, rows: Tensor) -> Tensor:
-    """The head's output, computed row by row. In a matrix product, the rounding of a row would
-    depend on its position."""
-    return (rows.double() * value_head(model).weight.double()).sum(dim=-1)
 
 
 def _last_rows(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:

@@ -23,9 +23,10 @@ from steps.jax_backend.jax_scorer import JaxScorer
 from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import save_model
+from steps.models.value_head import value_head
 from steps.models.workplace import Left, Workplace
 from steps.reward_models.bradley_terry import BradleyTerry
-from steps.reward_models.classifier import start_reward_model, value_head
+from steps.reward_models.classifier import start_reward_model
 from steps.reward_models.config import RewardConfig
 from steps.reward_models.reward_training import (
     REWARD_MODEL,
