@@ -1,7 +1,7 @@
 """Scoring in JAX: a `Scorer` with the JAX decoder, on the devices of this process."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
@@ -185,6 +185,7 @@ class JaxModel:
         budget = config.tokens_per_forward
         self.scorer = JaxScorer(folder, config.dtype, budget, how.devices, ranks, how.kernel)
         self.vocabulary = self.scorer.architecture.vocabulary
+        self.known: Mapping[str, Sequence[Tensor]] = {}
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
         return make_ready(self.scorer, self._folder, self._config.dtype, groups, self._check)

@@ -32,7 +32,7 @@ from steps.scoring.head import Head, Softmax, output_head, softmax_backward
 from steps.scoring.packing import Pack, padded_rows
 from steps.scoring.unpacked import unpacked_logps
 
-_LOGITS_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
+_LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
 
 
 @dataclass(frozen=True)

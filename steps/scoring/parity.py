@@ -62,11 +62,15 @@ class Packing:
 
     why_not: the reason why it is not packed although the config wants it.
     why_alone: the reason why it does not read padded batches either.
+    compared: the groups that were compared; empty if nothing was computed.
+    read: if packs are correct, the probe's numbers of a pack of the compared groups.
     """
 
     attention: Attention
     why_not: str | None = None
     why_alone: str | None = None
+    compared: Sequence[TokenGroup] = ()
+    read: Tensor | None = None
 
     @property
     def layout(self) -> Layout:
@@ -139,7 +143,8 @@ def _tried(
     model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention, probe: Probe
 ) -> Packing:
     """The first way of reading `groups` that is wanted and correct."""
-    pack = make_pack(_telling(groups)).to(model.device)
+    compared = _telling(groups)
+    pack = make_pack(compared).to(model.device)
     packs_tell = wanted is not Attention.padded and _tells_of_later_tokens(model, pack)
     if not packs_tell:
         require_causal(model, groups)
@@ -147,9 +152,10 @@ def _tried(
     by_length = rescaled_rotation(model, longest(groups)[1] + 1)  # with the last token
     fault = None
     if wanted is not Attention.padded:
-        fault = by_length or _try_packed(model, pack, probe, expected)
-        if fault is None:
-            return Packing(Attention.packed)
+        read = by_length or _try_packed(model, pack, probe, expected)
+        if isinstance(read, Tensor):
+            return Packing(Attention.packed, compared=compared, read=read)
+        fault = read
         model.set_attn_implementation(own_attention(model))
         if packs_tell:
             require_causal(model, groups)
@@ -229,8 +235,8 @@ def _does_not_take(layout: str, model: PreTrainedModel, error: Exception) -> str
     return f"{type(model).__name__} does not take {layout} ({type(error).__name__}: {error})"
 
 
-def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:
-    """Switch to packed attention. Return what is wrong with it, or None."""
+def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | Tensor:
+    """Switch to packed attention. Return what is wrong with it, or the probe's numbers."""
     try:
         fault = mask_fault(model, _longest_sequence(pack))
         use_packed_attention(model)
@@ -245,7 +251,7 @@ def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tens
         # A model may raise any error here; it can still be run in another way.
         return _does_not_take("packs", model, error)
     difference = logp_difference(actual, expected, model.dtype)
-    return None if difference is None else f"packed, {type(model).__name__} differs: {difference}"
+    return f"packed, {type(model).__name__} differs: {difference}" if difference else actual
 
 
 def _try_batched(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:

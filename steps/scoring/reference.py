@@ -40,7 +40,7 @@ from steps.scoring.config import ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest, mismatched, read_pairs, read_unpaired
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
-from steps.scoring.parity import choose_attention, slow_on_gpu
+from steps.scoring.parity import Packing, choose_attention, slow_on_gpu
 from steps.scoring.scored_by import ScoredBy, model_digest
 from steps.scoring.scorer import Logps, Scorer, build_scorer
 
@@ -85,7 +85,7 @@ def run_reference(
         for number, start in enumerate(range(0, len(groups), config.groups_per_shard))
     ]
     done, sums = 0, []
-    for shard, table in _finished(shards, scorer, schema, ranks):
+    for shard, table in _finished(shards, opened, schema, ranks):
         sums += [] if table is None else [_array(table["logps"])]
         done += len(shard.groups)
         place.on_progress(done, len(groups), {})
@@ -109,10 +109,17 @@ def run_reference(
 
 
 class OpenModel(Protocol):
-    """A loaded model that computes logps."""
+    """A loaded model that computes logps.
+
+    known: for the ids of some groups the logps that `make_ready` computed: of each response, those
+        of its scored tokens.
+    """
 
     @property
     def scorer(self) -> Scorer: ...
+
+    @property
+    def known(self) -> Mapping[str, Sequence[Tensor]]: ...
 
     @property
     def vocabulary(self) -> int: ...
@@ -143,14 +150,25 @@ class _TorchModel:
         self._config, self._ranks = config, ranks
         self.vocabulary = vocabulary_size(self._model)
         self.scorer = build_scorer(self._model, config.tokens_per_forward, ranks)
+        self.known: Mapping[str, Sequence[Tensor]] = {}
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
         config, model = self._config, self._model
         packing = choose_attention(self.scorer, groups, config.attention, self._ranks)
+        if model.device.type == "cpu" and self._ranks.count == 1:
+            self.known = _by_group(packing)  # the bits of any other pack
         slow = slow_on_gpu(model, config.tokens_per_forward)
         told = (packing.notice, beyond_training(model, *longest(groups)), slow)
         scored_by = ScoredBy.of(model, config.dtype, packing.attention, config.tokens_per_forward)
         return scored_by, [notice for notice in told if notice]
+
+
+def _by_group(packing: Packing) -> dict[str, Sequence[Tensor]]:
+    """The logps of the groups that were compared, if packs are correct."""
+    if packing.read is None:
+        return {}
+    tokens = iter(packing.read.split([r.num_scored for g in packing.compared for r in g.responses]))
+    return {g.group_id: [next(tokens) for _ in g.responses] for g in packing.compared}
 
 
 @dataclass(frozen=True)
@@ -263,16 +281,16 @@ class _Shard:
         wanted = [group.group_id for group in self.groups]
         return table if table["group_id"].to_pylist() == wanted else None
 
-    def write(self, logps: Logps, schema: pa.Schema) -> pa.Table:
-        """Write the table atomically."""
-        sums = logps.sequences.view(len(self.groups), -1)
+    def write(self, logps: Sequence[Tensor], schema: pa.Schema) -> pa.Table:
+        """Write the table atomically, from the logps of each response's scored tokens."""
+        tokens, scored = torch.cat(list(logps)), [len(response) for response in logps]
+        sums = TokenLogps(tokens.double(), lengths_of(self.groups)).sums()
         _require_finite(self.groups, sums)
-        scored = [len(tokens) for tokens in logps.tokens]
-        by_response = _lists(torch.cat(logps.tokens).numpy(), scored)
+        by_response = _lists(tokens.numpy(), scored)
         per_group = [sums.shape[1]] * len(self.groups)
         columns = [
             _texts([group.group_id for group in self.groups]),
-            _lists(logps.sequences.numpy(), per_group),
+            _lists(sums.flatten().numpy(), per_group),
             _lists(np.array(scored, np.int32), per_group),
             _lists(by_response, per_group),
         ]
@@ -285,29 +303,45 @@ class _Shard:
 
 
 def _finished(
-    shards: Sequence[_Shard], scorer: Scorer, schema: pa.Schema, ranks: Ranks
+    shards: Sequence[_Shard], opened: OpenModel, schema: pa.Schema, ranks: Ranks
 ) -> Iterator[tuple[_Shard, pa.Table | None]]:
     """Yield the shards in order as they are finished; on the first rank with their tables.
 
     The next shard is queued before the code waits for the current one, so that the device always
     has work."""
-    waiting: tuple[_Shard, Future[Logps]] | None = None
+    scorer = opened.scorer
+    waiting: tuple[_Shard, Future[Logps] | None] | None = None
 
-    def written(shard: _Shard, scored: Future[Logps]) -> tuple[_Shard, pa.Table | None]:
-        logps = scored.result()
+    def written(shard: _Shard, scored: Future[Logps] | None) -> tuple[_Shard, pa.Table | None]:
+        rest = () if scored is None else scored.result().tokens
+        logps = _with_known(shard.groups, opened.known, rest)
         return shard, shard.write(logps, schema) if ranks.is_first else None
 
     for shard in shards:
         table = shard.finished(schema) if ranks.is_first else None
         (is_there,) = ranks.any(table is not None)
-        queued = None if is_there else (shard, scorer.logps(scorer.prepare(shard.groups)))
+        rest = [] if is_there else [g for g in shard.groups if g.group_id not in opened.known]
+        queued = scorer.logps(scorer.prepare(rest)) if rest else None
         if waiting:
             yield written(*waiting)
         if is_there:
             yield shard, table
-        waiting = queued
+        waiting = None if is_there else (shard, queued)
     if waiting:
         yield written(*waiting)
+
+
+def _with_known(
+    groups: Sequence[TokenGroup], known: Mapping[str, Sequence[Tensor]], rest: Sequence[Tensor]
+) -> list[Tensor]:
+    """For each response of `groups` the logps of its scored tokens: `known` has those of some
+    groups, and `rest` those of the others, in their order."""
+    others = iter(rest)
+    return [
+        tokens
+        for group in groups
+        for tokens in known.get(group.group_id) or [next(others) for _ in group.responses]
+    ]
 
 
 def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:

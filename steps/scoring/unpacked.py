@@ -69,8 +69,15 @@ def _logps(
     logits = outputs.logits[0]
 
     places = (pack.predictors[scored] - span.start).clamp(min=-1) + prompt_tokens - first
-    logits = logits.index_select(0, places)
+    logits = _rows(logits, places)
     accurate = torch.promote_types(logits.dtype, torch.float32)
     logits = logits.to(accurate)
     logps = -functional.cross_entropy(logits, pack.targets[scored], reduction="none")
     return logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1) if aligned else logps
+
+
+def _rows(logits: Tensor, places: Tensor) -> Tensor:
+    """The rows `places`, which ascend; not copied if they follow one another."""
+    if len(places) and int(places[-1] - places[0]) + 1 == len(places):
+        return logits.narrow(0, int(places[0]), len(places))
+    return logits.index_select(0, places)

@@ -259,8 +259,13 @@ def test_packing_is_not_tried_again_where_the_reference_shows_it(
     records = pair_records(4)
     compute(model, records, tmp_path)
     other = model_folder(tmp_path / "other", seed=1)
-    tried = []
-    monkeypatch.setattr(parity, "_try_packed", lambda *_: tried.append(None))
+    tried: list[str] = []
+
+    def always_right(*_: object) -> torch.Tensor:
+        tried.append("packed")
+        return torch.empty(0)
+
+    monkeypatch.setattr(parity, "_try_packed", always_right)
     train_against(tmp_path / "out", model, records, DpoConfig(max_steps=1))
     assert not tried
     unchecked = DpoConfig(max_steps=1, check_start=False)
