@@ -10,13 +10,14 @@ setting of the model's config (`layer_types`, `attention_chunk_size`). `architec
 layers that do not attend as their config describes.
 
 On a GPU, one variable-length flash kernel processes all segments if it supports the layer's
-options. Otherwise scaled_dot_product_attention processes one segment after the other.
+options. Otherwise scaled_dot_product_attention processes one segment after the other; on one thread
+of a CPU, it processes short segments of like length together.
 """
 
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +33,10 @@ PACKED = "temper_packed"
 
 _WITH_FLASH = {"cuda"}
 """Kinds of devices with the variable-length kernel."""
+
+_FEW_KEYS, _PADDED_TO = 128, 16
+"""On a CPU, segments of at most that many keys are padded to a multiple and computed together: one
+by one, starting the kernel takes longer than its work."""
 
 # Keywords that every layer of some family passes on and that say nothing of how to attend.
 _NO_MATTER = {"position_ids", "position_embeddings", "use_cache", "cache_position", "is_causal"}
@@ -57,7 +62,10 @@ class Reach(NamedTuple):
     def mask(self, rows: int, keys: int, device: torch.device) -> Tensor:
         """Where row i, the query at position keys - rows + i, may attend; bool [rows, keys]."""
         key = torch.arange(keys, device=device)
-        last = key[keys - rows :, None]
+        return self.sees(key[keys - rows :, None], key)
+
+    def sees(self, last: Tensor, key: Tensor) -> Tensor:
+        """Whether the query at the position `last` attends to the position `key`."""
         seen = key <= last
         if self.window is not None:
             seen = seen & (key > last - self.window)
@@ -166,69 +174,171 @@ def refuse_unknown(mask: Tensor | None, others: Mapping[str, Any]) -> None:
 def _attend_segments(
     query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
 ) -> list[Tensor]:
-    """The output of each segment, [rows, heads, d].
+    """The output of all rows, in parts [rows, heads, d]. Segments of few keys are computed together
+    where that changes no bit of them, the others one after the other."""
+    few = _few_keys(pack, options, query)
+    if few is None:
+        return _attend_each(query, key, value, pack, options, pack.segments)
+    outputs = _attend_each(query, key, value, pack, options, few.others)
+    outputs += _attend_few(query, key, value, few, options.scale)
+    return [torch.cat(outputs).index_select(0, few.places)]
 
-    Equally long segments with equally long prefixes are computed together where that changes no bit
-    of them.
-    """
-    rows = [segment.stop - segment.start for segment in pack.segments]
+
+def _attend_each(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pack: Pack,
+    options: _Options,
+    segments: Sequence[Segment],
+) -> list[Tensor]:
+    """The output of each of the `segments`."""
+    if not segments:
+        return []
     # The backward of a split joins the parts' gradients once; each slice would get one of length T.
+    rows = [segment.stop - segment.start for segment in pack.segments]
     queries, keys, values = (x[0].split(rows, dim=1) for x in (query, key, value))
     numbers = {segment.start: number for number, segment in enumerate(pack.segments)}
-    outputs: dict[int, Tensor] = {}
-    for prefix, alike in _alike(pack.segments, options, query.device):
-        q, k, v = (_stacked([x[number] for number in alike]) for x in (queries, keys, values))
+    outputs = []
+    for segment in segments:
+        number, prefix = numbers[segment.start], segment.prefix_stop - segment.prefix_start
+        k, v = keys[number], values[number]
         if prefix:
-            first = [numbers[pack.segments[number].prefix_start] for number in alike]
+            first = numbers[segment.prefix_start]
             k, v = (
-                torch.cat([_prefixes(every, first, prefix), own], dim=2)
+                torch.cat([every[first][:, :prefix], own], dim=1)
                 for every, own in ((keys, k), (values, v))
             )
-        outputs |= zip(alike, _attend(q, k, v, pack, options).unbind(), strict=True)
-    return [outputs[number] for number in range(len(rows))]
+        outputs.append(_attend(queries[number], k, v, pack, options))
+    return outputs
 
 
-def _alike(
-    segments: Sequence[Segment], options: _Options, device: torch.device
-) -> Iterator[tuple[int, list[int]]]:
-    """Lengths of prefixes, and the numbers of segments that are computed together.
+@dataclass(frozen=True)
+class _Padded:
+    """n segments, padded to Q rows and K keys. Padding repeats a segment's own first row, so that
+    nothing of a segment, not even NaN in its gradient, reaches another.
+
+    query_rows, key_rows: int64 [n * Q] and [n * K]; rows of the pack.
+    mask: [n, 1, Q, K], as the kernel adds it to scores.
+    """
+
+    query_rows: Tensor
+    key_rows: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class _FewKeys:
+    """The segments of a pack that have few keys, in batches, and the `others`.
+
+    query_rows, key_rows: those of all batches.
+    places: int64 [T]; the place of each row of the pack, if first the outputs of the others stand
+        one after the other and then those of the batches.
+    """
+
+    batches: Sequence[_Padded]
+    query_rows: Tensor
+    key_rows: Tensor
+    places: Tensor
+    others: Sequence[Segment]
+
+
+def _few_keys(pack: Pack, options: _Options, query: Tensor) -> _FewKeys | None:
+    """The segments that are computed together, if there are any.
 
     On one thread, the kernel gives a sequence the same bits in any company. On several, the bits
     depend on which thread computes it, so each segment is computed alone; so are those with dropout
     and those that no kernel computes.
     """
-    alone = device.type != "cpu" or torch.get_num_threads() > 1 or options.dropout > 0
-    alone |= options.softcap is not None or options.sinks is not None
-    alike = defaultdict[tuple[int, int, int], list[int]](list)
-    for number, segment in enumerate(segments):
-        prefix = segment.prefix_stop - segment.prefix_start
-        alike[prefix, segment.stop - segment.start, number if alone else 0].append(number)
-    return ((prefix, found) for (prefix, _, _), found in alike.items())
+    alone = query.device.type != "cpu" or torch.get_num_threads() > 1 or options.dropout > 0
+    if alone or options.softcap is not None or options.sinks is not None:
+        return None
+    kind = (_FewKeys, options.reach, query.dtype)
+    if kind not in pack.shared:
+        pack.shared[kind] = _in_batches(pack, options.reach, query.dtype)
+    return pack.shared[kind]
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """The parts in a new first dimension; a single part is not copied."""
-    return torch.stack(list(parts)) if len(parts) > 1 else parts[0][None]
+def _in_batches(pack: Pack, reach: Reach, dtype: torch.dtype) -> _FewKeys | None:
+    """The segments with few keys, by their numbers of rows and keys, rounded up. So the padding of
+    a segment, and with it the bits of its output, depends on nothing else in the pack."""
+    alike, others = defaultdict[tuple[int, int], list[Segment]](list), list[Segment]()
+    for segment in pack.segments:
+        if segment.num_keys > _FEW_KEYS:
+            others.append(segment)
+        else:
+            size = _rounded_up(segment.stop - segment.start), _rounded_up(segment.num_keys)
+            alike[size].append(segment)
+    if not alike:
+        return None
+    rooms = [(segment, segment.stop - segment.start) for segment in others]
+    rooms += [(segment, rows) for (rows, _), batch in alike.items() for segment in batch]
+    places, end = [0] * len(pack.input_ids), 0
+    for segment, room in rooms:
+        own = segment.stop - segment.start
+        places[segment.start : segment.stop] = range(end, end + own)
+        end += room
+    batches = [_padded(batch, *size, reach, dtype) for size, batch in alike.items()]
+    return _FewKeys(
+        batches,
+        torch.cat([batch.query_rows for batch in batches]),
+        torch.cat([batch.key_rows for batch in batches]),
+        torch.tensor(places),
+        others,
+    )
 
 
-def _prefixes(every: Sequence[Tensor], wanted: Sequence[int], tokens: int) -> Tensor:
-    """The first `tokens` of the segments with the numbers `wanted`, [n, heads, tokens, d]."""
-    different = {number: place for place, number in enumerate(dict.fromkeys(wanted))}
-    prefixes = _stacked([every[number][:, :tokens] for number in different])
-    if len(wanted) == 1:
-        return prefixes
-    places = torch.tensor([different[number] for number in wanted], device=prefixes.device)
-    return prefixes.index_select(0, places)
+def _rounded_up(tokens: int) -> int:
+    return -(-tokens // _PADDED_TO) * _PADDED_TO
+
+
+def _padded(
+    segments: Sequence[Segment], rows: int, keys: int, reach: Reach, dtype: torch.dtype
+) -> _Padded:
+    start, stop, prefix_start, prefix_stop = torch.tensor(segments).t()[:, :, None]
+    row, key, prefix = torch.arange(rows), torch.arange(keys), prefix_stop - prefix_start
+    query_rows = torch.where(row < stop - start, start + row, start)
+    key_rows = torch.where(key < prefix, prefix_start + key, start + key - prefix)
+    key_rows = torch.where(key < prefix + stop - start, key_rows, start)
+    seen = reach.sees(prefix[:, None] + row[:, None], key)
+    # A row that attends to nothing would be NaN.
+    seen = seen | (row >= stop - start)[:, :, None]
+    return _Padded(query_rows.flatten(), key_rows.flatten(), _added(seen[:, None], dtype))
+
+
+def _attend_few(
+    query: Tensor, key: Tensor, value: Tensor, few: _FewKeys, scale: float
+) -> list[Tensor]:
+    """The output of each batch with its padding, [n * Q, heads, d]."""
+    heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+    rows = [len(batch.query_rows) for batch in few.batches]
+    keys = [len(batch.key_rows) for batch in few.batches]
+    # [T, heads, d] is how the tensors lie in memory.
+    q = query[0].transpose(0, 1).index_select(0, few.query_rows).split(rows)
+    k, v = (x[0].transpose(0, 1).index_select(0, few.key_rows).split(keys) for x in (key, value))
+    outputs = []
+    for batch, own_q, own_k, own_v in zip(few.batches, q, k, v, strict=True):
+        n, _, padded, _ = batch.mask.shape
+        # Query heads that share keys become rows of one head, so that keys are not copied.
+        own_q = own_q.view(n, padded, heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        own_k, own_v = (x.view(n, -1, heads, x.shape[-1]).transpose(1, 2) for x in (own_k, own_v))
+        mask = batch.mask.repeat(1, 1, shared, 1) if shared > 1 else batch.mask
+        out = functional.scaled_dot_product_attention(
+            own_q, own_k, own_v, attn_mask=mask, scale=scale
+        )
+        out = out.unflatten(2, (shared, padded)).permute(0, 3, 1, 2, 4)
+        outputs.append(out.reshape(n * padded, heads * shared, -1))
+    return outputs
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options) -> Tensor:
-    """Attention of the last tokens of n sequences to the whole sequences, [n, rows, heads, d].
+    """Attention of the last tokens of a sequence to the whole sequence, [rows, heads, d].
 
-    `query` is [n, heads, rows, d]. Query heads that share keys get a dimension of their own, so
-    that keys are not copied.
+    `query` is [heads, rows, d]. Query heads that share keys get a dimension of their own, so that
+    keys are not copied.
     """
-    q = query.unflatten(1, (key.shape[1], -1)).flatten(0, 1)
-    k, v = (x.flatten(0, 1)[:, None].expand(-1, q.shape[1], -1, -1) for x in (key, value))
+    q = query.unflatten(0, (key.shape[0], -1))
+    k, v = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (key, value))
     rows, keys = q.shape[2], k.shape[2]
     plain = rows == keys and options.reach.covers(keys)
     if options.softcap is None and options.sinks is None:
@@ -236,7 +346,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Opt
             q,
             k,
             v,
-            attn_mask=None if plain else _added(pack, options.reach, rows, keys, q),
+            attn_mask=None if plain else _shared_mask(pack, options.reach, rows, keys, q),
             dropout_p=options.dropout,
             scale=options.scale,
             is_causal=plain,
@@ -245,19 +355,23 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Opt
         mask = options.reach.mask(rows, keys, q.device)
         capped = options.softcap is not None
         out = (_soft_capped if capped else _with_sinks)(q, k, v, mask, options)
-    return out.unflatten(0, key.shape[:2]).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _added(pack: Pack, reach: Reach, rows: int, keys: int, query: Tensor) -> Tensor:
-    """A mask of `reach` as the kernel adds it to scores, 0 or minus infinity. All layers share it:
-    of a mask of booleans, the kernel would make this anew in every layer."""
+def _shared_mask(pack: Pack, reach: Reach, rows: int, keys: int, query: Tensor) -> Tensor:
+    """A mask of `reach` that all layers share. Of a mask of booleans, the kernel would make one to
+    add in every layer."""
     kind = (reach, rows, keys, query.dtype, query.device)
-    if kind not in pack.masks:
-        hidden = ~reach.mask(rows, keys, query.device)
-        zeros = torch.zeros(rows, keys, dtype=query.dtype, device=query.device)
-        # A layer that writes in place would keep all of its activations: see `recomputing`.
-        pack.masks[kind] = zeros.masked_fill(hidden, -torch.inf)
-    return pack.masks[kind]
+    if kind not in pack.shared:
+        pack.shared[kind] = _added(reach.mask(rows, keys, query.device), query.dtype)
+    return pack.shared[kind]
+
+
+def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of booleans as the kernel adds it to scores: 0 or minus infinity."""
+    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    # A layer that writes in place would keep all of its activations: see `recomputing`.
+    return zeros.masked_fill(~seen, -torch.inf)
 
 
 def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:

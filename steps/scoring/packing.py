@@ -118,8 +118,8 @@ class Pack:
         return replace(self, **{n: change(v) for n, v in values.items() if isinstance(v, Tensor)})
 
     @cached_property
-    def masks(self) -> dict[Any, Tensor]:
-        """Masks of attention on the pack's device, which the layers of a forward share."""
+    def shared(self) -> dict[Any, Any]:
+        """Masks and layouts on the pack's device, which the layers of a forward share."""
         return {}
 
     @cached_property

@@ -1,6 +1,7 @@
 """Packed attention beside the formula, over every pair of tokens that may see each other."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,12 @@ def textbook(
 
 @pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("window", [None, 4, 7])
+@pytest.mark.parametrize("few", [0, 8, 128])
 def test_output_and_gradients_equal_the_formula_s(
-    window: int | None, softcap: float | None
+    window: int | None, softcap: float | None, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "_FEW_KEYS", few)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     ours, theirs = inputs(PACK), inputs(PACK)
     actual, _ = packed_attention(
         nn.Module(), *ours, None, scaling=0.3, pack=PACK, sliding_window=window, softcap=softcap
@@ -152,28 +156,48 @@ def test_a_variable_length_kernel_is_told_the_same(
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_equally_long_segments_have_the_bits_that_each_has_alone(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = pack_of((5, 4, 4, 3), (5, 4, 3), (5, 4, 1), (5, 1), (4, 4))
-    made = inputs(pack)
-    weights = torch.randn(1, len(pack.input_ids), HEADS, WIDTH, dtype=torch.float64)
-
-    def attended() -> tuple[Tensor, tuple[Tensor, ...]]:
-        output = packed_attention(nn.Module(), *made, None, pack=pack, sliding_window=window)[0]
-        return output, torch.autograd.grad((output * weights).sum(), made)
-
+@pytest.fixture
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        together, gradients = attended()
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # what takes each alone
-        alone, expected = attended()
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(together, alone)
-    torch.testing.assert_close(gradients, expected, rtol=1e-13, atol=1e-13)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_group_has_the_bits_that_it_has_alone(window: int | None, dtype: torch.dtype) -> None:
+    lengths = (5, 4, 4, 3), (5, 4, 3), (60, 40, 90), (5, 1), (0, 3), (4, 4), (140, 9, 200, 30)
+    pack = pack_of(*lengths)
+    made = [part.detach().to(dtype).requires_grad_() for part in inputs(pack)]
+    weights = torch.randn(1, len(pack.input_ids), HEADS, WIDTH, dtype=dtype)
+
+    def attended(pack: Pack, made: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+        output = packed_attention(nn.Module(), *made, None, pack=pack, sliding_window=window)[0]
+        gradients = torch.autograd.grad((output * weights).sum(), made)
+        return [output, *(gradient.transpose(1, 2) for gradient in gradients)]
+
+    together, start = attended(pack, made, weights), 0
+    for each in lengths:
+        alone, stop = pack_of(each), start + sum(each)
+        rows = [*range(start, stop), *[start] * (len(alone.input_ids) - sum(each))]
+        own = [part.detach()[:, :, rows].requires_grad_() for part in made]
+        expected = attended(alone, own, weights[:, rows])
+        for part, of_each in zip(together, expected, strict=True):
+            assert torch.equal(part[:, start:stop], of_each[:, : sum(each)])
+        start = stop
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_nan_in_the_gradient_of_a_group_stays_there() -> None:
+    pack = pack_of((3, 4, 4), (5, 4, 3))
+    made = inputs(pack)
+    output = packed_attention(nn.Module(), *made, None, pack=pack)[0]
+    (output[:, :11].sum() * torch.nan).backward()
+    for part in made:
+        assert part.grad is not None
+        assert not part.grad[:, :, 11:].isnan().any()
 
 
 def test_dropout_acts_where_the_model_says_so(tmp_path: Path) -> None:

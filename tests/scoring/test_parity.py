@@ -221,17 +221,15 @@ def test_a_mistake_in_the_attention_is_found(
         "neighbour": llama,
     }
     model = load_model(model_folder(tmp_path, builds[change]))
-    original = attention.Reach.mask
+    original = attention.Reach.sees
 
-    def mistaken(
-        reach: attention.Reach, rows: int, keys: int, device: torch.device
-    ) -> torch.Tensor:
+    def mistaken(reach: attention.Reach, last: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         if change == "window":
             wider = None if reach.window is None else reach.window + 1
-            return original(attention.Reach(wider), rows, keys, device)
-        return torch.ones((rows, keys), dtype=torch.bool)
+            return original(attention.Reach(wider), last, key)
+        return torch.ones_like(last + key, dtype=torch.bool)
 
-    monkeypatch.setattr(attention.Reach, "mask", mistaken)
+    monkeypatch.setattr(attention.Reach, "sees", mistaken)
     assert check_packing(model, groups()).attention is Attention.padded
 
 

@@ -78,7 +78,7 @@ def test_an_architecture_is_read_as_fast_as_it_can_be_and_right(
 # --- what depends on length ---------------------------------------------------------------------
 
 # The longest sequence is neither in the largest pack nor in the smallest.
-ORIGINAL = Reach.mask
+ORIGINAL = Reach.sees
 APART = pairs([(4, 20, 20), (30, 6, 1), (2, 3, 3)])
 
 
@@ -112,7 +112,7 @@ def test_values_are_compared_of_the_longest_sequence_too(monkeypatch: pytest.Mon
     assert [group.packed_tokens for group in APART] == [42, 35, 6]
     assert check_packing(model, APART).layout is Layout.packed
     monkeypatch.setattr(parity, "mask_fault", lambda *_: None)
-    monkeypatch.setattr(Reach, "mask", lambda reach, *a: ORIGINAL(Reach(reach.window + 1), *a))
+    monkeypatch.setattr(Reach, "sees", lambda reach, *a: ORIGINAL(Reach(reach.window + 1), *a))
     packing = check_packing(model, APART)
     assert packing.layout is Layout.batched
     assert packing.why_not is not None
