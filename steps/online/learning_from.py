@@ -4,6 +4,7 @@ counted."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress, islice
 
 import torch
 
@@ -44,7 +45,11 @@ def with_policy_logps(rollouts: Sequence[Rollout], experience: Experience) -> li
     tokens = iter(torch.cat(experience.policy).tolist() if experience.policy else [])
 
     def own(rollout: Rollout) -> tuple[float, ...]:
-        return tuple(next(tokens) if scored else 0.0 for scored in rollout.scored)
+        drawn = tuple(islice(tokens, sum(rollout.scored)))
+        if len(drawn) == len(rollout.scored):
+            return drawn
+        rest = iter(drawn)
+        return tuple(next(rest) if scored else 0.0 for scored in rollout.scored)
 
     return [replace(r, policy_logps=own(r)) if _teaches(r) else r for r in rollouts]
 
@@ -108,7 +113,7 @@ def _teaches(rollout: Rollout) -> bool:
 
 
 def _scored(rollout: Rollout) -> Iterator[float]:
-    return (logp for logp, scored in zip(rollout.logps, rollout.scored, strict=True) if scored)
+    return compress(rollout.logps, rollout.scored)
 
 
 def _group(row: str, drawn: Sequence[Rollout]) -> TokenGroup:

@@ -50,8 +50,10 @@ class TokenResponse:
     def readouts(self) -> Iterator[tuple[int, int]]:
         """For each scored token, its position in the response and its id. A model's output after
         that many tokens of the response is used."""
-        scored = zip(self.scored_flags, enumerate(self.ids), strict=True)
-        return (place for is_scored, place in scored if is_scored)
+        every = enumerate(self.ids)
+        if self.scored is None:
+            return every
+        return (place for is_scored, place in zip(self.scored, every, strict=True) if is_scored)
 
     def after_nothing(self) -> "TokenResponse":
         """The response after an empty prompt: nothing predicts its first token."""

@@ -257,9 +257,11 @@ class _Builder:
 
     def _score(self, response: TokenResponse, prompt: range, own: range) -> None:
         start = len(self.targets)
-        for place, target in response.readouts:
-            self.predictors.append(own.start + place - 1 if place else prompt.stop - 1)
-            self.targets.append(target)
+        if readouts := list(response.readouts):
+            places, targets = zip(*readouts, strict=True)
+            before = own.start - 1
+            self.predictors += [before + place if place else prompt.stop - 1 for place in places]
+            self.targets += targets
         self.responses.append(
             ResponseSpan(prompt.start, prompt.stop, own.start, own.stop, start, len(self.targets))
         )

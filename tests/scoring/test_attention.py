@@ -174,7 +174,8 @@ def test_a_group_has_the_bits_that_it_has_alone(window: int | None, dtype: torch
     weights = torch.randn(1, len(pack.input_ids), HEADS, WIDTH, dtype=dtype)
 
     def attended(pack: Pack, made: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-        output = packed_attention(nn.Module(), *made, None, pack=pack, sliding_window=window)[0]
+        q, k, v = made
+        output = packed_attention(nn.Module(), q, k, v, None, pack=pack, sliding_window=window)[0]
         gradients = torch.autograd.grad((output * weights).sum(), made)
         return [output, *(gradient.transpose(1, 2) for gradient in gradients)]
 
