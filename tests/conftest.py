@@ -98,8 +98,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no search for garbage is to look at all of it."""
+    """What was imported and collected stays: no search for garbage is to look at all of it. And to
+    search seldom is enough: at each, JAX and Hypothesis do something of their own."""
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture
