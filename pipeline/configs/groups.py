@@ -74,7 +74,7 @@ def _store(group: str | None, name: str, package: str | None, content: Mapping[s
 
 def _store_named(text: str, folder: Path) -> None:
     """Register shipped groups and base configs that a defaults list names and its folder lacks."""
-    for entry in read_yaml(text)["defaults"] or ():
+    for entry in yaml.safe_load(text)["defaults"] or ():
         inherited = CONF / f"{entry}.yaml"
         if isinstance(entry, Mapping):
             for group in entry:
