@@ -1,6 +1,7 @@
 """Fixtures shared by all tests. Nothing here replaces a part of Temper: stores are real folders or
 real servers, workers real processes."""
 
+import gc
 import importlib
 import io
 import logging.config
@@ -94,6 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: at the end, nobody is to wait for one that has just begun."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no search for garbage is to look at all of it. And to
+    search seldom is enough: at each, JAX and Hypothesis do something of their own."""
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 from yaml.constructor import ConstructorError
 
-from pipeline.configs.shipped import CONF, EXPERIMENTS, read_options, read_recipes
+from pipeline.configs.shipped import CONF, EXPERIMENTS, read_options, read_recipes, read_yaml
 from pipeline.errors import TemperError
 from pipeline.text import did_you_mean
 
@@ -208,7 +208,7 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
 
 def _as_yaml(recipe: Recipe, target: Path) -> str:
     """The recipe as YAML, with its initial settings."""
-    content = yaml.safe_load((CONF / f"{recipe.script}.yaml").read_text("utf-8"))
+    content = read_yaml((CONF / f"{recipe.script}.yaml").read_text("utf-8"))
     content.pop("defaults", None)
     own = [setting.partition("=") for setting in recipe.own if recipe.rows]
     for group, _, option in own:

@@ -16,7 +16,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from pipeline.configs.shipped import CONF, Options, read_options, shipped_groups
+from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
 
 Choices = Mapping[str, Mapping[str, type]]
 """The possible types of fields, by name, for the path of each such field."""
@@ -82,7 +82,7 @@ def _store_named(text: str, folder: Path) -> None:
                 _store_options(name, read_options(name), folder)
         elif inherited.is_file() and not (folder / inherited.name).exists():
             text = inherited.read_text("utf-8")
-            _store(None, str(entry), None, yaml.safe_load(text))
+            _store(None, str(entry), None, read_yaml(text))
             _store_named(text, folder)
 
 

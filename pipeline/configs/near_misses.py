@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.configs.groups import Choices
-from pipeline.configs.shipped import EXPERIMENTS, read_options, shipped_groups
+from pipeline.configs.shipped import EXPERIMENTS, names_of_options, read_yaml, shipped_groups
 from pipeline.errors import TemperError
 from pipeline.text import did_you_mean
 
@@ -99,7 +98,7 @@ class Known:
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
         """What is known of an experiment with the choices that a command line's arguments make."""
         keys = list(dotted_keys(OmegaConf.structured(schema)))
-        groups: dict[str, Sequence[str]] = {g: list(read_options(g)) for g in shipped_groups()}
+        groups: dict[str, Sequence[str]] = {g: names_of_options(g) for g in shipped_groups()}
         for path, types in choices.items():
             groups[path.replace(".", "/")] = list(types)
             typed = (argument.partition("=") for argument in arguments)
@@ -111,7 +110,7 @@ class Known:
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
-        other_names = yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
+        other_names = read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
         prefix, _, last = key.rpartition(".")
         meant, _, fixed = other_names.get(last, last).partition("=")
         typed = fixed or value

@@ -31,13 +31,23 @@ Options = dict[str, tuple[str | None, dict[str, Any]]]
 group itself), and its content."""
 
 
+def read_yaml(text: str) -> Any:
+    """The content of a YAML file, read by the parser in C if PyYAML has it: six times as fast."""
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def names_of_options(group: str) -> list[str]:
+    """The names of the options of a shipped config group."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
 def read_options(group: str) -> Options:
     """The options of a shipped config group."""
     options: Options = {}
-    for file in sorted((CONF / group).glob("*.yaml")):
-        text = file.read_text("utf-8")
+    for name in names_of_options(group):
+        text = (CONF / group / f"{name}.yaml").read_text("utf-8")
         package = "_global_" if text.startswith("# @package _global_") else None
-        options[file.stem] = package, yaml.safe_load(text) or {}
+        options[name] = package, read_yaml(text) or {}
     return options
 
 
@@ -48,7 +58,7 @@ def shipped_groups() -> list[str]:
 
 def read_recipes() -> Mapping[str, Mapping[str, Any]]:
     """The recipes of ``temper run``, from ``experiments/recipes.yaml``."""
-    return yaml.safe_load((EXPERIMENTS / "recipes.yaml").read_text("utf-8"))
+    return read_yaml((EXPERIMENTS / "recipes.yaml").read_text("utf-8"))
 
 
 OmegaConf.register_new_resolver("shipped", shipped_path, replace=True)

@@ -181,10 +181,16 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if gc.get_freeze_count() == 0:
+            if not _anything_is_frozen():
                 gc.freeze()  # both together make all objects old, so that the next collection,
                 gc.unfreeze()  # which is at once, does not look at each
             gc.enable()
+
+
+@functools.cache
+def _anything_is_frozen() -> bool:
+    """Asked once: Python counts the frozen objects one by one."""
+    return gc.get_freeze_count() > 0
 
 
 def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[str]) -> Plan:

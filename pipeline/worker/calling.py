@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -112,7 +113,11 @@ def call(
 def packages_in_use() -> dict[str, str]:
     """The versions of the recorded libraries that the step imported."""
     used = (name for name in RECORDED_PACKAGES if name in sys.modules)
-    return {name: metadata.version(name) for name in used}
+    return {name: _version(name) for name in used}
+
+
+_version = cache(metadata.version)
+"""An imported library stays what it is; to ask takes longer than a small step."""
 
 
 class WorkerOutput(FolderPath):

@@ -61,12 +61,13 @@ def test_kills_while_sampling_and_while_training_leave_the_same_bits(
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_leave_the_same_bits(
-    processes, policy: Path, undisturbed: Path, tmp_path: Path
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.attack)])
+def test_kills_at_random_moments_leave_the_same_bits(
+    processes, policy: Path, undisturbed: Path, tmp_path: Path, kills: int
 ) -> None:
     draw = random.Random(0)
     killed = 0
-    for number in range(20):
+    for number in range(kills):
         work = tmp_path / f"{number}"
         if draw.random() < 0.7:
             kill = {"sampling": draw.randrange(1, ITERATIONS * COMPLETIONS)}
@@ -75,7 +76,7 @@ def test_twenty_kills_at_random_moments_leave_the_same_bits(
         killed += attempt(processes, policy, work, **kill) == -signal.SIGKILL
         assert attempt(processes, policy, work) == 0
         assert folder_bytes(work / "out") == folder_bytes(undisturbed / "out")
-    assert killed == 20
+    assert killed == kills
 
 
 @pytest.mark.slow
