@@ -178,6 +178,8 @@ class Definitions(Expressions):
             self.emit("])")
 
     def write_member(self, node: ast.stmt, is_top: bool, owner: ast.ClassDef) -> None:
+        """A statement of a class body. Without bases and decorators, a class's annotations are for
+        those alone who read hints; else they may declare fields."""
         is_plain = not (owner.bases or owner.decorator_list)
         match node:
             case ast.AnnAssign(ast.Name(name), hint, value) if is_plain and not calls(hint):
