@@ -345,9 +345,15 @@ class _Walk:
                 for target in self.project.meaning(piece):
                     if piece.use == Use.LISTED and target.library:
                         continue
+                    if piece.use == Use.NAMED and not target.library and unit != self.start:
+                        continue  # only the step's own hints tell what it is given
                     self.add(target, by_value)
                     if piece.use in (Use.VALUE, Use.SHOWN) and not (target.rest or target.library):
                         self._show(target.unit, is_text=piece.use == Use.SHOWN)
+                    if piece.use == Use.BASE and not all(
+                        map(self._is_quiet, self.statements(unit))
+                    ):
+                        self._show(target.unit, is_text=False)  # a library may read it as well
                     if self._is_set(target, piece.use) and self._controls_logging(target):
                         self.found |= {Reader.TEXTS, Reader.NAMES, Reader.MODULES}
                     if piece.use == Use.MADE and self._shows_place(target):

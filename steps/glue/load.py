@@ -168,7 +168,7 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
         **({"ignored_keys": loaded.ignored} if loaded.ignored else {}),
         **every.metrics(),
     }
-    told = (_unread(load, loaded), _leaked(loaded), _ignored(loaded), _scored(loaded))
+    told = (_unread(load, loaded), _leaked(loaded), _ignored(loaded), _doubtful(loaded))
     if notices := [*metrics.get("notices", []), *chain(*told)]:
         metrics["notices"] = notices
     return metrics
@@ -206,12 +206,17 @@ def _ignored(loaded: Loaded) -> Iterator[str]:
 _EXTRA = ", ".join(EXTRA_KEYS)
 
 
-def _scored(loaded: Loaded) -> Iterator[str]:
-    """A notice about pairs whose rejected response has the higher score."""
+def _doubtful(loaded: Loaded) -> Iterator[str]:
+    """Notices about pairs whose sides may be exchanged, or repeat the question."""
     if loaded.scored_lower:
         yield (
             f"{loaded.scored_lower} of {sum(loaded.kept.values())} pairs score the rejected side "
             "higher than the chosen one; they are kept as they are: check which field is which"
+        )
+    if loaded.asked_again * 20 > (pairs := sum(loaded.kept.values())):
+        yield (
+            f"in {loaded.asked_again} of {pairs} pairs both responses begin with the question, "
+            "which the prompt has already; if it is no part of the answers, take it out of them"
         )
 
 

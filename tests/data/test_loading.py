@@ -392,14 +392,18 @@ def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
 
 
-def test_pairs_that_score_the_rejected_side_higher_are_told_of(tmp_path: Path) -> None:
+def test_pairs_whose_sides_seem_exchanged_or_repeat_the_question_are_told_of(
+    tmp_path: Path,
+) -> None:
     scores = [(1, 9), (9, 1), (1, 1), (None, 1)]
     train = [pair(n, score_chosen=c, score_rejected=r) for n, (c, r) in enumerate(scores)]
+    train[3] |= {"prompt": "Q: why?\nA:", "chosen": "Q: why?\nA: so", "rejected": "Q: why?\nA: no"}
     test = File(write(tmp_path / "t.jsonl", TEST))
 
     _, metrics = loaded(tmp_path, write(tmp_path / "a.jsonl", train), test=test)
 
     assert "1 of 7 pairs score the rejected side higher" in metrics["notices"][0]
+    assert "in 1 of 7 pairs both responses begin with the question" in metrics["notices"][1]
 
 
 # --- mixtures ----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ _TELLING = frozenset(
         "image", "images", "video", "videos", "audio", "audios", "input", "labels", "label",
         "winner", "better", "better_response_id", "overall_preference", "preference_strength",
         "preference", "initial_reason_steps", "context", "history", "functions", "documents",
-        "winner_tie", "split", "weight",
+        "winner_tie", "split", "weight", "status",
         "definition", "document", "passage", "choices", "options", "references",
         "function_description",
     )

@@ -96,6 +96,7 @@ class Loaded:
         drawn: for each split's source, the number of rows read from each part.
         trained_on: the number of test rows whose prompt is also in train.
         scored_lower: the number of pairs whose chosen response has the lower score.
+        asked_again: the number of pairs of which both responses begin with the question.
         ignored: columns and keys of messages that are not read, with the number of rows.
         verdicts: for each part, values of `better` that were read as not `first`.
         ended_by: for each split, the part that ended the mixture while others had more rows.
@@ -109,6 +110,7 @@ class Loaded:
     trained_on: int
     ignored: dict[str, int]
     scored_lower: int
+    asked_again: int
     verdicts: dict[str, list[str]]
 
 
@@ -262,7 +264,7 @@ class _Work:
                 raise made.problem
             self._choose(made, name, split)
             self._compare(made, split)
-            self._note_scores(made.row)
+            self._note_pair(made.row)
         except MalformedRow as problem:
             return Entry.dropped(split, shard, name, problem)
         self.state["kept"][split] += 1
@@ -291,11 +293,15 @@ class _Work:
             if found := self._near.like(made.row, name, number):
                 raise MalformedRow("near duplicate", found)
 
-    def _note_scores(self, row: Row) -> None:
+    def _note_pair(self, row: Row) -> None:
         if isinstance(row, PreferenceRow):
             chosen, rejected = row.score_chosen, row.score_rejected
             if chosen is not None and rejected is not None:
                 self.state["scored_lower"] += chosen < rejected
+            asked = row.prompt[-1]["content"].strip()
+            said = [side[0]["content"].lstrip() for side in (row.chosen, row.rejected)]
+            repeats = bool(asked) and all(text.startswith(asked) for text in said)
+            self.state["asked_again"] += repeats
 
     def _note_ignored(self, names: Iterable[str]) -> None:
         counts = self.state["ignored"]
@@ -358,6 +364,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "shards": {"train": 0, "test": 0, "ledger": 0},
         "trained_on": 0,
         "scored_lower": 0,
+        "asked_again": 0,
         "ignored": {},
         "verdicts": {},
         "drawn": {name: [] for name in names},
