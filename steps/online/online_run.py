@@ -37,7 +37,13 @@ from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
 from steps.online.judging import judge_rollouts, require_verdicts
 from steps.online.learning_from import experience_of
-from steps.online.recording import Drawn, require_whole_distribution, tokenized, write_recording
+from steps.online.recording import (
+    Drawn,
+    require_ids,
+    require_whole_distribution,
+    tokenized,
+    write_recording,
+)
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.scoring.config import Attention
@@ -89,6 +95,8 @@ def run_online(
     base = _base(start, config)
     segment = Segment(first, first + iterations, tokens)
     policy = TorchPolicy(start.policy, config, ranks)
+    read = ((g.row, ids) for g in examples for ids in (g.prompt_ids, *(r.ids for r in g.responses)))
+    require_ids(read, policy.vocabulary)
     scored_by, notices = policy.make_ready(examples)
     if ranks.is_first and policy.trainer.scorer.model.device.type == "cpu":
         notices = [*notices, *_other_threads(place.scratch)]
@@ -151,6 +159,7 @@ def run_sampling(
     pairs = zip(rows, prompt_ids, strict=True)
     stop_ids = tuple(end_tokens(model, tokenizer))
     asked = Asked([(row.row, tuple(ids)) for row, ids in pairs], stop_ids)
+    require_ids(asked.prompts, vocabulary_size(model))
     first = asked.requests(config, 0)
     choice = engine.connect(model, first, "", config.slots, config.tokens_per_forward)
     _require_one_way(choice, place.ranks)
@@ -249,6 +258,7 @@ def run_replay(
     recorded = Recorded(rollouts, config.prompts, _reached(start.state)[0])
     drawn = (experience_of(part, config.max_new_tokens) for part in recorded.iterations)
     examples = [group for experience in drawn for group in experience.groups]
+    require(bool(examples), "a completion must have a token that the policy sampled", rollouts.name)
     iterations = len(recorded.iterations)
     return run_online(start, config, examples, lambda *_: recorded, iterations, place)
 
