@@ -102,7 +102,7 @@ class StandIn:
 
 def told_by_vllm(drawn: Finished) -> Any:
     content = [
-        {"token": f"token_id:{token}", "logprob": logp, "bytes": None, "top_logprobs": []}
+        {"token_id": token, "logprob": logp, "rank": 1, "top_logprobs": []}
         for token, logp in zip(drawn.ids, drawn.logps, strict=True)
     ]
     choice = {
@@ -110,6 +110,7 @@ def told_by_vllm(drawn: Finished) -> Any:
         "logprobs": {"content": content},
         "finish_reason": str(drawn.finish),
         "token_ids": list(drawn.ids),
+        "weight_versions": [{"version": drawn.weights, "start": 0, "end": len(drawn.ids)}],
     }
     return {"request_id": "1", "choices": [choice], "prompt_logprobs": None}
 
@@ -178,6 +179,7 @@ def answer_of(**changes: Any) -> Any:
         (answer_of(logprobs=None), "it is no completion"),
         (answer_of(token_ids=[5, 6, 2]), "the logps are those of other tokens"),
         (answer_of(token_ids=[2, 5]), "the logps are those of other tokens"),
+        (answer_of(weight_versions=[{"version": "v", "start": 0, "end": 2}]), "by the weights"),
         (answer_of(finish_reason="length"), "says that it ended by length"),
         (answer_of(logprobs={"content": [{"logprob": -9999.0}] * 2}), "a token has no logp"),
         (answer_of(logprobs={"content": [{"logprob": -1.0}]}), "1 logps for 2 tokens"),
