@@ -268,3 +268,24 @@ def test_the_unclipped_kl_penalty_weighted_by_the_ratio_has_the_gradient_of_the_
 def test_a_setting_that_would_mean_nothing_is_refused(settings: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         PolicyGradient(**settings)
+
+
+@pytest.mark.parametrize("ratio", [Ratio.token, Ratio.sequence, Ratio.detached])
+def test_a_ratio_beyond_all_numbers_is_clipped_and_has_no_gradient(ratio: Ratio) -> None:
+    data = made_up()
+    data.old[:8] = -1e4
+    data.advantages[0, :2] = torch.tensor([1.0, 0.0])
+    require_50_digits(PolicyGradient(ratio=ratio), data)
+
+
+def test_a_policy_far_below_its_reference_has_a_weighted_kl() -> None:
+    data = made_up()
+    data.policy[8:10], data.reference[8:10] = -1e4, 0.0
+    require_50_digits(PolicyGradient(kl=Kl.k3_weighted, kl_weight=0.3), data)
+
+
+def require_50_digits(method: PolicyGradient, data: MadeUp) -> None:
+    found, gradient, _ = loss_and_gradient(method, data)
+    loss, at = in_50_digits(method, data, weighted=False)
+    assert found == pytest.approx(float(loss(at)), rel=1e-10)
+    assert gradient.isfinite().all()
