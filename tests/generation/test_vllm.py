@@ -16,8 +16,8 @@ import pytest
 import requests
 import torch
 from http_answers import Asked, answering
-from tiny_models import llama, model_folder
-from transformers import PreTrainedModel
+from tiny_models import SIZES, llama, model_folder
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.dag.canonical import identity
 from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
@@ -262,7 +262,8 @@ def test_the_engine_its_version_and_dtype_are_identity_and_where_it_runs_is_not(
 @pytest.mark.slow
 def test_vllm_takes_over_weights_and_draws_with_them(tmp_path: Path) -> None:
     installed = pytest.importorskip("vllm", reason="vLLM is not installed")
-    folder = model_folder(tmp_path / "policy")
+    config = LlamaConfig(**SIZES, head_dim=64, tie_word_embeddings=False)  # as its kernels need
+    folder = model_folder(tmp_path / "policy", lambda: LlamaForCausalLM(config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -273,13 +274,13 @@ def test_vllm_takes_over_weights_and_draws_with_them(tmp_path: Path) -> None:
     with subprocess.Popen([*command, "--skip-tokenizer-init"], env=environment) as server:
         try:
             address = f"http://127.0.0.1:{port}"
-            config = replace(CONFIG, version=installed.__version__, addresses=(address,))
+            served = replace(CONFIG, version=installed.__version__, addresses=(address,))
             while server.poll() is None:
                 try:
                     requests.get(f"{address}/health", timeout=5).raise_for_status()
                     break
                 except requests.RequestException:
                     time.sleep(1)
-            assert {done.weights for done in draw(config, load_model(folder))} == {"w"}
+            assert {done.weights for done in draw(served, load_model(folder))} == {"w"}
         finally:
             server.terminate()
