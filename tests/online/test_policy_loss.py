@@ -186,22 +186,6 @@ def test_without_a_bound_the_ratio_is_plain_importance_weighting() -> None:
         assert metrics["clip_ratio/low_mean"] == metrics["clip_ratio/high_mean"] == 0
 
 
-def test_equal_lengths_make_response_token_and_sequence_one_at_the_first_update() -> None:
-    """What the arithmetic task cannot tell apart: one update a sampling, answers of one length."""
-    data = made_up()
-    lengths = torch.full_like(data.lengths, 3)
-    size = int(lengths.sum())
-    same = data.old[:size]
-    data = MadeUp(same, same, same, same, data.advantages, lengths)
-    gradients = [
-        loss_and_gradient(PolicyGradient(ratio=ratio, over=over), data)[1]
-        for ratio in (Ratio.token, Ratio.sequence, Ratio.detached)
-        for over in (Over.response, Over.token)
-    ]
-    for gradient in gradients[1:]:
-        torch.testing.assert_close(gradient, gradients[0], rtol=1e-12, atol=1e-15)
-
-
 def test_the_loss_does_not_depend_on_how_a_batch_is_cut_into_forwards() -> None:
     data = made_up()
     method = PolicyGradient(kl=Kl.k3_weighted, kl_weight=0.1, ratio=Ratio.sequence)
