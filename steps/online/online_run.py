@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from steps.checking.judges import Judges
@@ -54,6 +55,7 @@ from steps.scoring.scorer import Scorer, build_scorer
 from steps.shared.checks import require
 from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
+from steps.training.config import Schedule
 from steps.training.metrics import StepMetrics
 from steps.training.policy import TorchPolicy
 from steps.training.trainer import Trainer
@@ -94,6 +96,9 @@ def run_online(
     first, tokens = _reached(start.state)
     base = _base(start, config)
     segment = Segment(first, first + iterations, tokens)
+    end = segment.last if config.optimizer.schedule is Schedule.constant else config.horizon
+    rule = "horizon must reach to the run's last iteration, as the learning rate is 0 behind it"
+    require(end is not None and end >= segment.last, f"{rule}: {segment.last}", config.horizon)
     policy = TorchPolicy(start.policy, config, ranks)
     read = ((g.row, ids) for g in examples for ids in (g.prompt_ids, *(r.ids for r in g.responses)))
     require_ids(read, policy.vocabulary)
@@ -107,7 +112,7 @@ def run_online(
     try:
         if start.state is not None:
             earlier.load(start.state, first)
-            policy.trainer.load_checkpoint([start.state / _STATE]).result()
+            _load_state(policy.trainer, start.state)
         learner = Learner(policy.trainer, config, reference)
         drawn = source(policy.trainer, kept, earlier)
         keep = kept.put if ranks.is_first else lambda iteration, rollouts: None
@@ -301,8 +306,27 @@ def _reached(state: Path | None) -> tuple[int, int]:
     """The iterations and tokens of a run before this segment."""
     if state is None:
         return 0, 0
-    reached = json.loads((state / _REACHED).read_text())
-    return int(reached["iterations"]), int(reached["num_tokens"])
+    file = state / _REACHED
+    try:
+        reached = json.loads(file.read_text())
+        iterations, tokens = int(reached["iterations"]), int(reached["num_tokens"])
+        require(min(iterations, tokens) >= 0, "counts must not be negative", reached)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{file} does not say how far a run came ({error!r}); give start the state of a run"
+        ) from error
+    return iterations, tokens
+
+
+def _load_state(trainer: Trainer, state: Path) -> None:
+    """Give the trainer the weights and moments with which an earlier segment ended."""
+    file = state / _STATE
+    try:
+        trainer.load_checkpoint([file]).result()
+    except (OSError, KeyError, SafetensorError) as error:
+        raise ValueError(
+            f"{file} is not the whole state of a run ({error!r}); make that segment again"
+        ) from error
 
 
 def _other_threads(scratch: Path) -> list[str]:
