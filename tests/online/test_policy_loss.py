@@ -166,15 +166,6 @@ def test_a_policy_that_has_not_moved_has_ratio_1_no_clipping_and_the_gradient_of
     assert gradient.abs().max() > 0
 
 
-def test_centred_advantages_and_equal_lengths_start_from_a_loss_of_zero() -> None:
-    data = made_up()
-    advantages = data.advantages - data.advantages.mean(dim=1, keepdim=True)
-    data = replace(data, policy=data.old, advantages=advantages)
-    loss, gradient, _ = loss_and_gradient(PolicyGradient(over=Over.response), data)
-    assert abs(loss) < 1e-12
-    assert gradient.abs().max() > 0
-
-
 def test_without_a_bound_the_ratio_is_plain_importance_weighting() -> None:
     data = made_up()
     wide = PolicyGradient(over=Over.token, clip_low=1e9, clip_high=1e9)
