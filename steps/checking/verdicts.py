@@ -28,7 +28,8 @@ class Judgement:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdict", Verdict(self.verdict))  # "right" is right too
-        object.__setattr__(self, "reason", "" if self.reason is None else str(self.reason))
+        reason = "" if self.reason is None else str(self.reason)
+        object.__setattr__(self, "reason", reason.encode("utf-8", "replace").decode())
 
     @property
     def reward(self) -> float | None:

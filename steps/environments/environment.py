@@ -66,6 +66,7 @@ class Graded(Judgement):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(math.isfinite(self.grade), "grade must be finite", self.grade)
+        object.__setattr__(self, "grade", float(self.grade))  # a tensor's number is a number too
 
     @property
     def reward(self) -> float | None:

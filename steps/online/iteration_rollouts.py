@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from steps.online.rollouts import Rollout, by_row, read_rollouts, write_rollouts
+from steps.online.rollouts import Rollout, read_recording, read_rollouts, write_rollouts
 
 
 class Kept:
@@ -64,8 +64,10 @@ class Recorded:
     """
 
     def __init__(self, folder: Path, prompts: int, first: int = 0) -> None:
-        rows = by_row(read_rollouts(folder))
+        rows = read_recording(folder)
         named = sorted({iteration for iteration, _ in rows})
+        if named and named != list(range(named[0], named[-1] + 1)):
+            raise ValueError(f"{folder} lacks iterations between {named[0]} and {named[-1]}")
         keys = list(rows)
         if len(named) > 1:
             parts = [[key for key in keys if key[0] == number] for number in named]

@@ -1,7 +1,6 @@
 """Convert rollouts to an iteration's experience. Completions without a reward are left out and
 counted."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress, islice
@@ -14,6 +13,9 @@ from steps.online.methods.experience import Experience
 from steps.online.rollouts import Rollout, by_row
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.training.metrics import StepMetrics
+
+_LARGEST_REWARD = 1e100
+"""The square of a larger one could be no number."""
 
 
 def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
@@ -29,7 +31,7 @@ def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
     most = max(map(len, rows.values()), default=1)
     rewards = torch.zeros((len(rows), most), dtype=torch.float64)
     for of_row, drawn in zip(rewards, rows.values(), strict=True):
-        of_row[: len(drawn)] = torch.tensor(list(map(_reward, drawn)))
+        of_row[: len(drawn)] = torch.tensor(list(map(_reward, drawn)), dtype=torch.float64)
     groups = (_group(row, drawn) for row, drawn in rows.items())
     sampler = (
         torch.tensor([logp for rollout in drawn for logp in _scored(rollout)], dtype=torch.float32)
@@ -100,7 +102,7 @@ def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
 
 def _reward(rollout: Rollout) -> float:
     reward = sum(rollout.rewards.values())
-    if not math.isfinite(reward):
+    if not abs(reward) <= _LARGEST_REWARD:  # also for what is not a number
         raise ValueError(
             f"row {rollout.row!r}, completion {rollout.k}: its reward is {reward}; give no reward "
             "where there is none, and it is left out"

@@ -80,4 +80,5 @@ def _is_in(text: str, content: str) -> bool:
 def _message(message: Mapping[str, Any]) -> Message:
     if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
         raise ValueError(f"a message of an observation has no role and content: {message!r}")
+    message["content"].encode()  # ValueError: it has half a character, which is no text
     return {**message}  # pyright: ignore[reportReturnType]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from steps.checking.judges import Judges
@@ -37,7 +38,13 @@ from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
 from steps.online.judging import judge_rollouts, require_verdicts
 from steps.online.learning_from import experience_of
-from steps.online.recording import Drawn, require_whole_distribution, tokenized, write_recording
+from steps.online.recording import (
+    Drawn,
+    require_ids,
+    require_whole_distribution,
+    tokenized,
+    write_recording,
+)
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.scoring.config import Attention
@@ -48,6 +55,7 @@ from steps.scoring.scorer import Scorer, build_scorer
 from steps.shared.checks import require
 from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
+from steps.training.config import Schedule
 from steps.training.metrics import StepMetrics
 from steps.training.policy import TorchPolicy
 from steps.training.trainer import Trainer
@@ -88,7 +96,12 @@ def run_online(
     first, tokens = _reached(start.state)
     base = _base(start, config)
     segment = Segment(first, first + iterations, tokens)
+    end = segment.last if config.optimizer.schedule is Schedule.constant else config.horizon
+    rule = "horizon must reach to the run's last iteration, as the learning rate is 0 behind it"
+    require(end is not None and end >= segment.last, f"{rule}: {segment.last}", config.horizon)
     policy = TorchPolicy(start.policy, config, ranks)
+    read = ((g.row, ids) for g in examples for ids in (g.prompt_ids, *(r.ids for r in g.responses)))
+    require_ids(read, policy.vocabulary)
     scored_by, notices = policy.make_ready(examples)
     if ranks.is_first and policy.trainer.scorer.model.device.type == "cpu":
         notices = [*notices, *_other_threads(place.scratch)]
@@ -99,7 +112,7 @@ def run_online(
     try:
         if start.state is not None:
             earlier.load(start.state, first)
-            policy.trainer.load_checkpoint([start.state / _STATE]).result()
+            _load_state(policy.trainer, start.state)
         learner = Learner(policy.trainer, config, reference)
         drawn = source(policy.trainer, kept, earlier)
         keep = kept.put if ranks.is_first else lambda iteration, rollouts: None
@@ -151,6 +164,7 @@ def run_sampling(
     pairs = zip(rows, prompt_ids, strict=True)
     stop_ids = tuple(end_tokens(model, tokenizer))
     asked = Asked([(row.row, tuple(ids)) for row, ids in pairs], stop_ids)
+    require_ids(asked.prompts, vocabulary_size(model))
     first = asked.requests(config, 0)
     choice = engine.connect(model, first, "", config.slots, config.tokens_per_forward)
     _require_one_way(choice, place.ranks)
@@ -249,6 +263,7 @@ def run_replay(
     recorded = Recorded(rollouts, config.prompts, _reached(start.state)[0])
     drawn = (experience_of(part, config.max_new_tokens) for part in recorded.iterations)
     examples = [group for experience in drawn for group in experience.groups]
+    require(bool(examples), "a completion must have a token that the policy sampled", rollouts.name)
     iterations = len(recorded.iterations)
     return run_online(start, config, examples, lambda *_: recorded, iterations, place)
 
@@ -291,8 +306,27 @@ def _reached(state: Path | None) -> tuple[int, int]:
     """The iterations and tokens of a run before this segment."""
     if state is None:
         return 0, 0
-    reached = json.loads((state / _REACHED).read_text())
-    return int(reached["iterations"]), int(reached["num_tokens"])
+    file = state / _REACHED
+    try:
+        reached = json.loads(file.read_text())
+        iterations, tokens = int(reached["iterations"]), int(reached["num_tokens"])
+        require(min(iterations, tokens) >= 0, "counts must not be negative", reached)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{file} does not say how far a run came ({error!r}); give start the state of a run"
+        ) from error
+    return iterations, tokens
+
+
+def _load_state(trainer: Trainer, state: Path) -> None:
+    """Give the trainer the weights and moments with which an earlier segment ended."""
+    file = state / _STATE
+    try:
+        trainer.load_checkpoint([file]).result()
+    except (OSError, KeyError, SafetensorError) as error:
+        raise ValueError(
+            f"{file} is not the whole state of a run ({error!r}); make that segment again"
+        ) from error
 
 
 def _other_threads(scratch: Path) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from steps.generation.engine import Converses, Engine, Finish, Request, share
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests
 from steps.models.config import Dtype
-from steps.models.folders import load_model
+from steps.models.folders import load_model, vocabulary_size
 from steps.models.workplace import Left, Workplace
 from steps.online.episodes import World
 from steps.online.rollouts import (
@@ -112,6 +112,7 @@ def draw_rollouts(
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
     loaded = load_model(model, dtype)
     asked = [(row.row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
+    require_ids(asked, vocabulary_size(loaded))
     requests = make_requests(asked, config, end_tokens(loaded, tokenizer))
     weights = model_digest(model)
     choice = engine.connect(loaded, requests, weights, config.slots, config.tokens_per_forward)
@@ -148,6 +149,16 @@ def require_whole_distribution(folder: Path) -> None:
                 f"{file} says {name}={told[name]}: the policy was not drawn from as it is, so "
                 f"tokens cannot be weighed by how likely it finds them; sample with {name}="
                 f"{value:g}, or train with a method that imitates or prefers"
+            )
+
+
+def require_ids(rows: Iterable[tuple[str, Sequence[int]]], vocabulary: int) -> None:
+    """Raise ValueError, which names the row, for ids beyond the vocabulary of a model."""
+    for row, ids in rows:
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ValueError(
+                f"row {row!r} has the token ids {min(ids)} to {max(ids)}, and those of the model "
+                f"are 0 to {vocabulary - 1}; use the tokenizer and the rollouts of this model"
             )
 
 

@@ -9,6 +9,7 @@ Training uses the token ids; text is only for checkers and people. A text does n
 completion ended, and tokenising it again may give other tokens than the policy sampled.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count, islice
@@ -44,6 +45,8 @@ ROLLOUTS = pa.schema(
     ]
 )
 """The fields of `Rollout`."""
+_ROUNDING = 0.01
+"""What rounding may add to a logp of 0."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class Rollout:
                     f"row {self.row!r}, completion {self.k}: {name} has {len(values)} values for "
                     f"{len(self.ids)} ids; sample it again"
                 )
+        if not all(-math.inf < logp < _ROUNDING for logp in self.logps):
+            raise ValueError(
+                f"row {self.row!r}, completion {self.k}: its logps are no log-probabilities; see "
+                "whether the weights of the model that sampled it are finite"
+            )
 
     @property
     def is_rewarded(self) -> bool:
@@ -157,6 +165,25 @@ def read_rollouts(path: Path) -> Iterator[Rollout]:
                 yield _from_record(record)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{file}: {error}") from error
+
+
+def read_recording(folder: Path) -> dict[tuple[int, str], list[Rollout]]:
+    """The completions of each row of each iteration of a recording; see `by_row`.
+
+    Raises, besides what `read_rollouts` does, ValueError for a row that does not have as many
+    completions as the others, in order, which one policy sampled for one prompt.
+    """
+    rows = by_row(read_rollouts(folder))
+    numbers = list(range(max(map(len, rows.values()), default=0)))
+    for (iteration, row), drawn in rows.items():
+        shared = {(rollout.prompt_ids, rollout.weights) for rollout in drawn}
+        if [r.k for r in drawn] != numbers or len(shared) > 1 or not drawn[0].prompt_ids:
+            raise ValueError(
+                f"{folder}: iteration {iteration}, row {row!r}: it does not have {len(numbers)} "
+                "completions in order, of one prompt by one policy, like other rows; use the "
+                "recording as it was sampled"
+            )
+    return rows
 
 
 def of_first(ranks: "Ranks", rollouts: Sequence[Rollout] | None) -> list[Rollout]:

@@ -124,10 +124,17 @@ def _load(
                 f"transformers has no sequence classifier of the type {config.model_type!r} of "
                 f"{folder}; start from a model of another architecture"
             )
-    with _without_report():
-        model, missing = load_as(
-            AutoModelForSequenceClassification, folder, dtype, on_host, quantization, num_labels=1
-        )
+    auto = AutoModelForSequenceClassification
+    try:
+        with _without_report():
+            model, missing = load_as(auto, folder, dtype, on_host, quantization, num_labels=1)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"the weights of {folder} do not fit its config.json and a head with one label; take "
+            "both files from one reward model"
+        ) from error
     value_head(model)
     return model, missing
 

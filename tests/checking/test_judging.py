@@ -214,6 +214,7 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict(
     expected = {"right": RIGHT, "wrong": WRONG, "fork": WRONG}
     assert [one.verdict for one in found] == [expected.get(text, NONE) for text in texts]
     reasons = {text: one.reason for text, one in zip(texts, found, strict=True)}
+    assert Judgement(NONE, "half a character: \ud800").reason == "half a character: ?"
     assert reasons["die"] == "the checker's process ended (exit status 7)"
     assert reasons["hang"] == "no verdict within 30 s"
     assert reasons["raise"] == "KeyError: 'no such thing'"

@@ -16,8 +16,8 @@ import pytest
 import requests
 import torch
 from http_answers import Asked, answering
-from tiny_models import llama, model_folder
-from transformers import PreTrainedModel
+from tiny_models import SIZES, llama, model_folder
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.dag.canonical import identity
 from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
@@ -102,7 +102,7 @@ class StandIn:
 
 def told_by_vllm(drawn: Finished) -> Any:
     content = [
-        {"token": f"token_id:{token}", "logprob": logp, "bytes": None, "top_logprobs": []}
+        {"token_id": token, "logprob": logp, "rank": 1, "top_logprobs": []}
         for token, logp in zip(drawn.ids, drawn.logps, strict=True)
     ]
     choice = {
@@ -110,6 +110,7 @@ def told_by_vllm(drawn: Finished) -> Any:
         "logprobs": {"content": content},
         "finish_reason": str(drawn.finish),
         "token_ids": list(drawn.ids),
+        "weight_versions": [{"version": drawn.weights, "start": 0, "end": len(drawn.ids)}],
     }
     return {"request_id": "1", "choices": [choice], "prompt_logprobs": None}
 
@@ -178,6 +179,7 @@ def answer_of(**changes: Any) -> Any:
         (answer_of(logprobs=None), "it is no completion"),
         (answer_of(token_ids=[5, 6, 2]), "the logps are those of other tokens"),
         (answer_of(token_ids=[2, 5]), "the logps are those of other tokens"),
+        (answer_of(weight_versions=[{"version": "v", "start": 0, "end": 2}]), "by the weights"),
         (answer_of(finish_reason="length"), "says that it ended by length"),
         (answer_of(logprobs={"content": [{"logprob": -9999.0}] * 2}), "a token has no logp"),
         (answer_of(logprobs={"content": [{"logprob": -1.0}]}), "1 logps for 2 tokens"),
@@ -260,7 +262,8 @@ def test_the_engine_its_version_and_dtype_are_identity_and_where_it_runs_is_not(
 @pytest.mark.slow
 def test_vllm_takes_over_weights_and_draws_with_them(tmp_path: Path) -> None:
     installed = pytest.importorskip("vllm", reason="vLLM is not installed")
-    folder = model_folder(tmp_path / "policy")
+    config = LlamaConfig(**SIZES, head_dim=64, tie_word_embeddings=False)  # as its kernels need
+    folder = model_folder(tmp_path / "policy", lambda: LlamaForCausalLM(config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -271,13 +274,13 @@ def test_vllm_takes_over_weights_and_draws_with_them(tmp_path: Path) -> None:
     with subprocess.Popen([*command, "--skip-tokenizer-init"], env=environment) as server:
         try:
             address = f"http://127.0.0.1:{port}"
-            config = replace(CONFIG, version=installed.__version__, addresses=(address,))
+            served = replace(CONFIG, version=installed.__version__, addresses=(address,))
             while server.poll() is None:
                 try:
                     requests.get(f"{address}/health", timeout=5).raise_for_status()
                     break
                 except requests.RequestException:
                     time.sleep(1)
-            assert {done.weights for done in draw(config, load_model(folder))} == {"w"}
+            assert {done.weights for done in draw(served, load_model(folder))} == {"w"}
         finally:
             server.terminate()

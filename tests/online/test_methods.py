@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from steps.losses.dpo import Dpo
-from steps.online.methods.experience import Experience, mismatch
+from steps.online.methods.experience import Experience
 from steps.online.methods.method import Method
 from steps.online.methods.online_dpo import OnlineDpo
 from steps.online.methods.policy_gradient import (
@@ -158,12 +158,3 @@ def test_off_policy_weights_are_bounded(how: OffPolicy) -> None:
         assert torch.equal(weight, ratios.clamp(max=limit))
     else:
         assert torch.equal(weight, torch.where(inside, ratios, 0.0))
-
-
-def test_a_policy_that_drew_by_itself_is_no_distance_from_the_sampler() -> None:
-    given = experience()
-    assert given.policy is not None
-    assert mismatch(given.policy, given.policy) == {"mismatch/k3": 0, "mismatch/largest": 0}
-    apart = mismatch(given.policy, given.sampler)
-    assert apart["mismatch/k3"] > 0
-    assert apart["mismatch/largest"] <= 1

@@ -179,6 +179,14 @@ def test_two_segments_with_a_falling_rate_are_one_run(policy: Path, tmp_path: Pa
     assert weights(tmp_path / "two") == weights(tmp_path / "whole")
     rates = [line["learning_rate"] for line in log_of(tmp_path / "whole")]
     assert rates == pytest.approx([0.5e-2, 1e-2, 2e-2 / 3, 1e-2 / 3])
+    with pytest.raises(ValueError, match="horizon must reach to the run's last iteration"):
+        run(policy, tmp_path / "more", config, 2, start=state)
+    (state / "state.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="is not the whole state of a run"):
+        run(policy, tmp_path / "damaged", config, 1, start=state)
+    (state / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match="does not say how far a run came"):
+        run(policy, tmp_path / "lost", config, 1, start=state)
 
 
 def test_a_run_is_its_rollouts(policy: Path, four: Path, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ from steps.judge import judge
 from steps.kinds import Model, Prompts, Rollouts
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
-from steps.online.recording import record
+from steps.online.iteration_rollouts import Recorded
+from steps.online.learning_from import experience_of
+from steps.online.recording import record, require_ids
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
 
@@ -132,6 +134,42 @@ def test_a_rollout_whose_logps_are_not_one_a_token_is_refused(recording: Path) -
     rollout = next(read_rollouts(recording))
     with pytest.raises(ValueError, match=r"row 'q0', completion 0: logps has 1 values"):
         replace(rollout, logps=(-1.0,))
+    for nonsense in (float("nan"), -float("inf"), 2.0):
+        with pytest.raises(ValueError, match="its logps are no log-probabilities"):
+            replace(rollout, logps=(nonsense,) * len(rollout.ids))
+
+
+def test_a_recording_that_somebody_has_edited_is_not_trained_on(
+    recording: Path, tmp_path: Path
+) -> None:
+    drawn = list(read_rollouts(recording))
+    edits = {
+        "doubled": [*drawn, drawn[2]],
+        "dropped": drawn[:-1],
+        "swapped": [drawn[1], drawn[0], *drawn[2:]],
+        "another prompt": [replace(drawn[0], prompt_ids=(9,)), *drawn[1:]],
+        "another policy": [replace(drawn[0], weights="others"), *drawn[1:]],
+    }
+    for name, edited in edits.items():
+        (tmp_path / name).mkdir()
+        write_rollouts(tmp_path / name, edited)
+        with pytest.raises(ValueError, match="use the recording as it was sampled"):
+            Recorded(tmp_path / name, prompts=2)
+
+
+def test_rewards_are_compared_as_they_are_and_one_too_large_to_square_is_refused(
+    recording: Path,
+) -> None:
+    drawn = [replace(r, rewards={"x": 1 + 1e-12 * r.k}) for r in read_rollouts(recording)]
+    assert experience_of(drawn, 6).rewards[0].tolist() == [1, 1 + 1e-12, 1 + 2e-12]
+    with pytest.raises(ValueError, match=r"row 'q0', completion 0: its reward is 1e\+200"):
+        experience_of([replace(drawn[0], rewards={"x": 1e200})], 6)
+
+
+def test_tokens_that_a_model_does_not_have_are_refused() -> None:
+    require_ids([("q", (0, 63)), ("empty", ())], 64)
+    with pytest.raises(ValueError, match=r"row 'q' has the token ids 1 to 64"):
+        require_ids([("q", (1, 64))], 64)
 
 
 # --- the same whatever happens --------------------------------------------------------------------

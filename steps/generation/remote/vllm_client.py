@@ -150,12 +150,18 @@ def from_vllm(told: Any, request: Request, weights: str) -> Finished:
         content = choice["logprobs"]["content"]
         finish = _FINISHES[choice["finish_reason"]]
         logps = tuple(float(token["logprob"]) for token in content)
-        named = [token.get("token", "") for token in content]
+        named = [
+            f"token_id:{token['token_id']}" if "token_id" in token else str(token.get("token"))
+            for token in content
+        ]
+        drew = {span["version"] for span in choice.get("weight_versions") or ()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"row {request.row!r}: it is no completion ({error!r})") from error
     expected = [f"token_id:{token}" for token in ids]
     if any(name.startswith("token_id:") for name in named) and named != expected:
         raise ValueError(f"row {request.row!r}: the logps are those of other tokens")
+    if not drew <= {weights}:
+        raise ValueError(f"row {request.row!r}: it is drawn by the weights {sorted(drew)}")
     if logps and min(logps) <= _NO_LOGP:
         raise ValueError(f"row {request.row!r}: a token has no logp")
     finished = Finished(request.row, request.k, ids, logps, finish, weights)

@@ -20,6 +20,9 @@ from torch import Tensor
 from steps.online.methods.policy_gradient import Kl, PolicyGradient, Ratio
 from steps.scoring.logps import TokenLogps
 
+_FAR = 30.0
+"""Nats behind the reference from which ρ and k3 are multiplied by adding their logarithms."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -37,19 +40,22 @@ def policy_losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The losses of tokens, with gradients, and their metrics, detached; [S] each."""
     log_ratio = logps.tokens - to.old
-    ratio = (_means(log_ratio, logps) if method.ratio is Ratio.sequence else log_ratio).exp()
-    low, high = method.clip_low, method.clip_high
+    compared = _means(log_ratio, logps) if method.ratio is Ratio.sequence else log_ratio
+    ratio, low, high = compared.detach().exp(), method.clip_low, method.clip_high
     clipped = ratio.clamp(
         -torch.inf if low is None else 1 - low, None if high is None else 1 + high
     )
+    gain = to.advantages if to.weight is None else to.advantages.masked_fill(to.weight == 0, 0.0)
+    binds = ((ratio > clipped) & (gain > 0)) | ((ratio < clipped) & (gain < 0))
     if method.ratio is Ratio.none:
-        gains = to.advantages * logps.tokens
+        gains = gain * logps.tokens
     elif method.ratio is Ratio.detached:
-        gains = clipped.detach() * to.advantages * logps.tokens
-    else:
-        gains = torch.minimum(ratio * to.advantages, clipped * to.advantages)
+        gains = (clipped * gain).masked_fill(gain == 0, 0.0) * logps.tokens
+        binds = ratio != clipped
+    else:  # masked before exp: where it overflows, a gradient of 0 would become NaN
+        moving = compared.masked_fill(binds | (gain == 0), 0.0).exp()
+        gains = clipped.where(binds, moving) * gain
     losses = -gains if to.weight is None else -gains * to.weight
-    binds = method.ratio is Ratio.detached or clipped * to.advantages < ratio * to.advantages
     watched = {
         "ratio/deviation": (ratio - 1).abs(),
         "clip_ratio/low_mean": (binds & (ratio < clipped)).double(),
@@ -62,8 +68,16 @@ def policy_losses(
         if method.kl is Kl.k3:
             losses = losses + method.kl_weight * k3
         elif method.kl is Kl.k3_weighted:
-            losses = losses + method.kl_weight * log_ratio.exp() * k3
+            losses = losses + method.kl_weight * _weighted(log_ratio, behind)
     return losses, {name: values.detach() for name, values in watched.items()}
+
+
+def _weighted(log_ratio: Tensor, behind: Tensor) -> Tensor:
+    """ρ k3, even where ρ is too small and k3 too large for a number."""
+    far, ratio = behind > _FAR, log_ratio.exp()
+    near = behind.masked_fill(far, 0.0)
+    away = (log_ratio + behind).where(far, 0.0).exp() - ratio * (1 + behind)
+    return away.where(far, ratio * (near.expm1() - near))
 
 
 def _means(log_ratio: Tensor, logps: TokenLogps) -> Tensor:
