@@ -286,8 +286,8 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
     for name in found:
         if not isinstance(settings.get(name), str | Mapping | None):
             raise TemperError(
-                f"{file}: {name} takes one path; for several files, name their folder or a pattern, "
-                f"as in `{name}: 'parts/*.jsonl'`"
+                f"{file}: {name} takes one path; several files have a folder or a pattern, as in "
+                f"`{name}: 'parts/*.jsonl'`"
             )
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)

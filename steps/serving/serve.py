@@ -64,7 +64,7 @@ def serve(
     """
     through = through or (Server.transformers if _missing(Server.vllm) else Server.vllm)
     _require_installed(through)
-    with opened(name, store) as model, _listening(host, port) as taken, _ended_by_sigterm():
+    with _listening(host, port) as taken, opened(name, store) as model, _ended_by_sigterm():
         model.require_whole()
         served = model_id(model)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
