@@ -142,7 +142,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "what it does not support": ({"logprobs": True}, "logprobs: this server does not support it"),
     "what nobody knows": ({"extra_body": {"foo": 1}}, "foo"),
     "too long a prompt": (
-        {"messages": [{"role": "user", "content": "1 " * 99}], "stream": True}, "the model takes 96",
+        {"messages": [{"role": "user", "content": "1 " * 99}], "stream": True}, "model takes 96",
     ),
 }  # fmt: skip
 
