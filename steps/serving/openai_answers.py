@@ -86,15 +86,10 @@ class Answers:
                 if until.found or left.is_set():
                     raise Enough
 
-            drawing = asked.drawing(_in_range(seed + choice % count))
+            drawing = asked.drawing(seed + choice % count)
             written = self.speaker.write(prompts[choice // count], drawing, hear)
             finish = "stop" if until.found or written.ended else "length"
             tell(Piece(choice, until.held, finish, written.tokens))
-
-
-def _in_range(seed: int) -> int:
-    """A seed that torch takes, of any 64 bits."""
-    return seed % 2**63
 
 
 class _UntilStop:

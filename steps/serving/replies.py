@@ -65,6 +65,7 @@ class Drawing:
     def __post_init__(self) -> None:
         require_count(self, "max_new_tokens")
         require(self.temperature >= 0, "temperature must be 0 or above", self.temperature)
+        require(-(2**63) <= self.seed < 2**64, "seed must be a number of 64 bits", self.seed)
         require(0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p)
 
 
