@@ -26,7 +26,7 @@ from pipeline.text import did_you_mean
 
 MOST_SUGGESTIONS = 4
 _HYDRA_OPTIONS = (
-    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve",
+    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package",
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip

@@ -7,7 +7,7 @@ ends with the next piece.
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Answers:
             self.speaker.room_after(ids)
         return read
 
-    async def write(self, prompts: Sequence[Sequence[int]], asked: Asked) -> AsyncIterator[Piece]:
+    async def write(self, prompts: Sequence[Sequence[int]], asked: Asked) -> AsyncGenerator[Piece]:
         """The pieces of all answers, `asked.n` for each prompt, one answer after the other."""
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Piece | None] = asyncio.Queue()

@@ -7,7 +7,8 @@ exceptions.
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -119,12 +120,12 @@ class _Interface:
             return StreamingResponse(events, media_type="text/event-stream")
         texts: dict[int, str] = {}
         ends: list[Piece] = []
-        async for piece in pieces:
-            texts[piece.choice] = texts.get(piece.choice, "") + piece.text
-            ends += [piece] if piece.finish else []
-            if await request.is_disconnected():
-                await pieces.aclose()  # type: ignore[attr-defined]
-                break
+        async with aclosing(pieces):
+            async for piece in pieces:
+                texts[piece.choice] = texts.get(piece.choice, "") + piece.text
+                ends += [piece] if piece.finish else []
+                if await request.is_disconnected():
+                    raise ClientDisconnect
         choices = [form.choice(end, texts[end.choice], False) for end in ends]
         usage = _usage(read, sum(end.tokens for end in ends))
         return JSONResponse({**head, "object": form.name, "choices": choices, "usage": usage})
@@ -156,15 +157,16 @@ def _text(text: str, part: bool) -> dict[str, Any]:
 
 
 async def _events(
-    pieces: AsyncIterator[Piece], head: dict[str, Any], form: _Form, read: int, counted: bool
+    pieces: AsyncGenerator[Piece], head: dict[str, Any], form: _Form, read: int, counted: bool
 ) -> AsyncIterator[str]:
     """An answer as server-sent events; its usage is the last one, if it is asked for."""
     head = {**head, "object": form.chunk}
     written = 0
     try:
-        async for piece in pieces:
-            written += piece.tokens
-            yield _event({**head, "choices": [form.choice(piece, piece.text, True)]})
+        async with aclosing(pieces):
+            async for piece in pieces:
+                written += piece.tokens
+                yield _event({**head, "choices": [form.choice(piece, piece.text, True)]})
     except Exception as error:
         yield _event(_error(f"the answer failed: {error}", "server_error"))
         raise

@@ -34,13 +34,24 @@ class _Text(BaseModel):
     text: str
 
 
+class _Function(BaseModel):
+    name: str
+    arguments: str
+
+
+class _Call(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Function
+
+
 class _Turn(BaseModel):
     """A message; clients send fields of answers back, of which those without a use are left out."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Text] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -53,7 +64,7 @@ class _Turn(BaseModel):
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
-        extra = {key: getattr(self, key, None) for key in EXTRA_KEYS}
+        extra = self.model_dump(include=set(EXTRA_KEYS))
         given = {key: value for key, value in extra.items() if value}
         return Message(role=role, content=text, **given)  # type: ignore[typeddict-item]
 

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.generation import BaseStreamer
+from transformers.generation.streamers import BaseStreamer
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message

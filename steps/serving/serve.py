@@ -5,7 +5,9 @@ model answers in this process, through transformers (:mod:`steps.serving.openai_
 server listens only on this machine, because neither server authenticates its clients.
 """
 
+import asyncio
 import json
+import logging
 import os
 import re
 import shlex
@@ -87,12 +89,18 @@ def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str
 
     settings = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": 3}
     server = uvicorn.Server(uvicorn.Config(app_of(Speaker(model.folder), served), **settings))
+    logging.getLogger("uvicorn.error").addFilter(_is_no_end)
     taken.listen()  # from here on clients wait until they are answered
     print(ready, flush=True)
     try:
         server.run(sockets=[taken])
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    """Whether a log's record is no traceback of an answer that the end of the server cuts off."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _serve_through_vllm(model: NamedModel, served: str, host: str, port: int, ready: str) -> None:
