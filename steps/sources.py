@@ -417,6 +417,8 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
     path = Path(source.url)
     want = "model.path names a Hugging Face model folder or a .gguf file"
     if not path.exists():
+        if source.url.startswith("~"):
+            source.identity()  # it says what to write instead
         if _HUB_NAME.fullmatch(source.url):
             raise TemperError(
                 f"model {source.url} is no folder here (in {Path.cwd()}); if that is its name on "

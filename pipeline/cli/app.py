@@ -36,6 +36,7 @@ from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
 from pipeline.cli.tune import tune
 from pipeline.errors import TemperError
+from pipeline.foreseen import message_of
 from pipeline.running.session import PLAN_ONLY
 from pipeline.show.terminal import make_console, show_error
 from pipeline.store import logs as growing
@@ -606,9 +607,16 @@ def main() -> None:
         show_error(str(error))
         raise SystemExit(1) from None
     except OSError as error:
-        said = f"{error.filename}: {error.strerror}; check the path" if error.filename else error
-        show_error(str(said))
+        show_error(message_of(error) or _of_a_path(error))
         raise SystemExit(1) from None
+
+
+def _of_a_path(error: OSError) -> str:
+    if error.filename:
+        return f"{error.filename}: {error.strerror}; check the path"
+    if isinstance(error, FileNotFoundError):  # it has no name if the working folder is meant
+        return "the working folder is gone; change to another, as in: cd ~"
+    return str(error)
 
 
 def _add_commands_of_packages(asked: list[str]) -> None:

@@ -139,10 +139,12 @@ def find_recipe(name: str) -> Recipe:
     scripts = {recipe.script: recipe for recipe in known.values() if not recipe.settings}
     if found := known.get(name) or scripts.get(name):
         return found
-    close = difflib.get_close_matches(name, [*known, *scripts], 2)
+    close = difflib.get_close_matches(name.lower(), [*known, *scripts], 2)
     meant = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
     if name.endswith(".py"):
         meant = f"run a script with Python: python {name}"
+    elif Path(name).is_file():
+        meant = f"a recipe's file is YAML and ends in .yaml: rename {name}"
     losses = [*EXPERIMENTS.parent.glob(f"steps/losses/**/{name.replace('-', '_')}.py")]
     if name.isidentifier() and losses:
         meant = f"a loss is a setting: temper run dpo dpo/loss={name}"
@@ -282,6 +284,11 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
     settings = {str(name): value for name, value in content.items() if name != "recipe"}
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
     for name in found:
+        if not isinstance(settings.get(name), str | Mapping | None):
+            raise TemperError(
+                f"{file}: {name} takes one path; several files have a folder or a pattern, as in "
+                f"`{name}: 'parts/*.jsonl'`"
+            )
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)

@@ -25,7 +25,7 @@ from pipeline.text import did_you_mean
 
 MOST_SUGGESTIONS = 4
 _HYDRA_OPTIONS = (
-    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p",
+    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package",
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
@@ -44,6 +44,8 @@ override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string
     \1 takes one text, and \2 is several
 override ([\w.]+)=\{*([^:]*?)\}*(?::.*?)?; (?:Invalid .* not a ListConfig|Cannot merge .* with)
     \1 takes a list: \1=[\2]
+Could not override ''\.
+    = names no setting; settings are written key=value
 Multiple values for ([\w./]+)\. To override
     +\1: leave out the +, since \1 has a value already
 Ambiguous value for argument '([\w./]+/\w+=.*?)'
@@ -71,7 +73,7 @@ Missing mandatory value: (\S+)
 _NO_MEMBER = re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]")
 _OURS = ("--plan", "--quiet", "--verbose")
 _OTHER_OPTIONS = {
-    "--dry-run": "--plan shows what would run",
+    **dict.fromkeys(("--dry-run", "-p", "-n"), "--plan shows what would run"),
     "--config": "temper run FILE.yaml takes settings from a file",
     "--force": "force=[STEP] makes a step again",
     **dict.fromkeys(
@@ -144,9 +146,9 @@ class Known:
 
 def unknown_setting(key: str, value: str, known: Known) -> str:
     """The error for a setting that does not exist."""
-    found = known.suggestions(key, value)[:MOST_SUGGESTIONS]
-    if not found and (below := [name for name in known.keys if name.startswith(f"{key}.")]):
+    if below := [name for name in known.keys if name.startswith(f"{key}.")]:
         return f"{key} is no single setting; set one of it, as in {below[0]}="
+    found = known.suggestions(key, value)[:MOST_SUGGESTIONS]
     meant = f"did you mean {' or '.join(found)}?" if found else "--help lists every setting"
     return f"unknown config key {key!r}; {meant}"
 
@@ -163,6 +165,8 @@ def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> N
     takes_words = any(a.startswith("-") and a not in ("-m", "--multirun") for a in arguments)
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         option, _, value = argument.partition("=")
+        if option in ("--help", "-h") and value:
+            raise TemperError(f"{argument}: write {option} {value}")
         if option in _HYDRA_OPTIONS:
             continue
         if argument.startswith("-"):
@@ -205,7 +209,9 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
     if chosen := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
         group = chosen[1].replace(".", "/")
-        names = known.groups.get(group, ["NAME"])
+        if group not in known.groups:
+            return unknown_setting(chosen[1], "", known)
+        names = known.groups[group]
         options = chosen[2] if chosen[2] in names else "|".join(names)
         return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
     if wrong := _NO_MEMBER.search("; ".join(lines)):

@@ -216,7 +216,8 @@ def _unreadable(path: str) -> str:
     if os.path.islink(path):
         what = f"it is a link to {os.readlink(path)}, where nothing is; delete or mend it"
     else:
-        what = f"{os.path.basename(path)} is not a regular file, but a pipe, socket or device"
+        what = f"{os.path.basename(path)} is not a regular file, but a pipe, socket or device; "
+        what += "write its content to a file, and name that"
     return f"cannot read input {path}: {what}"
 
 

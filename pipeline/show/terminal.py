@@ -49,6 +49,8 @@ LONGEST_NAME = 80
 LONGEST_SUMMARY = 6000
 MOST_METRICS = 40
 """The most metrics printed of one step; ``temper show`` prints all."""
+_LABEL_WIDTH = 20
+"""The least width of a metric's label, where labels wrap."""
 MOST_WARNINGS = 3
 LONGEST_PLAN = 60
 """A plan with more steps counts its cached steps instead of listing them."""
@@ -280,12 +282,13 @@ def named(name: str, style: str = "") -> Text:
 def _results_of_one_kind(
     console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
 ) -> RenderableType:
-    """A table with a column for each result. If it is too wide, intervals go below their values; if
-    that is too wide as well, the table has a row for each result."""
+    """A table with a column for each result. If it is too wide, intervals go below their values,
+    and labels wrap; if that is too wide as well, the table has a row for each result."""
     unlimited = console.options.update_width(sys.maxsize)
     for stacked in (False, True):
         table = _metrics_table(group, metrics, stacked)
-        if console.measure(table, options=unlimited).maximum <= console.width:
+        width = console.measure(table, options=unlimited)
+        if (width.minimum if stacked else width.maximum) <= console.width:
             return table
     return compare(group, metrics if len(metrics) == MOST_METRICS else None)
 
@@ -297,9 +300,9 @@ def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacke
         title=first.step, title_justify="left", header_style="bold", title_style="bold",
         box=SIMPLE_HEAD if stacked else HEAVY_HEAD, padding=(0, 0 if stacked else 1),
     )  # fmt: skip
-    table.add_column("")
+    table.add_column("", min_width=_LABEL_WIDTH if stacked else None)
     for name in group:
-        table.add_column(named(name), justify="right")
+        table.add_column(named(name), justify="right", no_wrap=stacked)
     for metric in metrics:
         cells = [marked(manifest.metrics, metric) for manifest in group.values()]
         if any(cell.endswith(MARK) for cell in cells):

@@ -6,16 +6,20 @@ Decoding settings that a model ships with are ignored.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
+from tokenizers.decoders import DecodeStream
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedTokenizerBase,
-    TextStreamer,
+    PreTrainedTokenizerFast,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
@@ -31,6 +35,24 @@ OnPiece = Callable[[str], None]
 """Called with each piece of an answer as soon as the model has written it."""
 
 
+class Enough(Exception):
+    """Raised by an `OnPiece` to end an answer."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model has written.
+
+    Attributes:
+        tokens: their number, with the one that ends the answer.
+        ended: whether the model ended the answer itself.
+    """
+
+    text: str
+    tokens: int
+    ended: bool
+
+
 @dataclass(frozen=True)
 class Drawing:
     """How an answer is sampled; a temperature of 0 takes the likeliest token."""
@@ -43,6 +65,7 @@ class Drawing:
     def __post_init__(self) -> None:
         require_count(self, "max_new_tokens")
         require(self.temperature >= 0, "temperature must be 0 or above", self.temperature)
+        require(-(2**63) <= self.seed < 2**64, "seed must be a number of 64 bits", self.seed)
         require(0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p)
 
 
@@ -65,26 +88,34 @@ class Speaker:
             raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
 
     def answer(self, messages: Sequence[Message], drawing: Drawing, on_piece: OnPiece) -> str:
-        """The model's next message in a conversation.
+        """The model's next message in a conversation; raises what `prompt_of` and `write` raise."""
+        return self.write(self.prompt_of(messages), drawing, on_piece).text
 
-        Raises ValueError if the chat template refuses the conversation, or if it is too long.
+    def go_on(self, text: str, drawing: Drawing, on_piece: OnPiece) -> str:
+        """The model's continuation of a text; raises what `write` raises."""
+        return self.write(self.tokens_of(text), drawing, on_piece).text
+
+    def prompt_of(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, up to where the model writes its next message.
+
+        Raises ValueError if the chat template refuses the conversation.
         """
         (ids,) = tokenize_prompts(self._tokenization, [Chat(tuple(messages))])
         if isinstance(ids, MalformedRow):
             raise ValueError(f"the chat template refuses this conversation: {ids}")
-        return self._write(ids, drawing, on_piece)
+        return ids
 
-    def go_on(self, text: str, drawing: Drawing, on_piece: OnPiece) -> str:
-        """The model's continuation of a text.
+    def tokens_of(self, text: str) -> list[int]:
+        return list(self.tokenizer(text)["input_ids"])
 
-        Raises ValueError if the text has no tokens or too many.
+    def write(self, ids: Sequence[int], drawing: Drawing, on_piece: OnPiece) -> Written:
+        """What the model writes after these tokens.
+
+        Raises ValueError if there are no tokens, or more than the model has positions for.
         """
-        return self._write(list(self.tokenizer(text)["input_ids"]), drawing, on_piece)
-
-    def _write(self, ids: list[int], drawing: Drawing, on_piece: OnPiece) -> str:
         ends = end_tokens(self.model, self.tokenizer)
         self.model.generation_config = GenerationConfig(
-            max_new_tokens=min(drawing.max_new_tokens, self._room_after(ids)),
+            max_new_tokens=min(drawing.max_new_tokens, self.room_after(ids)),
             do_sample=drawing.temperature > 0,
             temperature=drawing.temperature or None,
             top_p=drawing.top_p if drawing.temperature else None,
@@ -95,15 +126,15 @@ class Speaker:
         torch.manual_seed(drawing.seed)
         forget_lengths(self.model)
         prompt = torch.tensor([ids], device=self.model.device)
-        with torch.no_grad(), evaluating(self.model):
-            written = self.model.generate(  # pyright: ignore[reportCallIssue]
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                streamer=_Pieces(self.tokenizer, on_piece),
+        pieces = _Pieces(self.tokenizer, on_piece)
+        with suppress(Enough), torch.no_grad(), evaluating(self.model):
+            self.model.generate(  # pyright: ignore[reportCallIssue]
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces
             )
-        return decoded(self.tokenizer, written[0, len(ids) :].tolist())
+        ended = bool(pieces.ids) and pieces.ids[-1] in ends
+        return Written(decoded(self.tokenizer, pieces.ids), len(pieces.ids), ended)
 
-    def _room_after(self, ids: Sequence[int]) -> int:
+    def room_after(self, ids: Sequence[int]) -> int:
         """How many tokens the model can write after these."""
         if not ids:
             raise ValueError("there is nothing to answer; write a prompt")
@@ -115,13 +146,24 @@ class Speaker:
         return most - len(ids)
 
 
-class _Pieces(TextStreamer):
-    """Passes text on as soon as later tokens cannot change it."""
+class _Pieces(BaseStreamer):
+    """Keeps the tokens that the model writes, and passes their text on."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, on_piece: OnPiece) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)  # pyright: ignore
+        self.ids: list[int] = []
+        self._tokenizer = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
+        self._stream = DecodeStream([], skip_special_tokens=True)
         self._on_piece = on_piece
+        self._knows_prompt = False
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if text:
-            self._on_piece(text)
+    def put(self, value: torch.Tensor) -> None:
+        if not self._knows_prompt:  # the first call has the prompt
+            self._knows_prompt = True
+            return
+        for token in value.tolist():
+            self.ids.append(token)
+            if piece := self._stream.step(self._tokenizer, token):
+                self._on_piece(piece)
+
+    def end(self) -> None:
+        """Nothing is held back."""

@@ -1,11 +1,13 @@
 """``temper serve``: a model behind an OpenAI-compatible HTTP interface.
 
-The server is vLLM's if vLLM is installed, else that of transformers. It runs as a child of this
-process and ends with it. By default it listens only on this machine, because neither server
-authenticates its clients.
+vLLM's server runs if vLLM is installed, as a child of this process that ends with it. Else the
+model answers in this process, through transformers (:mod:`steps.serving.openai_app`). By default a
+server listens only on this machine, because neither server authenticates its clients.
 """
 
+import asyncio
 import json
+import logging
 import os
 import re
 import shlex
@@ -26,6 +28,7 @@ from typing import Annotated
 import typer
 
 from pipeline import TemperError
+from pipeline.extras import how_to_install
 from pipeline.store.stored import is_file
 from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened
 
@@ -44,14 +47,7 @@ class Server(StrEnum):
     transformers = "transformers"
 
 
-_MODULES = {
-    Server.vllm: "vllm.entrypoints.cli.main",
-    Server.transformers: "transformers.cli.transformers",
-}
-_NEEDED = {
-    Server.vllm: ("vllm",),
-    Server.transformers: ("transformers", "fastapi", "uvicorn", "openai"),
-}
+_NEEDED = {Server.vllm: ("vllm",), Server.transformers: ("starlette", "uvicorn", "pydantic")}
 """The modules that each server needs."""
 
 
@@ -68,34 +64,65 @@ def serve(
 
     Prints where, and an example, when the server is ready. Ctrl-C ends it.
     """
-    through = through or _installed()
+    through = through or (Server.transformers if _missing(Server.vllm) else Server.vllm)
     _require_installed(through)
-    _require_free(host, port)
-    with opened(name, store) as model, TemporaryDirectory(prefix="temper-serve-") as place:
+    with _listening(host, port) as taken, opened(name, store) as model, _ended_by_sigterm():
         model.require_whole()
         served = model_id(model)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        ready = (
+            f"{name} at {url}/v1, through {through}; Ctrl-C ends it. Try:\n"
+            f"{example(f'{url}/v1', served)}"
+        )
+        if through is Server.vllm:
+            taken.close()
+            _serve_through_vllm(model, served, host, port, ready)
+        else:
+            _serve_here(model, served, taken, ready)
+
+
+def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str) -> None:
+    import uvicorn
+
+    from steps.serving.openai_app import app_of  # torch is slow to import
+    from steps.serving.replies import Speaker
+
+    settings = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": 3}
+    server = uvicorn.Server(uvicorn.Config(app_of(Speaker(model.folder), served), **settings))
+    logging.getLogger("uvicorn.error").addFilter(_is_no_end)
+    taken.listen()  # from here on clients wait until they are answered
+    print(ready, flush=True)
+    try:
+        server.run(sockets=[taken])
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    """Whether a log's record is no traceback of an answer that the end of the server cuts off."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+def _serve_through_vllm(model: NamedModel, served: str, host: str, port: int, ready: str) -> None:
+    with TemporaryDirectory(prefix="temper-serve-") as place:
         link = Path(place, served)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(model.folder.absolute())
-        with _running(server_command(through, served, host, port), place) as server:
+        with _running(vllm_command(served, host, port), place) as server:
             _wait_until_ready(server, host, port)
-            url = f"http://{host}:{port}/v1"
-            print(
-                f"{name} at {url}, through {through}; Ctrl-C ends it. Try:\n{example(url, served)}"
-            )
-            sys.stdout.flush()
+            print(ready, flush=True)
             raise typer.Exit(abs(server.wait()))
 
 
-def server_command(through: Server, served: str, host: str, port: int) -> Sequence[str]:
+def vllm_command(served: str, host: str, port: int) -> Sequence[str]:
     """The command line of a server for this model only, to be run in the folder that holds it."""
-    module = _MODULES[through]
+    module = "vllm.entrypoints.cli.main"
     return sys.executable, "-m", module, "serve", served, "--host", host, "--port", str(port)
 
 
 def model_id(model: NamedModel) -> str:
-    """The model's name for clients. Both servers use the model's path as its name. So the path must
-    be short, and must contain nothing that they interpret as a revision or a file."""
+    """The model's name for clients. vLLM uses the model's path as its name. So the path must be
+    short, and must contain nothing that it interprets as a revision or a file."""
     name = model.name if model.is_artifact else model.folder.resolve().name
     plain = re.sub(r"[^\w./-]", "-", name)
     return plain if is_file(plain) else "model"
@@ -111,42 +138,49 @@ def example(url: str, served: str) -> str:
     )
 
 
-def _installed() -> Server:
-    return Server.vllm if not _missing(Server.vllm) else Server.transformers
-
-
 def _missing(server: Server) -> list[str]:
     return [module for module in _NEEDED[server] if find_spec(module) is None]
 
 
 def _require_installed(server: Server) -> None:
     if missing := _missing(server):
-        extra = "vllm" if server is Server.vllm else "transformers[serving]"
         raise TemperError(
-            f"the server of {server} needs {', '.join(missing)}: pip install {shlex.quote(extra)}"
+            f"the server of {server} needs {', '.join(missing)}: {how_to_install(missing[0])}"
         )
 
 
-def _require_free(host: str, port: int) -> None:
-    """Require a free port. Otherwise another server's health check would count as this one's."""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that has the address. With a port that another server has, this one would seem to
+    be ready when the other is."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind((host, port))
+            taken.bind((host, port))
         except OSError as error:
             raise TemperError(
                 f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port"
             ) from error
+        yield taken
 
 
 @contextmanager
-def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server, and end it at the end of the block, also after SIGTERM."""
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as an exception, so that what it has started ends too."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the server, and end it at the end of the block."""
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(command, cwd=folder, env=offline, stdout=_STANDARD_ERROR)
     try:
@@ -159,7 +193,6 @@ def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[b
             server.wait(timeout=30)
         except subprocess.TimeoutExpired:
             server.kill()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], host: str, port: int) -> None:

@@ -1,21 +1,29 @@
 """``temper serve``: whose server it starts, where it listens, and that it ends with its command."""
 
 import json
-import re
 import signal
 import socket
 import subprocess
 import sys
-import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
 from places import REPOSITORY
 
 from pipeline import TemperError
+from steps.data.rows.rows import Message
 from steps.serving.named_models import NamedModel
-from steps.serving.serve import LOOPBACK, Server, example, model_id, serve, server_command
+from steps.serving.openai_app import LARGEST_BODY
+from steps.serving.replies import Drawing, Speaker
+from steps.serving.serve import LOOPBACK, Server, example, model_id, serve, vllm_command
+
+QUESTION: list[Message] = [{"role": "user", "content": "What is 1 + 2?"}]
 
 _PROGRAM = f"""
 import sys
@@ -32,12 +40,9 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def test_a_server_is_told_of_one_model_and_listens_on_this_machine_alone() -> None:
-    for server in Server:
-        command = server_command(server, "experiment/export", LOOPBACK, 8000)
-        assert command[3:] == (
-            "serve", "experiment/export", "--host", "127.0.0.1", "--port", "8000",
-        )  # fmt: skip
+def test_vllm_is_told_of_one_model_and_listens_on_this_machine_alone() -> None:
+    command = vllm_command("experiment/export", LOOPBACK, 8000)
+    assert command[3:] == ("serve", "experiment/export", "--host", "127.0.0.1", "--port", "8000")
 
 
 def test_a_model_is_called_by_its_name_without_what_servers_take_for_something_else() -> None:
@@ -76,12 +81,9 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
             serve("model", port=port, through=Server.transformers)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    any(find_spec(module) is None for module in ("uvicorn", "fastapi", "openai")),
-    reason="needs transformers[serving]",
-)
-def test_a_client_is_answered_and_the_server_ends_with_the_command(chat_model: Path) -> None:
+@pytest.fixture(scope="module")
+def served(chat_model: Path) -> Iterator[OpenAI]:
+    """The official client of a server, which ends with its command."""
     port = free_port()
     command = [sys.executable, "-c", _PROGRAM, str(chat_model), "--port", str(port)]
     command += ["--through", "transformers"]
@@ -90,21 +92,82 @@ def test_a_client_is_answered_and_the_server_ends_with_the_command(chat_model: P
         assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith(f"{chat_model} at http://127.0.0.1:{port}/v1, through transformers")
-        curl = process.stdout.readline()
-        found = re.search(r"-d '(.*)'", curl)
-        assert found is not None
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/chat/completions",
-            found[1].encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=300) as response:
-            answer = json.load(response)
-        assert answer["choices"][0]["message"]["role"] == "assistant"
+        with OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+        ) as client:
+            yield client
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 128 + signal.SIGTERM
-        with socket.socket() as trial:
-            assert trial.connect_ex((LOOPBACK, port)) != 0
     finally:
-        process.terminate()  # it ends its server, which a kill would leave behind
+        process.terminate()
         process.wait()
+
+
+def ask(client: OpenAI, **fields: Any) -> Any:
+    asked = {"model": "model", "messages": QUESTION, "max_tokens": 24, "temperature": 0, **fields}
+    return client.chat.completions.create(**asked)
+
+
+@pytest.mark.slow
+def test_openai_s_client_is_answered_as_temper_chat_answers(
+    served: OpenAI, chat_model: Path
+) -> None:
+    (model,) = served.models.list()
+    assert model.id == "model"
+    choice = ask(served).choices[0]
+    expected = Speaker(chat_model).answer(QUESTION, Drawing(24), lambda piece: None)
+    assert (choice.message.content, choice.finish_reason) == (expected, "length")
+    events = list(ask(served, stream=True, stream_options={"include_usage": True}))
+    assert "".join(e.choices[0].delta.content for e in events[:-1]) == expected
+    assert events[-1].usage.completion_tokens == 24
+    stopped = ask(served, stop=[expected[3:6], "none"]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == (
+        expected[: expected.index(expected[3:6])], "stop",
+    )  # fmt: skip
+    drawn = [ask(served, n=3, seed=1, temperature=2).choices for _ in range(2)]
+    texts = [[choice.message.content for choice in choices] for choices in drawn]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+    assert len(served.completions.create(model="model", prompt=["1 +", "2 +"]).choices) == 2
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "another model": ({"model": "gpt-4"}, "this server has 'model'"),
+    "no messages": ({"messages": []}, "messages"),
+    "no content": ({"messages": [{"role": "user"}]}, "needs content"),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'text'"),
+    "a temperature below 0": ({"temperature": -1}, "temperature"),
+    "a text for a number": ({"max_tokens": "5"}, "max_tokens"),
+    "an empty stop text": ({"stop": ""}, "stop"),
+    "what it does not support": ({"logprobs": True}, "logprobs: this server does not support it"),
+    "what nobody knows": ({"extra_body": {"foo": 1}}, "foo"),
+    "too long a prompt": (
+        {"messages": [{"role": "user", "content": "1 " * 99}], "stream": True}, "model takes 96",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_request_is_refused_as_openai_would(odd: str, served: OpenAI) -> None:
+    fields, told = ODD[odd]
+    with pytest.raises(BadRequestError if odd != "another model" else NotFoundError, match=told):
+        ask(served, **fields)
+
+
+@pytest.mark.slow
+def test_a_broken_request_gets_an_error_object_and_a_cut_one_harms_nobody(served: OpenAI) -> None:
+    host, port = served.base_url.host, served.base_url.port
+    for method, path, body, status in (
+        ("POST", "/v1/chat/completions", b"{", 400),
+        ("GET", "/v1/chat/completions", None, 405),
+        ("POST", "/v1/embeddings", b"{}", 404),
+        ("POST", "/v1/completions", b" " * (LARGEST_BODY + 1), 413),
+    ):
+        with closing(HTTPConnection(str(host), port, timeout=60)) as connection:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            assert (answer.status, bool(json.load(answer)["error"]["message"])) == (status, True)
+    with ask(served, stream=True, max_tokens=90) as cut:
+        next(iter(cut))
+    assert ask(served).choices

@@ -1,0 +1,110 @@
+"""What a model answers to a request, while a thread lets it write.
+
+The model answers one request at a time; others wait for their turn. If a client leaves, its answer
+ends with the next piece.
+"""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from steps.serving.openai_requests import Asked
+from steps.serving.replies import Enough, Speaker
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer; the last one says why it ended (`stop` or `length`), and its tokens."""
+
+    choice: int
+    text: str
+    finish: str | None = None
+    tokens: int = 0
+
+
+class Answers:
+    """Lets one model answer the requests of many clients."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self.speaker = speaker
+        self._writing = ThreadPoolExecutor(1, "writing")
+        self._reading = ThreadPoolExecutor(1, "reading")
+
+    async def read(self, prompts: Callable[[], list[list[int]]]) -> list[list[int]]:
+        """The tokens of prompts, each of which leaves room for an answer.
+
+        Raises ValueError if one cannot be answered.
+        """
+        read = await asyncio.get_running_loop().run_in_executor(self._reading, prompts)
+        for ids in read:
+            self.speaker.room_after(ids)
+        return read
+
+    async def write(self, prompts: Sequence[Sequence[int]], asked: Asked) -> AsyncGenerator[Piece]:
+        """The pieces of all answers, `asked.n` for each prompt, one answer after the other."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Queue[Piece | None] = asyncio.Queue()
+        left = threading.Event()
+
+        def tell(piece: Piece | None) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, piece)
+
+        def write_all() -> None:
+            try:
+                self._write_all(prompts, asked, tell, left)
+            finally:
+                tell(None)
+
+        written = loop.run_in_executor(self._writing, write_all)
+        try:
+            while (piece := await told.get()) is not None:
+                yield piece
+            await written
+        finally:
+            left.set()
+
+    def _write_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        asked: Asked,
+        tell: Callable[[Piece], None],
+        left: threading.Event,
+    ) -> None:
+        seed = secrets.randbits(32) if asked.seed is None else asked.seed
+        count = asked.n or 1
+        for choice in range(len(prompts) * count):
+            if left.is_set():
+                return
+            until = _UntilStop(asked.stops)
+
+            def hear(text: str, choice: int = choice, until: _UntilStop = until) -> None:
+                if text := until.hear(text):
+                    tell(Piece(choice, text))
+                if until.found or left.is_set():
+                    raise Enough
+
+            drawing = asked.drawing(seed + choice % count)
+            written = self.speaker.write(prompts[choice // count], drawing, hear)
+            finish = "stop" if until.found or written.ended else "length"
+            tell(Piece(choice, until.held, finish, written.tokens))
+
+
+class _UntilStop:
+    """Passes text on up to a stop text, and holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops, self.held, self.found = stops, "", False
+
+    def hear(self, text: str) -> str:
+        text = self.held + text
+        if places := [text.find(stop) for stop in self.stops if stop in text]:
+            self.held, self.found = "", True
+            return text[: min(places)]
+        longest = max(map(len, self.stops), default=1) - 1
+        ends = (text[at:] for at in range(max(0, len(text) - longest), len(text)))
+        begins = (end for end in ends if any(stop.startswith(end) for stop in self.stops))
+        self.held = next(begins, "")
+        return text.removesuffix(self.held)
