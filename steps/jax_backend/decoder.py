@@ -240,16 +240,22 @@ def _product(x: Array, weight: Array) -> Array:
     For the weight's gradient, XLA transposes the first of two operands on processors, and with it
     computes once more what made it. So the narrower one comes first.
     """
-    return jnp.einsum("bti,oi->bto", x, weight)
+    return _exactly("bti,oi->bto", x, weight)
+
+
+def _exactly(subscripts: str, x: Array, y: Array, **options: Any) -> Array:
+    """Products as in `token_logps`, whose context does not reach what a backward traces."""
+    precision = "highest" if x.dtype != jnp.bfloat16 else "default"
+    return jnp.einsum(subscripts, x, y, precision=precision, **options)
 
 
 def _product_backward(kept: tuple[Array, Array], of_y: Array) -> tuple[Array, Array]:
     x, weight = kept
     if x.shape[-1] < of_y.shape[-1]:
-        of_weight = jnp.einsum("bti,bto->io", x, of_y).T
+        of_weight = _exactly("bti,bto->io", x, of_y).T
     else:
-        of_weight = jnp.einsum("bti,bto->oi", x, of_y)
-    return jnp.einsum("bto,oi->bti", of_y, weight), of_weight
+        of_weight = _exactly("bti,bto->oi", x, of_y)
+    return _exactly("bto,oi->bti", of_y, weight), of_weight
 
 
 _product.defvjp(lambda x, weight: (_product(x, weight), (x, weight)), _product_backward)
@@ -267,7 +273,7 @@ def _scaled_backward(kept: tuple[Array, Array], of_y: Array) -> tuple[Array, Arr
     rows = (of_y * x).reshape(-1, x.shape[-1])
     accurate = jnp.promote_types(x.dtype, jnp.float32)
     ones = jnp.ones((1, len(rows)), x.dtype)
-    of_scale = jnp.matmul(ones, rows, precision="highest", preferred_element_type=accurate)
+    of_scale = _exactly("ot,ti->oi", ones, rows, preferred_element_type=accurate)
     return of_y * scale, of_scale[0].astype(scale.dtype)
 
 

@@ -5,6 +5,7 @@ import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,10 @@ def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_p
     goes_on_with_the_other(policy, tmp_path)
 
 
-def train_all(policy: Path, folder: Path, backend: Any, runs: list[tuple[str, int | None]]) -> None:
+def train_all(train: Callable[..., Any], folder: Path, runs: list[tuple[str, int | None]]) -> None:
     """Runs in folders of these names, each killed after a step, or not."""
-    config = replace(CONFIG, backend=backend, max_steps=6, checkpoint_every_steps=2)
     for name, killed_at in runs:
-        train(policy, config, folder / name, on_progress=_killing(folder / name, killed_at))
+        train(folder / name, on_progress=_killing(folder / name, killed_at))
 
 
 def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
@@ -130,9 +130,12 @@ def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
     return on_progress
 
 
-def killed_runs_end_alike(policy: Path, tmp_path: Path, backend: Any = JAX) -> None:
+OF_KILLED: Any = {"max_steps": 6, "checkpoint_every_steps": 2}
+
+
+def killed_runs_end_alike(tmp_path: Path, train: Callable[..., Any]) -> None:
     ended = [
-        run_ranks(train_all, policy, tmp_path, backend, runs, count=1)
+        run_ranks(train_all, train, tmp_path, runs, count=1)
         for runs in ([("killed", 5)], [("killed", None), ("whole", None)])
     ]
     assert ended == [[-signal.SIGKILL], [0]]
@@ -141,7 +144,8 @@ def killed_runs_end_alike(policy: Path, tmp_path: Path, backend: Any = JAX) -> N
 
 
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
-    killed_runs_end_alike(policy, tmp_path)
+    config = replace(CONFIG, backend=JAX, **OF_KILLED)
+    killed_runs_end_alike(tmp_path, partial(train, policy, config))
 
 
 def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None:
