@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from test_jax_parity import FAMILIES, assert_same_step
 from test_jax_training import OF_KILLED, killed_runs_end_alike
 from tiny_models import folder_bytes, llama, model_folder, pair_records
+from waiting import leaving_at
 
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.functional_backend.functional_trainer import gradient_of
@@ -104,12 +105,7 @@ def run(
     **settings: Any,
 ) -> list[dict]:
     """A run, to its end or until it is stopped; its log."""
-    asked = iter(range(99))
-
-    def stopping() -> bool:
-        return stop is not None and next(asked) == stop
-
-    place = Workplace(work / "model", work / "scratch", on_progress, stopping)
+    place = Workplace(work / "model", work / "scratch", on_progress, leaving_at(stop))
     run_reward_training(init, RECORDS, replace(CONFIG, **settings), place)
     log = (work / "model/metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in log]
@@ -130,7 +126,7 @@ def test_twenty_steps_are_those_of_torch_though_backends_take_turns(
     init = model_folder(tmp_path / "init", lambda: llama(tied=False))
     expected = run(init, tmp_path / "torch", lora=lora)
     work, often = tmp_path / "turns", {"lora": lora, "checkpoint_every_steps": 1}
-    for backend, stop in ((None, 3), (JAX, 12)):
+    for backend, stop in ((None, 4), (JAX, 13)):
         with pytest.raises(Left):
             run(init, work, stop, backend=backend, **often)
     log = run(init, work, backend=FunctionalTraining(), **often)

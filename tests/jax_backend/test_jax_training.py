@@ -25,7 +25,7 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from waiting import kill_this_process
+from waiting import kill_this_process, leaving_at
 
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
@@ -97,14 +97,8 @@ def goes_on_with_the_other(policy: Path, tmp_path: Path, backend: Any = JAX) -> 
     _, expected = train(policy, config, tmp_path / "whole")
     for first, second in ((None, backend), (backend, None)):
         work = tmp_path / f"{second and second.name}"
-        asked: list[None] = []
-
-        def stopping(asked: list[None] = asked) -> bool:
-            asked.append(None)
-            return len(asked) == 4
-
         with pytest.raises(Exception, match="left after step 4"):
-            train(policy, replace(config, backend=first), work, stopping=stopping)
+            train(policy, replace(config, backend=first), work, stopping=leaving_at(4))
         _, log = train(policy, replace(config, backend=second), work)
         assert len(log) == 8
         for ours, theirs in zip(log, expected, strict=True):
