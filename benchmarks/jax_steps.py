@@ -1,12 +1,14 @@
-"""CPU seconds of DPO steps on one core: torch and `backend=jax`, in turns.
+"""CPU seconds of training steps on one core: torch and `backend=jax`, in turns.
 
     python benchmarks/jax_steps.py --rounds 5               # three minutes
     python benchmarks/jax_steps.py --rounds 28 --small
+    python benchmarks/jax_steps.py --rounds 28 --sft
 
 A Llama of 11 M parameters with random weights and eight pairs of some 630 tokens, with the settings
 that a training step has by default; each pair is a forward by itself. With `--small`, the Llama of
-`dpo_arithmetic` and 64 pairs of some 30 tokens in one forward. The first two steps, which compile,
-are printed apart. Needs ``pip install 'temper-ml[jax]'``.
+`dpo_arithmetic` and 64 pairs of some 30 tokens in one forward; with `--sft`, that Llama and 128
+demonstrations of 18 tokens in two forwards. The first two steps, which compile, are printed apart.
+Needs ``pip install 'temper-ml[jax]'``.
 """
 
 import os
@@ -31,7 +33,7 @@ from steps.losses.dpo import Dpo
 from steps.models.ranks import ALONE
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.training.config import TrainConfig
-from steps.training.objectives import Objective, preference_objective
+from steps.training.objectives import Objective, preference_objective, sft_objective
 from steps.training.policy import open_policy
 from steps.training.trainer import Trainer
 
@@ -48,6 +50,15 @@ def pairs(count: int, tokens: int, vocabulary: int) -> list[TokenGroup]:
     return found
 
 
+def demonstrations(count: int, vocabulary: int) -> list[TokenGroup]:
+    """Those of `dpo_arithmetic`: twelve tokens of prompt and six of response."""
+    draw, found = random.Random(0), []
+    for name in map(str, range(count)):
+        tokens = tuple(draw.randrange(vocabulary) for _ in range(18))
+        found.append(TokenGroup(name, name, tokens[:12], (TokenResponse(tokens[12:]),)))
+    return found
+
+
 def seconds(trainer: Trainer, objective: Objective) -> float:
     begun = time.process_time()
     loss = objective.batch_loss(range(len(objective.groups)), None)
@@ -57,13 +68,16 @@ def seconds(trainer: Trainer, objective: Objective) -> float:
     return time.process_time() - begun
 
 
-def main(rounds: int, small: bool) -> None:
+def main(rounds: int, small: bool, sft: bool) -> None:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    groups = pairs(64, 30, 34) if small else pairs(8, 627, 4096)
-    print(f"{sum(group.packed_tokens for group in groups)} tokens")
-    expected = torch.full((len(groups), 2), -30.0 if small else -2000.0).double()
-    objective = preference_objective(groups, Dpo(), expected)
+    if sft:
+        small, objective = True, sft_objective(demonstrations(128, 34))
+    else:
+        groups = pairs(64, 30, 34) if small else pairs(8, 627, 4096)
+        expected = torch.full((len(groups), 2), -30.0 if small else -2000.0).double()
+        objective = preference_objective(groups, Dpo(), expected)
+    print(f"{sum(group.packed_tokens for group in objective.groups)} tokens")
     big: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 384, "intermediate_size": 1024}
     little: dict[str, Any] = {"vocab_size": 34, "hidden_size": 96, "intermediate_size": 256}
     depth, heads, key_heads = (2, 4, 4) if small else (6, 6, 2)
@@ -101,4 +115,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--sft", action="store_true")
     main(**vars(parser.parse_args()))

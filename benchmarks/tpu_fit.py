@@ -54,7 +54,8 @@ def main(shape: str, topology: str, slices: str = "1", step: str = "train_dpo") 
     scored = scored_size(int(TOKENS * FittedStep(step).scored_share), TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPES[shape], max_position_embeddings=8192).save_pretrained(folder)
-        wanted = Step(TOKENS, scored, recomputed=ActivationCheckpointing.full)
+        rewards = step == FittedStep.train_reward_model
+        wanted = Step(TOKENS, scored, recomputed=ActivationCheckpointing.full, rewards=rewards)
         found = compile_step(Path(folder), topology, wanted, int(slices))
     print(f"{shape} {step}\n{report(found, TOKENS, scored)}\n", flush=True)
 

@@ -7,7 +7,7 @@ from steps.kinds import Model, PairTokens, RewardModel
 from steps.reward_models.config import RewardConfig
 
 
-@step(makes=RewardModel)
+@step(makes=RewardModel, estimate="steps.prices.of_training:REWARD")
 def train_reward_model(
     out: Output,
     tokens: PairTokens,

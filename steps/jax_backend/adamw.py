@@ -49,10 +49,12 @@ class JaxUpdater:
         self.gradient: Tree | None = None
         self._clip = jax.jit(partial(clipped, max_norm=config.max_grad_norm), donate_argnums=0)
         self._update = jax.jit(partial(updated, config=config), donate_argnums=(0, 1))
+        spread = jax.tree.map(lambda w: w.sharding, self.trained)
+        self._zeros = jax.jit(partial(jax.tree.map, jnp.zeros_like), out_shardings=spread)
 
     def zeros(self) -> Tree:
         """A gradient of zeros, with the shapes, dtype and sharding of the weights."""
-        return jax.tree.map(jnp.zeros_like, self.trained)
+        return self._zeros(self.trained)
 
     def step(self, rate: float) -> float:
         """As `Updater.step`, of `gradient`."""

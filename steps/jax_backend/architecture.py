@@ -242,6 +242,8 @@ def _rotation(
         return Rotation(tuple(frequencies.tolist()))
     _require(name in ROPE_INIT_FUNCTIONS, f"the rotation {name!r}", c.model_type)
     frequencies, scale = ROPE_INIT_FUNCTIONS[name](c, torch.device("cpu"), **kind)
+    is_whole = c.model_type == "phi3" or 2 * len(frequencies) == head_size
+    _require(is_whole, f"partial_rotary_factor with the rotation {name!r}", c.model_type)
     limit = None
     if name == "dynamic":
         limit = c.max_position_embeddings

@@ -20,15 +20,18 @@ class FittedStep(StrEnum):
     train_dpo = "train_dpo"
     train_reference_free = "train_reference_free"
     train_kto = "train_kto"
+    train_reward_model = "train_reward_model"
     train_sft = "train_sft"
     train_online = "train_online"
     reference_logprobs = "reference_logprobs"
 
     @property
     def scored_share(self) -> float:
-        """Of a pack's tokens, how many are scored by default: half, and in SFT and GRPO all, as
-        sizes are rounded up to quarters and a group's answers are long beside its prompt."""
-        return 1.0 if self in (FittedStep.train_sft, FittedStep.train_online) else 0.5
+        """Of a pack's tokens, how many are scored by default: half; in SFT and GRPO all, as sizes
+        are rounded up to quarters and a group's answers are long beside its prompt; of rewards,
+        which have one for a response, a quarter, the least."""
+        every = (FittedStep.train_sft, FittedStep.train_online)
+        return 1.0 if self in every else 0.25 if self is FittedStep.train_reward_model else 0.5
 
 
 def fit(
@@ -58,7 +61,10 @@ def fit(
     counted = scored_size(scored or int(tokens * step.scored_share), tokens)
     trains = step is not FittedStep.reference_logprobs
     recomputed = activation_checkpointing
-    wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)
+    rewards = step is FittedStep.train_reward_model
+    wanted = Step(
+        tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel, rewards=rewards
+    )
     try:
         found = compile_step(model, on, wanted, slices)
     except TooLarge as error:

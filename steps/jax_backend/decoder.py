@@ -43,13 +43,13 @@ SCORE = "score.weight"
 ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 """An adapter's factors [r, I] and [O, r], as `peft` names them after the name of their matrix."""
 
-_ATTENDED = "attended"
+_ATTENDED, _PRODUCT = "attended", "product"
 
 RECOMPUTED = {
     "none": None,
     "selective": checkpoint_policies.save_from_both_policies(
         checkpoint_policies.dots_with_no_batch_dims_saveable,
-        checkpoint_policies.save_only_these_names(_ATTENDED),
+        checkpoint_policies.save_only_these_names(_ATTENDED, _PRODUCT),
     ),
     "full": checkpoint_policies.nothing_saveable,
 }
@@ -216,13 +216,13 @@ def _norm(a: Architecture, x: Array, weight: Array) -> Array:
     y = x.astype(accurate)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + a.norm_epsilon)
     if a.norm_offset:  # Gemma multiplies before it rounds, the others after
-        return (y * (a.norm_offset + weight.astype(accurate))).astype(x.dtype)
-    return weight.astype(x.dtype) * y.astype(x.dtype)
+        return _scaled(y, a.norm_offset + weight.astype(accurate)).astype(x.dtype)
+    return _scaled(y.astype(x.dtype), weight.astype(x.dtype))
 
 
 def _linear(a: Architecture, w: Weights, name: str, x: Array, facts: LayerFacts) -> Array:
     """With the adapter beside it (Hu et al. 2021), if there is one."""
-    y = jnp.einsum("...i,oi->...o", x, w[f"{name}.weight"])
+    y = checkpoint_name(_product(x, w[f"{name}.weight"]), _PRODUCT)
     y = y + w[f"{name}.bias"] if f"{name}.bias" in w else y
     if f"{name}.{ADAPTER[0]}" not in w:
         return y
@@ -231,3 +231,50 @@ def _linear(a: Architecture, w: Weights, name: str, x: Array, facts: LayerFacts)
     for factor in ADAPTER:
         x = jnp.einsum("...i,oi->...o", x, w[f"{name}.{factor}"])
     return y + x * jnp.asarray(a.adapter_scale, x.dtype)
+
+
+@jax.custom_vjp
+def _product(x: Array, weight: Array) -> Array:
+    """x [B, T, I] times weight [O, I]: [B, T, O].
+
+    For the weight's gradient, XLA transposes the first of two operands on processors, and with it
+    computes once more what made it. So the narrower one comes first.
+    """
+    return _exactly("bti,oi->bto", x, weight)
+
+
+def _exactly(subscripts: str, x: Array, y: Array, **options: Any) -> Array:
+    """Products as in `token_logps`, whose context does not reach what a backward traces."""
+    precision = "highest" if x.dtype != jnp.bfloat16 else "default"
+    return jnp.einsum(subscripts, x, y, precision=precision, **options)
+
+
+def _product_backward(kept: tuple[Array, Array], of_y: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    if x.shape[-1] < of_y.shape[-1]:
+        of_weight = _exactly("bti,bto->io", x, of_y).T
+    else:
+        of_weight = _exactly("bti,bto->oi", x, of_y)
+    return _exactly("bto,oi->bti", of_y, weight), of_weight
+
+
+_product.defvjp(lambda x, weight: (_product(x, weight), (x, weight)), _product_backward)
+
+
+@jax.custom_vjp
+def _scaled(x: Array, scale: Array) -> Array:
+    """x [B, T, …, H] times scale [H]. On processors, XLA's sum over all rows, which is the gradient
+    of the scale, costs several times what a product with ones does."""
+    return x * scale
+
+
+def _scaled_backward(kept: tuple[Array, Array], of_y: Array) -> tuple[Array, Array]:
+    x, scale = kept
+    rows = (of_y * x).reshape(-1, x.shape[-1])
+    accurate = jnp.promote_types(x.dtype, jnp.float32)
+    ones = jnp.ones((1, len(rows)), x.dtype)
+    of_scale = _exactly("ot,ti->oi", ones, rows, preferred_element_type=accurate)
+    return of_y * scale, of_scale[0].astype(scale.dtype)
+
+
+_scaled.defvjp(lambda x, scale: (x * scale, (x, scale)), _scaled_backward)

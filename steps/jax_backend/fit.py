@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steps.jax_backend.adamw import clipped, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
 from steps.jax_backend.attending.with_kernel import open_kernel
-from steps.jax_backend.decoder import token_logps
+from steps.jax_backend.decoder import SCORE, token_logps
 from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
 from steps.jax_backend.jax_trainer import forward_and_backward
@@ -58,7 +59,8 @@ _WITHOUT_A_TPU = {
 class Step:
     """The step to compile: a training step, or with `trains` false a scoring step.
 
-    tokens: of a forward on one chip; scored: how many of them count; kernel: as in `JaxTraining`.
+    tokens: of a forward on one chip; scored: how many of them count; kernel: as in `JaxTraining`;
+    rewards: of a reward model.
     """
 
     tokens: int
@@ -68,6 +70,7 @@ class Step:
     master_weights: bool = True
     recomputed: ActivationCheckpointing = ActivationCheckpointing.full
     kernel: bool = False
+    rewards: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fi
     does not know, and TooLarge if the compiler finds no memory for a program.
     """
     without_a_tpu()
-    architecture, shapes = _described(config)
+    architecture, shapes = _described(config, step)
     devices = Devices(mesh_of(topology, slices))
     programs = tuple(_programs(architecture, shapes, devices, step))
     generation = topology.partition(":")[0]
@@ -149,9 +152,10 @@ def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fi
     )
 
 
-def _described(config: Path) -> tuple[Architecture, dict[str, tuple[int, ...]]]:
+def _described(config: Path, step: Step) -> tuple[Architecture, dict[str, tuple[int, ...]]]:
     folder = config.parent if config.is_file() else config
-    return read_architecture(folder), expected_shapes(folder)
+    kind = AutoModelForSequenceClassification if step.rewards else AutoModelForCausalLM
+    return read_architecture(folder), expected_shapes(folder, kind)
 
 
 def without_a_tpu() -> None:
@@ -268,9 +272,10 @@ def _flops(a: Architecture, shapes: dict[str, tuple[int, ...]], step: Step) -> f
     """Of a pack: 2 for each weight and token, of the head for each scored one, and 4 for each
     channel and pair of tokens that see each other; three times that with a backward. What is
     recomputed is not counted."""
-    outside = {"model.embed_tokens.weight", "lm_head.weight"}
+    outside = {"model.embed_tokens.weight", "lm_head.weight", SCORE}
     body = sum(int(np.prod(shape)) for name, shape in shapes.items() if name not in outside)
+    outputs = 1 if step.rewards else a.vocabulary
     pairs = sum(min(t + 1, w) for w in a.windows for t in range(step.tokens))
-    forward = 2 * body * step.tokens + 2 * a.vocabulary * a.hidden * step.scored
+    forward = 2 * body * step.tokens + 2 * outputs * a.hidden * step.scored
     forward += 4 * a.heads * a.head_size * pairs
     return float(forward * (3 if step.trains else 1))

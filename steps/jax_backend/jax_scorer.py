@@ -94,9 +94,13 @@ class JaxScorer(Scorer):
     def _compile(self) -> None:
         logps_of = self.logps_with(self.architecture)
         self._score = jax.jit(logps_of)
-        self._derivative = jax.jit(
-            lambda w, v, arrays: jax.jvp(lambda w: logps_of(w, arrays), (w,), (v,))
-        )
+
+        def derivative(w: Tree, v: Tree, arrays: PackArrays) -> tuple[Array, Array]:
+            # What `jax.jvp` computes, which needs more than the decoder's own gradients.
+            logps, pull = jax.vjp(lambda w: logps_of(w, arrays), w)
+            return logps, jax.linear_transpose(pull, logps)((v,))[0]
+
+        self._derivative = jax.jit(derivative)
 
     def logps_with(
         self, architecture: Architecture, **options: Any

@@ -27,7 +27,6 @@ from transformers import PreTrainedModel
 from steps.jax_backend.adamw import JaxUpdater
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
 from steps.jax_backend.attending.query_blocks import attend
-from steps.jax_backend.config import JaxDevices
 from steps.jax_backend.decoder import ADAPTER, SCORE, telling
 from steps.jax_backend.devices import Devices, on_host, put
 from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
@@ -245,7 +244,8 @@ def forward_and_backward(
 
 
 class JaxPolicy:
-    """A folder opened for training; `check`: see `JaxScoring`."""
+    """A folder opened for training by `how`, a `JaxTraining`; or another, for a class that opens
+    the scorer by itself."""
 
     def __init__(
         self,
@@ -254,15 +254,11 @@ class JaxPolicy:
         ranks: Ranks,
         dropout: bool,
         role: Role,
-        how: JaxDevices,
+        how: Any,
     ) -> None:
-        require_packs(config.attention)
-        if dropout:
-            _require_dropout(folder, how.kernel)
         self._folder, self._config, self._role = folder, config, role
         self._check, self._ranks = how.check, ranks
-        budget = config.tokens_per_forward
-        scorer = JaxScorer(folder, config.dtype, budget, how.devices, ranks, how.kernel, role.kind)
+        scorer = self._open(dropout, how)
         self.vocabulary = scorer.architecture.vocabulary
         adapters = None
         if config.lora is not None:
@@ -277,6 +273,15 @@ class JaxPolicy:
             dropout,
             ranks,
         )
+
+    def _open(self, dropout: bool, how: Any) -> JaxScorer:
+        """The scorer of the folder; raises ValueError for what this backend lacks."""
+        config, kind = self._config, self._role.kind
+        require_packs(config.attention)
+        if dropout:
+            _require_dropout(self._folder, how.kernel)
+        place = (config.tokens_per_forward, how.devices, self._ranks, how.kernel)
+        return JaxScorer(self._folder, config.dtype, *place, kind)
 
     def make_ready(
         self,

@@ -7,6 +7,7 @@ Arrays are NumPy arrays, with bfloat16 from `ml_dtypes`. The trainer's interface
 on the host, by the names of the folder.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from jax import Array
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -69,8 +70,11 @@ def read_weights(folder: Path, dtype: np.dtype, kind: Any = AutoModelForCausalLM
     """
     shapes = expected_shapes(folder, kind)
     files = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        file: Any = safe_open(path, framework="numpy")
+    for path in _files(folder):
+        try:
+            file: Any = safe_open(path, framework="numpy")
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}); import the model again") from error
         files |= dict.fromkeys(file.keys(), file)
     new = {SCORE} & (shapes.keys() - files.keys())
     for name, shape in shapes.items():
@@ -86,6 +90,15 @@ def read_weights(folder: Path, dtype: np.dtype, kind: Any = AutoModelForCausalLM
         return np.zeros(shapes[name]) if name in new else files[name].get_tensor(name)
 
     return stacked(shapes, lambda name: read(name).astype(dtype))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files from which transformers reads the weights; there may be others beside them."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    names = {whole.name}
+    if not whole.is_file() and index.is_file():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    return [folder / name for name in sorted(names) if (folder / name).is_file()]
 
 
 def _require_tied(shapes: Mapping[str, Any], files: Mapping[str, Any], folder: Path) -> None:

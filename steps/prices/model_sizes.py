@@ -107,6 +107,14 @@ def body(sizes: Sizes) -> float:
     return sizes["parameters"] - tables * sizes["vocabulary"] * sizes["hidden"]
 
 
+def of_reward_model(sizes: Sizes) -> Sizes:
+    """The sizes of a model whose head gives one score."""
+    if not sizes.get("parameters"):
+        return sizes
+    embeddings = sizes["vocabulary"] * sizes["hidden"]
+    return {**sizes, "parameters": body(sizes) + embeddings + sizes["hidden"], "tied": True}
+
+
 # --- GGUF -------------------------------------------------------------------------------------
 # The gguf library reads the whole vocabulary, which takes seconds; the sizes come before it.
 

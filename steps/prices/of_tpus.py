@@ -44,11 +44,12 @@ def is_tpu(call: Call) -> bool:
     return call.hardware.devices > 0 and call.hardware.model.endswith(" chip")
 
 
-def on_tpu(call: Call, model: Sizes, config: Any, trains: bool) -> Foreseen:
+def on_tpu(call: Call, model: Sizes, config: Any, trains: bool, rewards: bool = False) -> Foreseen:
     """The memory of a chip while a step trains or scores, or a note why it is not known.
 
     Args:
         model: the sizes of its model, with the ``config`` of its folder.
+        rewards: its model is a reward model.
     """
     backend: Any = getattr(config, "backend", None)
     topology = topology_of(call.hardware.model)
@@ -73,6 +74,7 @@ def on_tpu(call: Call, model: Sizes, config: Any, trains: bool) -> Foreseen:
                 "master_weights": getattr(config, "master_weights", False),
                 "recomputed": str(getattr(config, "activation_checkpointing", "none")),
                 "kernel": backend.kernel,
+                "rewards": rewards,
             },
             "by": _compiler(),
         }

@@ -14,7 +14,14 @@ from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
 from steps.models.config import ActivationCheckpointing, Dtype
-from steps.prices.model_sizes import BYTES, body, folder_bytes, of_folder, weights_bytes
+from steps.prices.model_sizes import (
+    BYTES,
+    body,
+    folder_bytes,
+    of_folder,
+    of_reward_model,
+    weights_bytes,
+)
 from steps.prices.of_models import PROCESS, WORKING
 from steps.prices.of_rows import tokens_of
 from steps.prices.of_tpus import is_tpu, on_tpu
@@ -82,14 +89,18 @@ def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> flo
     return tokens * kept * itemsize
 
 
-def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
+def _trained(
+    call: Call, init: str, demonstrations: bool = False, rewards: bool = False
+) -> Foreseen:
     config: Any = call.arguments["config"]
     model, dtype = call.size(init), Dtype(config.dtype)
     rows = _rows(call.size("tokens"), demonstrations)
+    if rewards:  # a score of each response in the place of logits
+        model, rows = of_reward_model(model), None if rows is None else replace(rows, scored=2)
     size = folder_bytes(model, dtype)
     sizes = {**model, "bytes": size}
     if is_tpu(call):
-        return replace(on_tpu(call, model, config, trains=True), sizes=sizes)
+        return replace(on_tpu(call, model, config, True, rewards), sizes=sizes)
     if size is None:
         return Foreseen()
     if getattr(config, "backend", None) is not None:
@@ -233,7 +244,7 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     rows, speed = _rows(tokens, demonstrations=False), speed_of(call.hardware)
     itemsize = BYTES[Dtype(config.dtype)]
     if is_tpu(call):
-        return on_tpu(call, model, config, trains=False)
+        return on_tpu(call, model, config, False)
     if "parameters" not in model or config.backend is not None:
         return Foreseen()
     devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0
@@ -254,10 +265,11 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     return Foreseen(sizes, speed.start + speed.files(parameters) + work, memory)
 
 
-def _learns(init: str, demonstrations: bool = False) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder, version=4)
+def _learns(init: str, **kind: bool) -> Estimator:
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=4)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
+REWARD = _learns("init", rewards=True)
 SCORED = Estimator(_scored, version=3)

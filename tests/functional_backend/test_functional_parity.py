@@ -11,6 +11,7 @@ import torch
 from families import FAMILIES, UNLIKE
 from tiny_models import VOCABULARY, demonstration_records, folder_bytes, model_folder, pair_records
 from token_groups import pairs, reference_logps
+from waiting import leaving_at
 
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.functional_backend.functional_trainer import FunctionalTrainer, gradient_of
@@ -103,16 +104,6 @@ def test_twenty_steps_go_as_with_modules(tmp_path: Path, dtype: Dtype) -> None:
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=norms)
 
 
-def stopping_after(steps: int) -> Any:
-    asked: list[None] = []
-
-    def stopping() -> bool:
-        asked.append(None)
-        return len(asked) == steps
-
-    return stopping
-
-
 def test_a_run_with_adapters_dropout_and_noise_that_was_stopped_ends_with_the_same_bytes(
     tmp_path: Path,
 ) -> None:
@@ -124,7 +115,7 @@ def test_a_run_with_adapters_dropout_and_noise_that_was_stopped_ends_with_the_sa
         lora=LoraConfig(r=4, dropout=0.3),
         backend=FunctionalTraining(noise_scale=True),
     )
-    place = Workplace(tmp_path / "model", tmp_path / "scratch", stopping=stopping_after(2))
+    place = Workplace(tmp_path / "model", tmp_path / "scratch", stopping=leaving_at(2))
     with pytest.raises(Left):
         run_sft(policy, records, config, place)
     run_sft(policy, records, config, replace(place, stopping=lambda: False))
@@ -137,7 +128,7 @@ def test_a_run_begun_with_one_backend_goes_on_with_the_other(tmp_path: Path, fir
     policy, records = model_folder(tmp_path / "policy"), demonstration_records(8)
     config = TrainConfig(batch_size=4, epochs=3, optimizer=OptimizerConfig(learning_rate=1e-3))
     second = FUNCTIONAL if first is None else None
-    place = Workplace(tmp_path / "model", tmp_path / "scratch", stopping=stopping_after(3))
+    place = Workplace(tmp_path / "model", tmp_path / "scratch", stopping=leaving_at(3))
     with pytest.raises(Left):
         run_sft(policy, records, replace(config, backend=first), place)
     mixed = replace(place, stopping=lambda: False)

@@ -41,6 +41,7 @@ OTHER: dict[str, Any] = {
     "no_rope_layers": [0, 1],
     "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
 }
+PARTIAL = {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0, "partial_rotary_factor": 0.5}
 NO_MATTER = {
     *("transformers_version", "architectures", "dtype", "return_dict", "output_hidden_states"),
     *("output_attentions", "use_cache", "id2label", "label2id", "problem_type", "bos_token_id"),
@@ -118,6 +119,7 @@ def test_a_setting_of_another_family_is_passed_over_as_in_transformers(family: s
     [
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("mistral", {"sliding_window": 0}, "sliding_window=0"),
+        ("llama", {"rope_parameters": PARTIAL}, "partial_rotary_factor with the rotation 'linear'"),
         ("smollm3", {"use_sliding_window": False}, "use_sliding_window=False"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
@@ -130,8 +132,9 @@ def test_what_the_decoder_would_compute_otherwise_is_refused(
         architecture_of(config_of(family, **settings))
 
 
-def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
-    """Transformers would not tie it."""
+def test_weights_are_those_that_transformers_reads_and_a_tied_head_is_no_other(
+    tmp_path: Path,
+) -> None:
     import numpy as np
     from safetensors.torch import load_file, save_file
     from tiny_models import model_folder
@@ -140,6 +143,7 @@ def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
 
     folder = model_folder(tmp_path)
     weights = load_file(folder / "model.safetensors")
+    save_file({name: -w for name, w in weights.items()}, folder / "older.safetensors")  # not read
     for change, is_refused in ((0.0, False), (1.0, True)):
         head = weights["model.embed_tokens.weight"] + change
         save_file(weights | {"lm_head.weight": head}, folder / "model.safetensors")
@@ -147,4 +151,5 @@ def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="set that to false"):
                 read_weights(folder, np.dtype(np.float32))
         else:
-            read_weights(folder, np.dtype(np.float32))
+            read = read_weights(folder, np.dtype(np.float32))
+            assert np.array_equal(read["model.norm.weight"], weights["model.norm.weight"])

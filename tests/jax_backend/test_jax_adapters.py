@@ -22,6 +22,7 @@ from tiny_models import (
     pair_records,
 )
 from token_groups import pairs
+from waiting import leaving_at
 
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.jax_scorer import JaxScorer
@@ -103,15 +104,9 @@ def test_a_run_with_dropout_that_was_stopped_ends_with_the_same_bytes(tmp_path: 
     config = TrainConfig(
         batch_size=3, epochs=2, optimizer=FAST, lora=lora, backend=JAX, checkpoint_every_steps=1
     )
-    asked: list[None] = []
-
-    def stopping() -> bool:
-        asked.append(None)
-        return len(asked) == 2
-
     place = Workplace(tmp_path / "model", tmp_path / "scratch")
     with pytest.raises(Left):
-        run_sft(policy, records, config, replace(place, stopping=stopping))
+        run_sft(policy, records, config, replace(place, stopping=leaving_at(2)))
     run_sft(policy, records, config, place)
     run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "t"))
     assert folder_bytes(tmp_path / "model") == folder_bytes(tmp_path / "whole")

@@ -10,6 +10,7 @@ pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from tiny_models import llama, model_folder, pair_records
+from waiting import leaving_at
 
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.losses.dpo import Dpo
@@ -40,12 +41,7 @@ def train(policy: Path, work: Path, devices: int, ranks: Ranks, leave_after: int
     if not (work / "reference").exists():
         run_reference(policy, RECORDS, config(devices).reference(), place)
         ranks.wait()
-    asked: list[None] = []
-
-    def stopping() -> bool:
-        asked.append(None)
-        return ranks.index == ranks.count - 1 and len(asked) == leave_after
-
+    stopping = leaving_at(leave_after if ranks.index == ranks.count - 1 else None)
     place = Workplace(work / "model", work / "scratch", ranks=ranks, stopping=stopping)
     run_dpo(policy, RECORDS, work / "reference", config(devices), place)
 

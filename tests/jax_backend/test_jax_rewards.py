@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not install
 import token_groups
 from safetensors.torch import load_file
 from test_jax_parity import FAMILIES, assert_same_step
+from test_jax_training import OF_KILLED, killed_runs_end_alike
 from tiny_models import folder_bytes, llama, model_folder, pair_records
+from waiting import leaving_at
 
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.functional_backend.functional_trainer import gradient_of
@@ -24,7 +27,7 @@ from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import save_model
 from steps.models.value_head import value_head
-from steps.models.workplace import Left, Workplace
+from steps.models.workplace import Left, Workplace, ignore_progress
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import start_reward_model
 from steps.reward_models.config import RewardConfig
@@ -94,12 +97,15 @@ def test_scores_losses_and_gradients_equal_torch_s_however_the_batch_is_cut(
         assert (pure[name] - parameter.grad).norm() <= 1e-8, name
 
 
-def run(init: Path, work: Path, stop: int | None = None, **settings: Any) -> list[dict]:
+def run(
+    init: Path,
+    work: Path,
+    stop: int | None = None,
+    on_progress: Any = ignore_progress,
+    **settings: Any,
+) -> list[dict]:
     """A run, to its end or until it is stopped; its log."""
-    asked = iter(range(99))
-    place = Workplace(
-        work / "model", work / "scratch", stopping=lambda: stop is not None and next(asked) == stop
-    )
+    place = Workplace(work / "model", work / "scratch", on_progress, leaving_at(stop))
     run_reward_training(init, RECORDS, replace(CONFIG, **settings), place)
     log = (work / "model/metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in log]
@@ -120,7 +126,7 @@ def test_twenty_steps_are_those_of_torch_though_backends_take_turns(
     init = model_folder(tmp_path / "init", lambda: llama(tied=False))
     expected = run(init, tmp_path / "torch", lora=lora)
     work, often = tmp_path / "turns", {"lora": lora, "checkpoint_every_steps": 1}
-    for backend, stop in ((None, 3), (JAX, 12)):
+    for backend, stop in ((None, 4), (JAX, 13)):
         with pytest.raises(Left):
             run(init, work, stop, backend=backend, **often)
     log = run(init, work, backend=FunctionalTraining(), **often)
@@ -138,16 +144,10 @@ def test_twenty_steps_are_those_of_torch_though_backends_take_turns(
         assert (ours[name] - value).norm() <= 2e-2 * moved + 1e-7, name
 
 
-@pytest.mark.attack
-def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     init = model_folder(tmp_path / "init")
-    settings = {"backend": JAX, "max_steps": 6, "checkpoint_every_steps": 2}
-    with pytest.raises(Left):
-        run(init, tmp_path / "stopped", 3, **settings)
-    for name in ("stopped", "whole"):
-        run(init, tmp_path / name, **settings)
-    made = [folder_bytes(tmp_path / name / "model") for name in ("stopped", "whole")]
-    assert made[0] == made[1]
+    killed_runs_end_alike(tmp_path, partial(run, init, backend=JAX, **OF_KILLED))
 
 
 @pytest.mark.attack

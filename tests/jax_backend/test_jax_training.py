@@ -5,6 +5,7 @@ import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from waiting import kill_this_process
+from waiting import kill_this_process, leaving_at
 
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
@@ -96,14 +97,8 @@ def goes_on_with_the_other(policy: Path, tmp_path: Path, backend: Any = JAX) -> 
     _, expected = train(policy, config, tmp_path / "whole")
     for first, second in ((None, backend), (backend, None)):
         work = tmp_path / f"{second and second.name}"
-        asked: list[None] = []
-
-        def stopping(asked: list[None] = asked) -> bool:
-            asked.append(None)
-            return len(asked) == 4
-
         with pytest.raises(Exception, match="left after step 4"):
-            train(policy, replace(config, backend=first), work, stopping=stopping)
+            train(policy, replace(config, backend=first), work, stopping=leaving_at(4))
         _, log = train(policy, replace(config, backend=second), work)
         assert len(log) == 8
         for ours, theirs in zip(log, expected, strict=True):
@@ -115,11 +110,10 @@ def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_p
     goes_on_with_the_other(policy, tmp_path)
 
 
-def train_all(policy: Path, folder: Path, backend: Any, runs: list[tuple[str, int | None]]) -> None:
+def train_all(train: Callable[..., Any], folder: Path, runs: list[tuple[str, int | None]]) -> None:
     """Runs in folders of these names, each killed after a step, or not."""
-    config = replace(CONFIG, backend=backend, max_steps=6, checkpoint_every_steps=2)
     for name, killed_at in runs:
-        train(policy, config, folder / name, on_progress=_killing(folder / name, killed_at))
+        train(folder / name, on_progress=_killing(folder / name, killed_at))
 
 
 def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
@@ -130,9 +124,12 @@ def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
     return on_progress
 
 
-def killed_runs_end_alike(policy: Path, tmp_path: Path, backend: Any = JAX) -> None:
+OF_KILLED: Any = {"max_steps": 6, "checkpoint_every_steps": 2}
+
+
+def killed_runs_end_alike(tmp_path: Path, train: Callable[..., Any]) -> None:
     ended = [
-        run_ranks(train_all, policy, tmp_path, backend, runs, count=1)
+        run_ranks(train_all, train, tmp_path, runs, count=1)
         for runs in ([("killed", 5)], [("killed", None), ("whole", None)])
     ]
     assert ended == [[-signal.SIGKILL], [0]]
@@ -141,7 +138,8 @@ def killed_runs_end_alike(policy: Path, tmp_path: Path, backend: Any = JAX) -> N
 
 
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
-    killed_runs_end_alike(policy, tmp_path)
+    config = replace(CONFIG, backend=JAX, **OF_KILLED)
+    killed_runs_end_alike(tmp_path, partial(train, policy, config))
 
 
 def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 Most of it needs an environment of its own (see docs/tpu.md), and is skipped elsewhere.
 """
 
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ from test_jax_parity import FAMILIES, assert_same_step, objectives, oracle_model
 from test_jax_rewards import assert_same_run
 from test_jax_rewards import run as run_rewards
 from test_jax_training import (
+    CONFIG,
+    OF_KILLED,
     goes_on_with_the_other,
     killed_runs_end_alike,
+    train,
     twenty_steps_are_torch_s,
 )
 from tiny_models import demonstration_records, granite, llama, model_folder
@@ -109,7 +114,8 @@ def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_p
 
 @needs_torchax
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
-    killed_runs_end_alike(policy, tmp_path, TORCHAX)
+    config = replace(CONFIG, backend=TORCHAX, **OF_KILLED)
+    killed_runs_end_alike(tmp_path, partial(train, policy, config))
 
 
 @needs_torchax

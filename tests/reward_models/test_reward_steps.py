@@ -17,6 +17,7 @@ from tiny_models import (
     token_files,
     word_tokenizer,
 )
+from waiting import leaving_at
 
 from pipeline import TemperError, adopt
 from pipeline.show.views import Curves
@@ -183,13 +184,7 @@ def test_scoring_that_is_interrupted_goes_on_from_what_is_kept(
 ) -> None:
     records, config = pair_records(7), RewardScoring(groups_per_shard=2)
     whole = score_pairs(records, model, config, Workplace(tmp_path / "o", tmp_path / "whole"))
-    asked: list[None] = []
-
-    def stopping() -> bool:
-        asked.append(None)
-        return len(asked) == 2
-
-    place = Workplace(tmp_path / "o", tmp_path / "left", stopping=stopping)
+    place = Workplace(tmp_path / "o", tmp_path / "left", stopping=leaving_at(2))
     with pytest.raises(Left, match="left after 4 of 7 examples"):
         score_pairs(records, model, config, place)
     shards = sorted((tmp_path / "left/shards").iterdir())

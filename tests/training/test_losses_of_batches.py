@@ -15,6 +15,7 @@ from tiny_models import folder_bytes, llama, model_folder, pair_records
 from token_groups import pairs, reference_logps, responses
 from torch import Tensor
 from transformers import PreTrainedModel
+from waiting import leaving_at
 
 from steps.data.rows.jsonl import read_json_lines
 from steps.evaluation.preferences import preference_metrics
@@ -232,14 +233,8 @@ def test_beta_dpo_goes_on_from_a_checkpoint_with_the_bits_of_a_run_in_one_piece(
     run_reference(folder, records, settings.reference(), place(reference))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_dpo(folder, records, reference, settings, place(whole))
-    asked: list[None] = []
-
-    def stopping() -> bool:
-        asked.append(None)
-        return len(asked) == 3
-
     with pytest.raises(Left):
-        run_dpo(folder, records, reference, settings, replace(place(parts), stopping=stopping))
+        run_dpo(folder, records, reference, settings, replace(place(parts), stopping=leaving_at(3)))
     run_dpo(folder, records, reference, settings, place(parts))
     assert folder_bytes(parts) == folder_bytes(whole)
     log = read_json_lines(whole / "metrics.jsonl")

@@ -9,6 +9,7 @@ import oracle
 import pytest
 import torch
 from tiny_models import folder_bytes, llama, model_folder, pair_records
+from waiting import leaving_at
 
 from steps.data.rows.jsonl import read_json_lines
 from steps.losses.dpo import Dpo
@@ -113,14 +114,14 @@ def test_a_run_goes_on_to_the_bit_wherever_it_was_left(
     run_reference(folder, records, settings.reference(), place(reference))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_dpo(folder, records, reference, settings, place(whole))
-    asked: list[None] = []
-
-    def stopping() -> bool:
-        asked.append(None)
-        return len(asked) == killed_at
-
     with pytest.raises(Left):
-        run_dpo(folder, records, reference, settings, replace(place(parts), stopping=stopping))
+        run_dpo(
+            folder,
+            records,
+            reference,
+            settings,
+            replace(place(parts), stopping=leaving_at(killed_at)),
+        )
     run_dpo(folder, records, reference, settings, place(parts))
     assert folder_bytes(parts) == folder_bytes(whole)
 

@@ -11,6 +11,7 @@ import torch
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records, uneven
+from waiting import leaving_at
 
 from steps.losses.combined import CombinedReference
 from steps.losses.cpo import Cpo
@@ -66,11 +67,7 @@ class Job:
     own_disks: bool = False
 
     def do(self, model: Path, ranks: Ranks) -> None:
-        asked: list[None] = []
-
-        def stopping() -> bool:
-            asked.append(None)
-            return len(asked) == self.leave_after and ranks.index == ranks.count - 1
+        stopping = leaving_at(self.leave_after if ranks.index == ranks.count - 1 else None)
 
         def on_progress(done: int, total: int, metrics: object) -> None:
             with (self.work / "done").open("a") as file:

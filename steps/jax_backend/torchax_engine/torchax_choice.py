@@ -45,4 +45,4 @@ class TorchaxTraining(TrainingBackend):
             )
         from steps.jax_backend.torchax_engine.torchax_policy import TorchaxPolicy
 
-        return TorchaxPolicy(folder, config, ranks, dropout, role, self.check)
+        return TorchaxPolicy(folder, config, ranks, dropout, role, self)

@@ -14,7 +14,7 @@ from jax import Array
 
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
 from steps.jax_backend.jax_scorer import JaxScorer, check_parity, make_ready, require_packs
-from steps.jax_backend.jax_trainer import JaxPolicy, JaxTrainer
+from steps.jax_backend.jax_trainer import JaxPolicy
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.stacked import Tree
 from steps.jax_backend.torchax_engine.torchax_model import LogpsModel
@@ -48,27 +48,16 @@ class TorchaxScorer(JaxScorer):
 
 
 class TorchaxPolicy(JaxPolicy):
-    """A folder opened for training; `check`: see `TorchaxTraining`."""
+    """A folder opened for training by `TorchaxTraining`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        config: TrainConfig,
-        ranks: Ranks,
-        dropout: bool,
-        role: Role,
-        check: bool,
-    ) -> None:
-        self._folder, self._config, self._role = folder, config, role
-        self._check, self._ranks = check, ranks
+    def _open(self, dropout: bool, how: Any) -> JaxScorer:
+        folder, config = self._folder, self._config
         with _as_jax_does():
             architecture = read_architecture(folder)
             require_packs(config.attention)
-        _refuse(config, ranks, _dropped(folder, architecture) if dropout else {})
+        _refuse(config, self._ranks, _dropped(folder, architecture) if dropout else {})
         with _as_jax_does():
-            scorer = TorchaxScorer(folder, config.dtype, config.tokens_per_forward, role)
-        self.vocabulary = scorer.architecture.vocabulary
-        self.trainer = JaxTrainer(scorer, config.optimizer, config.master_weights)
+            return TorchaxScorer(folder, config.dtype, config.tokens_per_forward, self._role)
 
     def make_ready(
         self,

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -91,6 +92,12 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
+
+
+def leaving_at(call: int | None) -> Callable[[], bool]:
+    """What a run asks whether it must stop: at this call it must, counted from 1."""
+    asked = count(1)
+    return lambda: next(asked) == call
 
 
 def kill_this_process(once_there: Path | None = None) -> NoReturn:
