@@ -88,7 +88,8 @@ class Rollout:
                     f"row {self.row!r}, completion {self.k}: {name} has {len(values)} values for "
                     f"{len(self.ids)} ids; sample it again"
                 )
-        if not all(-math.inf < logp < _ROUNDING for logp in self.logps):
+        # The sum shows NaN and infinities; this runs several times for every completion.
+        if not math.isfinite(sum(self.logps)) or max(self.logps, default=0) >= _ROUNDING:
             raise ValueError(
                 f"row {self.row!r}, completion {self.k}: its logps are no log-probabilities; see "
                 "whether the weights of the model that sampled it are finite"
