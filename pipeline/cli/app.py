@@ -6,6 +6,7 @@ something ask on a terminal; without a terminal they need ``--yes``.
 """
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -614,7 +615,7 @@ def main() -> None:
 def _of_a_path(error: OSError) -> str:
     if error.filename:
         return f"{error.filename}: {error.strerror}; check the path"
-    if isinstance(error, FileNotFoundError):  # it has no name if the working folder is meant
+    if error.errno == errno.ENOENT:  # without a name, the working folder is meant
         return "the working folder is gone; change to another, as in: cd ~"
     return str(error)
 

@@ -267,6 +267,7 @@ class _Walk:
         self.found: set[str] = set()
         self.by_value: dict[Unit, bool] = {}
         self.shown: set[Unit] = set()
+        self.hinted: set[Unit] = set()
         self._roots: list[tuple[Target, bool]] = []
         self._follows_details = False
         self._waiting: list[Unit] = []
@@ -298,6 +299,8 @@ class _Walk:
                 self.found.update(statement.traits)
             for piece in self.pieces(unit):
                 self._follow(unit, piece)
+            if unit in self.hinted or self._is_read_by_library(unit):
+                self._hint(self._bases(unit))
             if Reader.TYPES in self.readers and self.by_value[unit]:
                 self._add_unit(unit, by_value=False)
             if Reader.NAMESPACES in self.readers:
@@ -345,15 +348,9 @@ class _Walk:
                 for target in self.project.meaning(piece):
                     if piece.use == Use.LISTED and target.library:
                         continue
-                    if piece.use == Use.NAMED and not target.library and unit != self.start:
-                        continue  # only the step's own hints tell what it is given
                     self.add(target, by_value)
                     if piece.use in (Use.VALUE, Use.SHOWN) and not (target.rest or target.library):
                         self._show(target.unit, is_text=piece.use == Use.SHOWN)
-                    if piece.use == Use.BASE and not all(
-                        map(self._is_quiet, self.statements(unit))
-                    ):
-                        self._show(target.unit, is_text=False)  # a library may read it as well
                     if self._is_set(target, piece.use) and self._controls_logging(target):
                         self.found |= {Reader.TEXTS, Reader.NAMES, Reader.MODULES}
                     if piece.use == Use.MADE and self._shows_place(target):
@@ -379,6 +376,14 @@ class _Walk:
             self.shown.add(unit)
             if unit in self.by_value:
                 self._waiting.append(unit)
+
+    def _hint(self, bases: Iterable[Unit]) -> None:
+        """Note that a library may read the annotations of classes, as a model's fields."""
+        for unit in bases:
+            if unit not in self.hinted:
+                self.hinted.add(unit)
+                if unit in self.by_value:
+                    self._waiting.append(unit)
 
     def _note_library(self, target: Target) -> None:
         parts = str(target).split(".")
@@ -465,6 +470,8 @@ class _Walk:
             readers.add(Reader.CLASSES)
         if Reader.DOCS in readers and self.project.is_dataclass(statement):
             readers.add(Reader.HINTS)  # a dataclass makes its docstring of its fields
+        if unit in self.hinted and statement.kind == "class":
+            readers.add(Reader.HINTS)
         readers |= {f"{Reader.FIELDS} {name}" for name in self._counted_fields(unit, statement)}
         if unit != self.start or self._knew_itself:
             readers.add(Reader.DEFAULTS)
@@ -511,6 +518,20 @@ class _Walk:
             name is not None and self._is_quiet_name(name)
             for name in (*statement.decorators, *statement.bases, *statement.metaclass)
         )
+
+    def _is_read_by_library(self, unit: Unit, below: frozenset[Unit] = frozenset()) -> bool:
+        """Whether a decorator or an ancestor of a class is a library's that may read the class."""
+        if not all(map(self._is_quiet, self.statements(unit))):
+            return True
+        below |= {unit}
+        bases = (base for base in self._bases(unit) if base not in below)
+        return any(self._is_read_by_library(base, below) for base in bases)
+
+    def _bases(self, unit: Unit) -> Iterator[Unit]:
+        """The project's own bases of a class."""
+        names = (name for s in self.statements(unit) if s.is_class for name in s.bases if name)
+        for name in names:
+            yield from (t.unit for t in self.project.meaning(name) if not t.library)
 
     def _is_quiet_name(self, name: Ref) -> bool:
         return all(

@@ -187,10 +187,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@functools.cache
+_is_frozen = False
+
+
 def _anything_is_frozen() -> bool:
-    """Asked once: Python counts the frozen objects one by one."""
-    return gc.get_freeze_count() > 0
+    """Whether `gc.freeze` was called before. Python counts the frozen objects one by one, so it is
+    not asked again once there are some."""
+    global _is_frozen
+    _is_frozen = _is_frozen or gc.get_freeze_count() > 0
+    return _is_frozen
 
 
 def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[str]) -> Plan:

@@ -97,7 +97,10 @@ def _files(folder: Path) -> list[Path]:
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     names = {whole.name}
     if not whole.is_file() and index.is_file():
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index} is damaged; import the model again") from error
     return [folder / name for name in sorted(names) if (folder / name).is_file()]
 
 

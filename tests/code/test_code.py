@@ -1146,6 +1146,74 @@ CONFIG = """
     """
 
 
+def test_hints_of_attributes_of_self_are_in_no_key(project: Project) -> None:
+    project.write(
+        "steps.py",
+        """
+        from APP.holders import Counter, touch
+
+        def train(out):
+            touch()
+            return Counter().count
+        """,
+    )
+    project.write(
+        "holders.py",
+        """
+        class Counter:
+            def __init__(self):
+                self.count: int = 1
+
+        def made(number):
+            return Counter()
+
+        def touch():
+            made(1).count: int
+        """,
+    )
+    assert project.edit("holders.py", "self.count: int = 1", "self.count = 1") == set()
+    assert project.edit("holders.py", "self.count: int = 1", "self.count: float = 1") == set()
+    assert project.edit("holders.py", "self.count: int = 1", "self.count: int = 2") == {
+        "holders:Counter"
+    }
+    assert project.edit("holders.py", "made(1)", "made(2)") == {"holders:touch"}
+
+
+@pytest.mark.parametrize("between", ["Fields", "Middle"])
+def test_hints_count_in_every_ancestor_of_a_class_that_a_library_reads(
+    project: Project, between: str
+) -> None:
+    project.write(
+        "steps.py",
+        """
+        from APP.config import Config
+
+        def train(out):
+            return Config(rate="3").rate
+        """,
+    )
+    project.write(
+        "config.py",
+        f"""
+        from pydantic import BaseModel
+
+        class Fields:
+            rate: int = 1
+
+        class Middle(Fields):
+            pass
+
+        class Root(BaseModel):
+            name: str = "a"
+
+        class Config({between}, Root):
+            pass
+        """,
+    )
+    assert project.edit("config.py", "rate: int", "rate: str") == {"config:Fields"}
+    assert project.edit("config.py", "name: str", "name: object") == {"config:Root"}
+
+
 def test_a_field_added_to_a_config_that_only_arrives_does_not_bear_on_the_step(
     project: Project,
 ) -> None:

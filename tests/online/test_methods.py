@@ -1,11 +1,13 @@
 """What each method makes of an iteration's experience."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from steps.losses.dpo import Dpo
-from steps.online.methods.experience import Experience
+from steps.online.methods.experience import Experience, mismatch
 from steps.online.methods.method import Method
 from steps.online.methods.online_dpo import OnlineDpo
 from steps.online.methods.policy_gradient import (
@@ -158,3 +160,11 @@ def test_off_policy_weights_are_bounded(how: OffPolicy) -> None:
         assert torch.equal(weight, ratios.clamp(max=limit))
     else:
         assert torch.equal(weight, torch.where(inside, ratios, 0.0))
+
+
+def test_the_mismatch_between_sampler_and_trainer_is_measured() -> None:
+    sampler, policy = (torch.tensor([[-1.0, -2.0]], dtype=torch.float64) + x for x in (0.0, 0.5))
+    assert mismatch((policy[0],), (policy[0],)) == {"mismatch/k3": 0, "mismatch/largest": 0}
+    apart = mismatch((policy[0],), (sampler[0],))
+    assert apart["mismatch/largest"] == pytest.approx(0.5)
+    assert apart["mismatch/k3"] == pytest.approx(math.expm1(0.5) - 0.5)

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from pipeline.code.bindings import Definition, Function, bound, everything, own_scope, surely_bound
 from pipeline.code.form import DETAIL, Bound, Decorator, Detail, Reader, Use
@@ -178,24 +178,14 @@ class Definitions(Expressions):
             self.emit("])")
 
     def write_member(self, node: ast.stmt, is_top: bool, owner: ast.ClassDef) -> None:
-        """A statement of a class body. Without bases and decorators, a class's annotations are for
-        those alone who read hints; else they may declare fields."""
-        is_plain = not (owner.bases or owner.decorator_list)
-        match node:
-            case ast.AnnAssign(ast.Name(name), hint, value) if is_plain and not calls(hint):
-                with self.when(Reader.HINTS):
-                    self.emit(name)
-                self.write_hint(hint)
-                if value is not None:
-                    self.write(ast.Assign([node.target], value))
-                    self.emit(",")
-            case ast.AnnAssign():
-                named = self.when(f"{Reader.FIELDS} {getattr(node.target, 'id', '')}")
-                with named if is_top and is_field(node) else nullcontext():
-                    self.write_field(node, owner)
-            case _:
-                self.write(node)
-                self.emit(",")
+        if not isinstance(node, ast.AnnAssign):
+            self.write(node)
+            self.emit(",")
+        elif is_top and is_field(node):
+            with self.when(f"{Reader.FIELDS} {node.target.id}"):  # type: ignore[union-attr]
+                self.write_field(node, owner)
+        else:
+            self.write_field(node, owner)
 
     def write_field(self, node: ast.AnnAssign, owner: ast.ClassDef) -> None:
         """A field of a class. Its annotation counts if it has a special marker, or if other code
@@ -225,7 +215,8 @@ class Definitions(Expressions):
         self.emit("),")
 
     def write_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Outside of classes, the annotation of a variable has no effect."""
+        """Outside of classes, the annotation of a variable has no effect; a function does not even
+        evaluate it."""
         if self.scopes and self.scopes[-1].is_class:
             self.generic(node)
             return
@@ -237,6 +228,10 @@ class Definitions(Expressions):
             self.write(node.annotation)
         if node.value is not None:
             self.generic(ast.Assign([node.target], node.value))
+        elif isinstance(node.target, ast.Attribute | ast.Subscript):  # `f().x: int` calls f
+            self.write(node.target.value)
+            if isinstance(node.target, ast.Subscript):
+                self.write(node.target.slice)
 
     @contextmanager
     def type_parameters(self, node: ast.AST) -> Iterator[None]:
