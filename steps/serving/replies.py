@@ -30,6 +30,8 @@ OnPiece = Callable[[str], None]
 
 COLDEST = 1e-5
 """A lower temperature is 0: logits that are divided by it overflow."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token that stands for a byte. If bytes in a row are no UTF-8, each becomes U+FFFD."""
 
 
 class Enough(Exception):
@@ -194,7 +196,3 @@ class _Pieces(BaseStreamer):
         without text, before which there may be such a byte."""
         name = str(self._tokenizer.convert_ids_to_tokens(token))
         return bool(_BYTE.fullmatch(name)) or not decoded(self._tokenizer, [token])
-
-
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""A token that stands for a byte. If bytes in a row are no UTF-8, each becomes U+FFFD."""
