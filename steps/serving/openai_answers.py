@@ -1,7 +1,7 @@
 """What a model answers to a request, while a thread lets it write.
 
 The model answers one request at a time; others wait for their turn. If a client leaves, its answer
-ends with the next piece.
+ends with the next token.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Answers:
         for choice in range(len(prompts) * count):
             if left.is_set():
                 return
-            until = _UntilStop(asked.stops)
+            until = _UntilStop(asked.stop or [])
 
             def hear(text: str, choice: int = choice, until: _UntilStop = until) -> None:
                 if text := until.hear(text):
@@ -86,8 +86,9 @@ class Answers:
                 if until.found or left.is_set():
                     raise Enough
 
-            drawing = asked.drawing(seed + choice % count)
-            written = self.speaker.write(prompts[choice // count], drawing, hear)
+            drawing = asked.drawing(seed + choice)
+            prompt = prompts[choice // count]
+            written = self.speaker.write(prompt, drawing, hear, asked.continues)
             finish = "stop" if until.found or written.ended else "length"
             tell(Piece(choice, until.held, finish, written.tokens))
 

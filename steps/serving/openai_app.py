@@ -4,35 +4,45 @@ Every refusal is OpenAI's object `{"error": …}` with its status, so official c
 exceptions.
 """
 
+import asyncio
 import json
+import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from steps.serving.openai_answers import Answers, Piece
 from steps.serving.openai_requests import Asked, ChatAsked, CompletionAsked
 from steps.serving.replies import Speaker
 
+_LOG = logging.getLogger(__name__)
 LARGEST_BODY = 2**23
 """In bytes. A request with more cannot fit into a model's positions."""
 
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
-ToChoice = Callable[[str, bool], dict[str, Any]]
-"""The text of a choice in an answer; of a piece of it, if the second argument is true."""
+Result = TypeVar("Result")
 
 
-def app_of(speaker: Speaker, served: str) -> Starlette:
-    """The interface of a model that clients call ``served``."""
+def app_of(speaker: Speaker, served: str, hosts: Collection[str] = ()) -> Starlette:
+    """The interface of a model that clients call ``served``.
+
+    Args:
+        hosts: the names by which clients may address this server; any if there are none.
+    """
     own = _Interface(Answers(speaker), served)
     routes = [
         Route("/health", own.health),
@@ -46,7 +56,38 @@ def app_of(speaker: Speaker, served: str) -> Starlette:
         ClientDisconnect: _unheard,
         Exception: _failed,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    guard = Middleware(_Guard, hosts=hosts)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """Refuses requests that a browser sends for a page of another server. Such a page can send them
+    to this server's address, or to a name of its own that it moves here (DNS rebinding)."""
+
+    app: ASGIApp
+    hosts: Collection[str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        app = self.app
+        if self.hosts and _name_in(f"//{host}") not in self.hosts:
+            app = _forbidden(f"this server is not {host!r}; call it {', '.join(self.hosts)}")
+        elif origin is not None and origin.partition("://")[2] != host:
+            app = _forbidden(f"this server answers no pages of {origin}")
+        await app(scope, receive, send)
+
+
+def _name_in(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _forbidden(told: str) -> Response:
+    return JSONResponse(_error(told, "invalid_request_error"), 403)
 
 
 class _Refused(HTTPException):
@@ -81,14 +122,14 @@ class _Interface:
             raise _Refused(400, told)
         messages = [turn.message() for turn in asked.messages]
         prompts = await self._read(lambda: [speaker.prompt_of(messages)], "messages")
-        return await self._answer(request, asked, prompts, _Form("chat.completion", _message))
+        return await self._answer(request, asked, prompts, _CHAT)
 
     async def complete(self, request: Request) -> Response:
         asked = await _asked(request, CompletionAsked)
         self._require_served(asked.model)
         tokens_of = self.answers.speaker.tokens_of
-        prompts = await self._read(lambda: [tokens_of(text) for text in asked.prompts], "prompt")
-        return await self._answer(request, asked, prompts, _Form("text_completion", _text))
+        prompts = await self._read(lambda: [tokens_of(text) for text in asked.prompt], "prompt")
+        return await self._answer(request, asked, prompts, _COMPLETION)
 
     def _described(self) -> dict[str, Any]:
         return {"id": self.served, "object": "model", "created": 0, "owned_by": "temper"}
@@ -108,52 +149,87 @@ class _Interface:
         self, request: Request, asked: Asked, prompts: list[list[int]], form: "_Form"
     ) -> Response:
         head = {
-            "id": f"{'chatcmpl' if form.name.startswith('chat') else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": self.served,
         }
         pieces = self.answers.write(prompts, asked)
         read = sum(map(len, prompts))
         if asked.stream:
-            counted = bool((asked.stream_options or {}).get("include_usage"))
+            counted = bool(asked.stream_options and asked.stream_options.include_usage)
             events = _events(pieces, head, form, read, counted)
             return StreamingResponse(events, media_type="text/event-stream")
-        texts: dict[int, str] = {}
-        ends: list[Piece] = []
-        async with aclosing(pieces):
-            async for piece in pieces:
-                texts[piece.choice] = texts.get(piece.choice, "") + piece.text
-                ends += [piece] if piece.finish else []
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-        choices = [form.choice(end, texts[end.choice], False) for end in ends]
+        texts, ends = await _unless_left(request, _whole(pieces))
+        choices = [_choice(end, form.whole(texts[end.choice])) for end in ends]
         usage = _usage(read, sum(end.tokens for end in ends))
         return JSONResponse({**head, "object": form.name, "choices": choices, "usage": usage})
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How answers of a path look."""
+    """How answers of a path look.
 
+    Attributes:
+        whole: makes a choice from its text.
+        part: makes a choice from a piece of its text, which is its first one if that is true.
+    """
+
+    prefix: str
     name: str
-    content: ToChoice
-
-    def choice(self, piece: Piece, text: str, part: bool) -> dict[str, Any]:
-        rest = {"index": piece.choice, "logprobs": None, "finish_reason": piece.finish}
-        return {**self.content(text, part), **rest}
-
-    @property
-    def chunk(self) -> str:
-        return f"{self.name}.chunk" if self.name.startswith("chat") else self.name
+    chunk: str
+    whole: Callable[[str], dict[str, Any]]
+    part: Callable[[str, bool], dict[str, Any]]
 
 
-def _message(text: str, part: bool) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
-    return {"delta": message} if part else {"message": {**message, "refusal": None}}
+def _delta(text: str, first: bool) -> dict[str, Any]:
+    role = {"role": "assistant"} if first else {}  # clients join the roles of all pieces
+    return {"delta": {**role, "content": text}}
 
 
-def _text(text: str, part: bool) -> dict[str, Any]:
-    return {"text": text}
+_CHAT = _Form(
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    _delta,
+)
+_COMPLETION = _Form(
+    "cmpl",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text, first: {"text": text},
+)
+
+
+def _choice(piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
+    rest = {"index": piece.choice, "logprobs": None, "finish_reason": piece.finish}
+    return {**content, **rest}
+
+
+async def _whole(pieces: AsyncGenerator[Piece]) -> tuple[dict[int, str], list[Piece]]:
+    """The text of each choice, and the last piece of each."""
+    texts: dict[int, str] = {}
+    ends: list[Piece] = []
+    async with aclosing(pieces):
+        async for piece in pieces:
+            texts[piece.choice] = texts.get(piece.choice, "") + piece.text
+            ends += [piece] if piece.finish else []
+    return texts, ends
+
+
+async def _unless_left(request: Request, answering: Coroutine[Any, Any, Result]) -> Result:
+    """What is awaited; it ends as soon as the client leaves."""
+    answer = asyncio.create_task(answering)
+    left = asyncio.ensure_future(request.receive())  # the body is read, so nothing else can come
+    try:
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        answer.cancel()
+        left.cancel()
 
 
 async def _events(
@@ -161,15 +237,18 @@ async def _events(
 ) -> AsyncIterator[str]:
     """An answer as server-sent events; its usage is the last one, if it is asked for."""
     head = {**head, "object": form.chunk}
-    written = 0
+    written, begun = 0, set[int]()
     try:
         async with aclosing(pieces):
             async for piece in pieces:
                 written += piece.tokens
-                yield _event({**head, "choices": [form.choice(piece, piece.text, True)]})
+                part = form.part(piece.text, piece.choice not in begun)
+                begun.add(piece.choice)
+                yield _event({**head, "choices": [_choice(piece, part)]})
     except Exception as error:
+        _LOG.exception("an answer failed")
         yield _event(_error(f"the answer failed: {error}", "server_error"))
-        raise
+        return
     if counted:
         yield _event({**head, "choices": [], "usage": _usage(read, written)})
     yield "data: [DONE]\n\n"
@@ -197,15 +276,12 @@ async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
     try:
         return kind.model_validate_json(bytes(body))
     except ValidationError as error:
-        found = max(error.errors(include_url=False), key=lambda fault: len(fault["loc"]))
-        param = ".".join(str(name) for name in found["loc"] if _is_of_request(name)) or None
+        faults = error.errors(include_url=False)
+        unknown = (fault for fault in faults if fault["type"] == "extra_forbidden")
+        found = next(unknown, faults[0])
+        param = ".".join(map(str, found["loc"])) or None
         told = found["msg"].removeprefix("Value error, ")
         raise _Refused(400, f"{param}: {told}" if param else told, param) from None
-
-
-def _is_of_request(name: int | str) -> bool:
-    """Whether a part of a fault's place is in the request, and no type of ours."""
-    return isinstance(name, int) or (name.isidentifier() and name != "str")
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:

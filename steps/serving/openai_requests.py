@@ -4,55 +4,96 @@ A field that would change the answer, and that the server does not know, is refu
 answer without it would be wrong in silence. Types are checked strictly.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from steps.data.rows.rows import EXTRA_KEYS, Message
 from steps.serving.replies import Drawing
 
-_WITHOUT_EFFECT = ("none", "auto", {"type": "text"})
-"""What clients write into fields that are not supported, to ask for nothing."""
 _COMPLETION_TOKENS = 16
 """The most tokens of a plain completion if a request names no number, as at OpenAI."""
 _NO_LIMIT = 2**31
 
 
+def _unless(*without_effect: Any) -> AfterValidator:
+    """Refuses a field, unless its value is empty or one that asks for nothing."""
+
+    def require(value: Any) -> Any:
+        if value and value not in without_effect:
+            raise ValueError(_UNSUPPORTED)
+        return value
+
+    return AfterValidator(require)
+
+
 def _require_unset(value: Any) -> Any:
-    if value and value not in _WITHOUT_EFFECT:
-        raise ValueError("this server does not support it; leave it out")
+    if value is not None:
+        raise ValueError(_UNSUPPORTED)
     return value
 
 
-Unsupported = Annotated[Any, AfterValidator(_require_unset)]
+_UNSUPPORTED = "this server does not support it; leave it out"
+Unsupported = Annotated[Any, _unless()]
+NotEvenZero = Annotated[Any, AfterValidator(_require_unset)]
+Called = Annotated[Any, _unless("none", "auto")]
+Format = Annotated[Any, _unless({"type": "text"})]
+Ignored = Any
+"""A field without an effect on the answer."""
 Count = Annotated[int, Field(ge=1)]
-Stop = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
+Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""A text stands for the list of it."""
+Parted = BeforeValidator(lambda value: [_Text(text=value)] if isinstance(value, str) else value)
 
 
-class _Text(BaseModel):
-    type: Literal["text"]
+class _Known(BaseModel):
+    """Refuses fields that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Text(_Known):
+    type: Literal["text"] = "text"
     text: str
 
 
-class _Function(BaseModel):
+class _Function(_Known):
     name: str
     arguments: str
 
 
-class _Call(BaseModel):
+class _Call(_Known):
     id: str
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _Turn(BaseModel):
-    """A message; clients send fields of answers back, of which those without a use are left out."""
+class _StreamOptions(_Known):
+    include_usage: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class _Turn(_Known):
+    """A message; clients send answers back, with all fields that those have."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Text] | None = None
+    content: Annotated[list[_Text], Parted] | None = None
     name: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    annotations: Ignored = None
+    refusal: Ignored = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "_Turn":
@@ -61,18 +102,18 @@ class _Turn(BaseModel):
         return self
 
     def message(self) -> Message:
-        parts = self.content or ""
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        text = "".join(part.text for part in self.content or [])
         role = "system" if self.role == "developer" else self.role
         extra = self.model_dump(include=set(EXTRA_KEYS))
         given = {key: value for key, value in extra.items() if value}
         return Message(role=role, content=text, **given)  # type: ignore[typeddict-item]
 
 
-class Asked(BaseModel):
+class Asked(_Known):
     """What both kinds of requests have."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    continues: ClassVar[bool] = False
+    """Whether an answer continues the text of its prompt."""
 
     model: str
     max_tokens: Count | None = None
@@ -80,18 +121,14 @@ class Asked(BaseModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Annotated[list[Text], Field(max_length=4), Listed] | None = None
     stream: bool | None = None
-    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool] | None = None
-    user: Any = None
+    stream_options: _StreamOptions | None = None
+    user: Ignored = None
     logprobs: Unsupported = None
     logit_bias: Unsupported = None
     frequency_penalty: Unsupported = None
     presence_penalty: Unsupported = None
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def most_tokens(self) -> int:
@@ -111,15 +148,15 @@ class ChatAsked(Asked):
 
     messages: Annotated[list[_Turn], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    metadata: Any = None
-    parallel_tool_calls: Any = None
-    service_tier: Any = None
-    store: Any = None
+    metadata: Ignored = None
+    parallel_tool_calls: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
     audio: Unsupported = None
-    function_call: Unsupported = None
+    function_call: Called = None
     functions: Unsupported = None
-    response_format: Unsupported = None
-    tool_choice: Unsupported = None
+    response_format: Format = None
+    tool_choice: Called = None
     tools: Unsupported = None
     top_logprobs: Unsupported = None
 
@@ -131,10 +168,9 @@ class ChatAsked(Asked):
 class CompletionAsked(Asked):
     """A request for continuations of texts."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=128)]
-    echo: Unsupported = None
-    suffix: Unsupported = None
+    continues = True
 
-    @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    prompt: Annotated[list[str], Field(min_length=1, max_length=128), Listed]
+    echo: Unsupported = None
+    logprobs: NotEvenZero = None  # 0 asks for the logprobs of the tokens that are drawn
+    suffix: Unsupported = None

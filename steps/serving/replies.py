@@ -5,20 +5,14 @@ temperature 0 the answers are the same. A model without a chat template continue
 Decoding settings that a model ships with are ignored.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
-from tokenizers.decoders import DecodeStream
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from steps.data.rows.reasons import MalformedRow
@@ -32,7 +26,12 @@ from steps.models.positions import forget_lengths
 from steps.shared.checks import require, require_count
 
 OnPiece = Callable[[str], None]
-"""Called with each piece of an answer as soon as the model has written it."""
+"""Called after each token with the text that is new; it is empty after a part of a character."""
+
+COLDEST = 1e-5
+"""A lower temperature is 0: logits that are divided by it overflow."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token that stands for a byte. If bytes in a row are no UTF-8, each becomes U+FFFD."""
 
 
 class Enough(Exception):
@@ -93,7 +92,8 @@ class Speaker:
 
     def go_on(self, text: str, drawing: Drawing, on_piece: OnPiece) -> str:
         """The model's continuation of a text; raises what `write` raises."""
-        return self.write(self.tokens_of(text), drawing, on_piece).text
+        ids = self.tokens_of(text)
+        return self.write(ids, drawing, on_piece, continues=True).text
 
     def prompt_of(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model writes its next message.
@@ -108,31 +108,37 @@ class Speaker:
     def tokens_of(self, text: str) -> list[int]:
         return list(self.tokenizer(text)["input_ids"])
 
-    def write(self, ids: Sequence[int], drawing: Drawing, on_piece: OnPiece) -> Written:
+    def write(
+        self, ids: Sequence[int], drawing: Drawing, on_piece: OnPiece, continues: bool = False
+    ) -> Written:
         """What the model writes after these tokens.
+
+        If it continues their text, it keeps the space before its first word; tokenizers like
+        Llama 2's remove that space at the beginning of a text.
 
         Raises ValueError if there are no tokens, or more than the model has positions for.
         """
         ends = end_tokens(self.model, self.tokenizer)
+        samples = drawing.temperature >= COLDEST
         self.model.generation_config = GenerationConfig(
             max_new_tokens=min(drawing.max_new_tokens, self.room_after(ids)),
-            do_sample=drawing.temperature > 0,
-            temperature=drawing.temperature or None,
-            top_p=drawing.top_p if drawing.temperature else None,
-            top_k=0 if drawing.temperature else None,
+            do_sample=samples,
+            temperature=drawing.temperature if samples else None,
+            top_p=drawing.top_p if samples else None,
+            top_k=0 if samples else None,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # never used, as there is only one row
         )
         torch.manual_seed(drawing.seed)
         forget_lengths(self.model)
         prompt = torch.tensor([ids], device=self.model.device)
-        pieces = _Pieces(self.tokenizer, on_piece)
+        pieces = _Pieces(self.tokenizer, ids if continues else [], on_piece)
         with suppress(Enough), torch.no_grad(), evaluating(self.model):
             self.model.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces
             )
         ended = bool(pieces.ids) and pieces.ids[-1] in ends
-        return Written(decoded(self.tokenizer, pieces.ids), len(pieces.ids), ended)
+        return Written(pieces.text, len(pieces.ids), ended)
 
     def room_after(self, ids: Sequence[int]) -> int:
         """How many tokens the model can write after these."""
@@ -147,13 +153,18 @@ class Speaker:
 
 
 class _Pieces(BaseStreamer):
-    """Keeps the tokens that the model writes, and passes their text on."""
+    """Passes on the text of the tokens that the model writes. All pieces together are the text that
+    the tokens have as a whole, so a piece is held back while later tokens can change it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_piece: OnPiece) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int], on_piece: OnPiece
+    ) -> None:
         self.ids: list[int] = []
-        self._tokenizer = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
-        self._stream = DecodeStream([], skip_special_tokens=True)
-        self._on_piece = on_piece
+        self.text = ""
+        self._tokenizer, self._on_piece = tokenizer, on_piece
+        self._before = list(before)
+        """The last tokens whose text is known; a token's text depends on those before it."""
+        self._held: list[int] = []
         self._knows_prompt = False
 
     def put(self, value: torch.Tensor) -> None:
@@ -162,8 +173,26 @@ class _Pieces(BaseStreamer):
             return
         for token in value.tolist():
             self.ids.append(token)
-            if piece := self._stream.step(self._tokenizer, token):
-                self._on_piece(piece)
+            self._held.append(token)
+            piece = self._new_text()
+            self._pass_on("" if self._is_open(token) or piece.endswith("\ufffd") else piece)
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Pass on what is held back; the model has written its last token."""
+        self._pass_on(self._new_text())
+
+    def _new_text(self) -> str:
+        whole = decoded(self._tokenizer, [*self._before, *self._held])
+        return whole[len(decoded(self._tokenizer, self._before)) :]
+
+    def _pass_on(self, piece: str) -> None:
+        if piece:
+            self._before, self._held = self._held, []
+            self.text += piece
+        self._on_piece(piece)
+
+    def _is_open(self, token: int) -> bool:
+        """Whether later tokens can change the text: after a byte of a character, or after a token
+        without text, before which there may be such a byte."""
+        name = str(self._tokenizer.convert_ids_to_tokens(token))
+        return bool(_BYTE.fullmatch(name)) or not decoded(self._tokenizer, [token])

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -88,7 +89,8 @@ def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str
     from steps.serving.replies import Speaker
 
     settings = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": 3}
-    server = uvicorn.Server(uvicorn.Config(app_of(Speaker(model.folder), served), **settings))
+    app = app_of(Speaker(model.folder), served, _names_of(taken))
+    server = uvicorn.Server(uvicorn.Config(app, **settings))
     logging.getLogger("uvicorn.error").addFilter(_is_no_end)
     taken.listen()  # from here on clients wait until they are answered
     print(ready, flush=True)
@@ -96,6 +98,14 @@ def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str
         server.run(sockets=[taken])
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _names_of(taken: socket.socket) -> list[str]:
+    """The names of this machine if only it reaches the address; none for other addresses."""
+    address = taken.getsockname()[0]
+    if not ip_address(address).is_loopback:
+        return []
+    return list(dict.fromkeys([address, LOOPBACK, "localhost", "::1"]))
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from rank_processes import start_command
-from transformers import AutoModelForSequenceClassification
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 from waiting import HANGS_SECONDS, wait_until
 
@@ -26,7 +28,7 @@ from steps.generation.sampling import decoded, sample
 from steps.models.folders import load_model
 from steps.serving.chatting import chat
 from steps.serving.named_models import opened
-from steps.serving.replies import Drawing, Speaker
+from steps.serving.replies import Drawing, Speaker, _Pieces
 
 PROMPT = "What is 1 + 2?"
 
@@ -72,6 +74,42 @@ def test_the_pieces_of_an_answer_are_the_answer(speaker: Speaker) -> None:
     )
     assert "".join(pieces) == answer
     assert len(pieces) > 1
+
+
+@pytest.mark.parametrize(
+    ("before", "names", "expected"),
+    [
+        ("", "▁a <0x41> <s> <0xE4> ▁a", "a||||\ufffd\ufffd a|"),
+        ("", "▁ ▁a <0x41> <0xC3> <0xA9> ▁a", "| a||||Aé a|"),
+        ("", "▁a <0x41> <0xE4>", "a|||\ufffd\ufffd"),
+        ("<s> ▁a", "▁a <s> ▁a", " a|| a|"),
+    ],
+)
+def test_pieces_are_the_text_of_all_tokens_and_each_token_is_heard(
+    before: str, names: str, expected: str
+) -> None:
+    """With a tokenizer like Llama 2's."""
+    words = ["<s>", "<unk>", "▁", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    bare = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, [], unk_token="<unk>"))
+    bare.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<s>")
+    prompt = [words.index(name) for name in before.split()]
+    pieces: list[str] = []
+    streamer = _Pieces(tokenizer, prompt, pieces.append)
+    streamer.put(torch.tensor([prompt]))
+    for name in names.split():
+        streamer.put(torch.tensor([words.index(name)]))
+    streamer.end()
+    assert pieces == expected.split("|")
+    if not before:
+        assert "".join(pieces) == decoded(tokenizer, streamer.ids)
 
 
 def test_draws_follow_from_the_seed(speaker: Speaker) -> None:

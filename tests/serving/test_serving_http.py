@@ -1,6 +1,7 @@
 """``temper serve``: whose server it starts, where it listens, and that it ends with its command."""
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -21,7 +24,7 @@ from steps.data.rows.rows import Message
 from steps.serving.named_models import NamedModel
 from steps.serving.openai_app import LARGEST_BODY
 from steps.serving.replies import Drawing, Speaker
-from steps.serving.serve import LOOPBACK, Server, example, model_id, serve, vllm_command
+from steps.serving.serve import LOOPBACK, Server, model_id, serve, vllm_command
 
 QUESTION: list[Message] = [{"role": "user", "content": "What is 1 + 2?"}]
 
@@ -53,16 +56,6 @@ def test_a_model_is_called_by_its_name_without_what_servers_take_for_something_e
     assert model_id(NamedModel("e/..", folder, True)) == "model"
 
 
-def test_the_example_is_one_command_of_a_shell() -> None:
-    command = example("http://127.0.0.1:8000/v1", "experiment/export")
-    words = subprocess.run(
-        ["bash", "-c", f"curl() {{ printf '%s\\n' \"$@\"; }}; {command}"],
-        capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    assert words[0] == "http://127.0.0.1:8000/v1/chat/completions"
-    assert json.loads(words[-1])["model"] == "experiment/export"
-
-
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_a_server_that_is_not_installed_is_named_with_its_remedy() -> None:
     with pytest.raises(TemperError, match="the server of vllm needs vllm: pip install vllm"):
@@ -83,7 +76,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
 
 @pytest.fixture(scope="module")
 def served(chat_model: Path) -> Iterator[OpenAI]:
-    """The official client of a server, which ends with its command."""
+    """The official client of a server, which answers its example, and ends with its command."""
     port = free_port()
     command = [sys.executable, "-c", _PROGRAM, str(chat_model), "--port", str(port)]
     command += ["--through", "transformers"]
@@ -92,6 +85,10 @@ def served(chat_model: Path) -> Iterator[OpenAI]:
         assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith(f"{chat_model} at http://127.0.0.1:{port}/v1, through transformers")
+        _, url, _, kind, _, body = shlex.split(process.stdout.readline())
+        headers = dict([kind.split(": ")])
+        with urlopen(UrlRequest(url, body.encode(), headers)) as answer:
+            assert json.load(answer)["choices"][0]["message"]["content"]
         with OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
         ) as client:
@@ -128,7 +125,15 @@ def test_openai_s_client_is_answered_as_temper_chat_answers(
     texts = [[choice.message.content for choice in choices] for choices in drawn]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 1
-    assert len(served.completions.create(model="model", prompt=["1 +", "2 +"]).choices) == 2
+    same = served.completions.create(model="model", prompt=["1 +"] * 2, seed=1, temperature=2)
+    assert len({choice.text for choice in same.choices}) == 2
+    assert ask(served, temperature=1e-40).choices[0].message.content == expected
+    with served.chat.completions.stream(model="model", messages=QUESTION, n=2) as stream:  # type: ignore[arg-type]
+        stream.until_done()
+    for whole in stream.get_final_completion().choices:
+        assert whole.message.role == "assistant"
+        fields = whole.message.model_dump(exclude={"parsed"})
+        assert ask(served, messages=[*QUESTION, fields, *QUESTION], max_tokens=1).choices
 
 
 ODD: dict[str, tuple[dict[str, Any], str]] = {
@@ -140,7 +145,13 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "a text for a number": ({"max_tokens": "5"}, "max_tokens"),
     "an empty stop text": ({"stop": ""}, "stop"),
     "what it does not support": ({"logprobs": True}, "logprobs: this server does not support it"),
-    "what nobody knows": ({"extra_body": {"foo": 1}}, "foo"),
+    "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "400 - a field: "),
+    "what nobody knows in a message": (
+        {"messages": [{**QUESTION[0], "thoughts": ""}]}, "messages.0.thoughts",
+    ),
+    "a call as it was before": (
+        {"messages": [{**QUESTION[0], "function_call": {}, "audio": {"id": "1"}}]}, "0.audio: this",
+    ),
     "too long a prompt": (
         {"messages": [{"role": "user", "content": "1 " * 99}], "stream": True}, "model takes 96",
     ),
@@ -158,14 +169,20 @@ def test_an_odd_request_is_refused_as_openai_would(odd: str, served: OpenAI) -> 
 @pytest.mark.slow
 def test_a_broken_request_gets_an_error_object_and_a_cut_one_harms_nobody(served: OpenAI) -> None:
     host, port = served.base_url.host, served.base_url.port
-    for method, path, body, status in (
-        ("POST", "/v1/chat/completions", b"{", 400),
-        ("GET", "/v1/chat/completions", None, 405),
-        ("POST", "/v1/embeddings", b"{}", 404),
-        ("POST", "/v1/completions", b" " * (LARGEST_BODY + 1), 413),
+    zero = b'{"model": "model", "prompt": "1 +", "logprobs": 0}'
+    for method, path, body, headers, status in (
+        ("POST", "/v1/chat/completions", b"{", {}, 400),
+        ("POST", "/v1/completions", zero, {}, 400),
+        ("GET", "/v1/chat/completions", None, {}, 405),
+        ("POST", "/v1/embeddings", b"{}", {}, 404),
+        ("POST", "/v1/completions", b" " * (LARGEST_BODY + 1), {}, 413),
+        ("POST", "/v1/completions", zero, {"Host": "example.com"}, 403),
+        ("POST", "/v1/completions", zero, {"Host": "[::1"}, 403),
+        ("POST", "/v1/completions", zero, {"Origin": "http://example.com"}, 403),
+        ("POST", "/v1/completions", zero, {"Host": "[::1]:1", "Origin": "http://[::1]:1"}, 400),
     ):
         with closing(HTTPConnection(str(host), port, timeout=60)) as connection:
-            connection.request(method, path, body)
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             assert (answer.status, bool(json.load(answer)["error"]["message"])) == (status, True)
     with ask(served, stream=True, max_tokens=90) as cut:
