@@ -6,10 +6,10 @@ from typing import Any
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
 from steps.prices.row_sizes import BYTES_A_TOKEN, of_rows, of_source, of_tokens
 
-START_PLAIN, _START_READING, _START_TOKENIZING = 0.5, 1.0, 5.0
-"""Seconds for the imports of a step."""
-_ROWS_READ, _TOKENS_WRITTEN = 4e3, 5e4
-"""Rows and tokens per second of one process."""
+START_PLAIN, _START_READING, _START_TOKENIZING = 0.5, 1.0, 0.5
+"""Seconds until a step begins, in a process whose parent has imported its libraries."""
+_ROWS_READ, _ROWS_TOKENIZED, _TOKENS_WRITTEN, _WORDS_LOADED = 4e3, 4e3, 5e5, 1e5
+"""Rows, tokens, and entries of a tokenizer's vocabulary per second of one process."""
 _READING, _TOKENIZING, _A_TOKEN = 0.14e9, 0.455e9, 1250.0
 """Bytes of a process that reads or tokenises, and bytes for each token of the vocabulary."""
 _TEMPLATE_TOKENS = 25
@@ -89,7 +89,8 @@ def _tokenized(parts: dict[str, Any], call: Call) -> Foreseen:
     tokens = sum(part["rows"] * tokens_of(part) for part in parts.values())
     vocabulary = call.size("tokenizer").get("vocabulary", 0)
     sizes = {"rows": rows, "parts": parts, "bytes": vocabulary * 32.0 + 6000 + tokens * 1.5}
-    taken = _START_TOKENIZING + tokens / _TOKENS_WRITTEN + rows / 1e3
+    taken = _START_TOKENIZING + vocabulary / _WORDS_LOADED
+    taken += rows / _ROWS_TOKENIZED + tokens / _TOKENS_WRITTEN
     return Foreseen(sizes, taken, _TOKENIZING + _A_TOKEN * vocabulary)
 
 
@@ -128,7 +129,7 @@ def _built(call: Call) -> Foreseen:
 
 
 LOADED = Estimator(_loaded, of_rows)
-TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=2)
-TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=2)
+TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=3)
+TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=3)
 ARITHMETIC = Estimator(_arithmetic, lambda made: _parts_of_task(made.manifest.metrics))
 BUILT_PAIRS = Estimator(_built, of_rows)
