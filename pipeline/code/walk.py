@@ -299,8 +299,10 @@ class _Walk:
                 self.found.update(statement.traits)
             for piece in self.pieces(unit):
                 self._follow(unit, piece)
-            if unit in self.hinted or self._is_read_by_library(unit):
-                self._hint(self._bases(unit))
+            bases = self._bases(unit)
+            if bases and (unit in self.hinted or self._is_read_by_library(unit)):
+                for base in bases:  # a library may read annotations, as a model's fields
+                    self._mark(base, self.hinted)
             if Reader.TYPES in self.readers and self.by_value[unit]:
                 self._add_unit(unit, by_value=False)
             if Reader.NAMESPACES in self.readers:
@@ -372,18 +374,14 @@ class _Walk:
         """Note that other code receives a function or class, or its text with its module."""
         if is_text and any(s.is_function or s.is_class for s in self.statements(unit)):
             self.found |= {Reader.NAMES, Reader.MODULES}
-        if unit not in self.shown:
-            self.shown.add(unit)
+        self._mark(unit, self.shown)
+
+    def _mark(self, unit: Unit, marked: set[Unit]) -> None:
+        """Add a unit to `marked`; if it was reached already, look at it again."""
+        if unit not in marked:
+            marked.add(unit)
             if unit in self.by_value:
                 self._waiting.append(unit)
-
-    def _hint(self, bases: Iterable[Unit]) -> None:
-        """Note that a library may read the annotations of classes, as a model's fields."""
-        for unit in bases:
-            if unit not in self.hinted:
-                self.hinted.add(unit)
-                if unit in self.by_value:
-                    self._waiting.append(unit)
 
     def _note_library(self, target: Target) -> None:
         parts = str(target).split(".")
@@ -527,11 +525,10 @@ class _Walk:
         bases = (base for base in self._bases(unit) if base not in below)
         return any(self._is_read_by_library(base, below) for base in bases)
 
-    def _bases(self, unit: Unit) -> Iterator[Unit]:
+    def _bases(self, unit: Unit) -> list[Unit]:
         """The project's own bases of a class."""
-        names = (name for s in self.statements(unit) if s.is_class for name in s.bases if name)
-        for name in names:
-            yield from (t.unit for t in self.project.meaning(name) if not t.library)
+        names = (name for s in self.statements(unit) if s.is_class for name in s.bases)
+        return [target.unit for target in self.project.targets(names) if not target.library]
 
     def _is_quiet_name(self, name: Ref) -> bool:
         return all(

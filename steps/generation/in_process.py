@@ -1,5 +1,6 @@
 """What both engines of this process share: a model, and completions that are being written."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,7 @@ class Written:
 
     def add_drawn(self, token: int, logp: float) -> None:
         """Raises FloatingPointError if the logits of the draw were not numbers."""
-        if logp != logp:  # NaN; this runs for every token
+        if math.isnan(logp):
             raise FloatingPointError(
                 f"row {self.request.row!r}: the model's logits are not numbers; look at its "
                 "training, or sample in float32"

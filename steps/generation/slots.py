@@ -94,19 +94,17 @@ class _Sequence(Written):
     """A completion that is being written.
 
     unread: of a reply, the tokens that the model has still to read.
-    position: of the last token in the sequence.
     """
 
     unread: deque[int] = field(default_factory=deque)
-    position: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.position = len(self.request.prompt_ids) - 1
+    @property
+    def position(self) -> int:
+        """The position of the last token in the sequence."""
+        return len(self.request.prompt_ids) + len(self.ids) - 1
 
     def extend(self, token: int, logp: float) -> bool:
         """Takes a drawn token, or in its place the next one of a reply; whether a turn ends."""
-        self.position += 1
         if self.unread:  # behind a reply there is room for a draw
             self.add_read(self.unread.popleft())
             return False
