@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype, Quantization
+from steps.models.products import use_onednn
 from steps.models.quantized import four_bit, prepare_four_bit
 from steps.models.writing import writing
 
@@ -113,6 +114,7 @@ def load_as(
         model.set_experts_implementation("eager")
     if quantization is not None:
         prepare_four_bit(model)
+    use_onednn(model)
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
     if device.type == "cuda":  # convolutions would round the factors of float32 to 11 bits
         torch.backends.cudnn.allow_tf32 = False

@@ -29,6 +29,7 @@ _EXPENSIVE = (
     "aten::_flash_attention_forward",
     "torch_attn::_varlen_attn",
     "bitsandbytes::gemm_4bit",
+    "mkldnn::_linear_pointwise",
 )
 """Operations whose results selective checkpointing keeps: nearly all of the arithmetic, in a few
 large tensors. torchtitan's list also has the collectives of tensor parallelism."""

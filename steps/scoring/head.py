@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from steps.models.products import linear
 from steps.scoring.gradients import add_gradient, add_product, is_plain
 
 _FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
@@ -121,7 +122,7 @@ def softmax_backward(softmax: Softmax, logp_gradients: Tensor) -> Tensor:
         add_product(weight, z.t(), (softmax.rows * factors).to(weight.dtype))
     if bias is not None and bias.requires_grad:
         add_gradient(bias, (z.t() @ factors.to(z.dtype))[:, 0])
-    return (z @ weight).mul_(factors)
+    return linear(z, weight.t()).mul_(factors)
 
 
 def output_head(model: PreTrainedModel) -> Head:
