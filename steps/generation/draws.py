@@ -22,7 +22,7 @@ _ELEMENTS = 2**24
 def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
     """The endless stream of numbers in [0, 1) for the tokens of one completion."""
     key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
-    stream = np.random.Philox(key=int.from_bytes(key.digest(), "little"))
+    stream = np.random.Philox(key=np.frombuffer(key.digest(), "<u8").astype(np.uint64))
     while True:
         yield from ((stream.random_raw(_BLOCK) >> np.uint64(11)) * 2.0**-53).tolist()
 
