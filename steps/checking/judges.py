@@ -139,10 +139,10 @@ class Judges:
                     numbers = [queue.popleft() for _ in range(min(share, len(queue)))]
                     process.start(numbers, [completions[number] for number in numbers])
             patience = max(0.0, min(p.seconds_left for p in self._processes))
-            signs = {sign: process for process in self._processes for sign in process.signs}
-            seen = {signs[sign] for sign in wait(list(signs), min(patience, 3600))}
+            signs = [sign for process in self._processes for sign in process.signs]
+            seen = wait(signs, min(patience, 3600))
             for process in list(self._processes):
-                if process in seen or process.seconds_left <= 0:
+                if any(sign in seen for sign in process.signs) or process.seconds_left <= 0:
                     new = self._answers(process, queue)
                     found |= new
                     for number, judgement in new.items():

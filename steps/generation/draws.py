@@ -44,8 +44,8 @@ def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor,
 
 def _draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     greedy = temperatures == 0
-    scaled = logits.double() / temperatures.masked_fill(greedy, 1.0)[:, None]
-    scaled -= scaled.amax(dim=-1, keepdim=True)
+    scaled = logits.double() - logits.amax(dim=-1, keepdim=True)  # before what may overflow
+    scaled /= temperatures.masked_fill(greedy, 1.0)[:, None]
     mass = scaled.exp().cumsum(dim=-1)
     total = mass[:, -1:]
     below = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))
