@@ -86,7 +86,7 @@ def main(
         "iterations": iterations,
         "learning_rate": 1e-6,
         "pattern": "7",
-        "tokens_per_forward": 8192,
+        "tokens_per_forward": 16384,
     }
     contenders = [name for name in CONTENDERS if trl or name == TEMPER]
     taken: dict[str, list[list[dict[str, float]]]] = {name: [] for name in contenders}

@@ -14,15 +14,19 @@ import contextlib
 import math
 import multiprocessing
 import os
+import pickle
 import resource
+import select
 import signal
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from steps.checking.kept_verdicts import KeptVerdicts, content_of
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
@@ -32,6 +36,12 @@ _SPAWN = multiprocessing.get_context("spawn")
 _FAILED_STARTS = 3
 _MOST_AT_ONCE = 64
 _LONGEST_REASON = 500
+_TO_END = 1.0
+"""Seconds from the end of a process's pipe to its own."""
+_LARGEST = 2**26
+"""The most bytes of a message of a process."""
+_SIZE = struct.Struct("!i")
+"""What `Connection` writes before a message: its size."""
 
 
 class JudgeError(RuntimeError):
@@ -129,9 +139,10 @@ class Judges:
                     numbers = [queue.popleft() for _ in range(min(share, len(queue)))]
                     process.start(numbers, [completions[number] for number in numbers])
             patience = max(0.0, min(p.seconds_left for p in self._processes))
-            answering = wait([p.connection for p in self._processes], min(patience, 3600))
+            signs = [sign for process in self._processes for sign in process.signs]
+            seen = wait(signs, min(patience, 3600))
             for process in list(self._processes):
-                if process.connection in answering or process.seconds_left <= 0:
+                if any(sign in seen for sign in process.signs) or process.seconds_left <= 0:
                     new = self._answers(process, queue)
                     found |= new
                     for number, judgement in new.items():
@@ -182,6 +193,9 @@ class _Process:
         self._process = _SPAWN.Process(target=_serve, args=(theirs, checker, time_limit))
         self._process.start()
         theirs.close()
+        os.set_blocking(self.connection.fileno(), False)
+        self.signs = (self.connection, self._process.sentinel)
+        self._received = bytearray()
         self._time_limit = time_limit
         self._deadline = math.inf
         self.handed: deque[int] = deque()
@@ -197,33 +211,75 @@ class _Process:
 
     @property
     def ended(self) -> str:
-        code = self._process.exitcode or 0
+        code = self._process.exitcode
+        if code is None:
+            return "it closed its pipe"
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
     def start(self, numbers: Sequence[int], completions: Sequence[Answered]) -> None:
         """Send completions to the process, and start the clock for the first one."""
         self.handed.extend(numbers)
         self._deadline = time.monotonic() + self._time_limit
-        with contextlib.suppress(BrokenPipeError):  # the process has died; `receive` finds out
-            self.connection.send(completions)
+        message = pickle.dumps(completions)
+        rest = memoryview(_SIZE.pack(len(message)) + message)
+        room = select.poll()
+        room.register(self.connection, select.POLLOUT)
+        with contextlib.suppress(ConnectionError):  # the process has died; `receive` finds out
+            while rest and self.seconds_left > 0:
+                if room.poll(1000 * self.seconds_left):
+                    rest = rest[os.write(self.connection.fileno(), rest) :]
 
     def receive(self) -> dict[int, Judgement]:
         """The new judgements of the process, by index. Call it when the process has sent something,
-        has died or has run out of time. Each judgement starts the clock for the next one."""
+        has died or has run out of time. Each judgement starts the clock for the next one.
+
+        It never waits for the rest of a message: a checker may write into the pipe, and what it has
+        started may hold the pipe open after its end.
+        """
         found: dict[int, Judgement] = {}
-        if not self.connection.poll():
-            return self._died(f"no verdict within {self._time_limit:g} s")
-        while self.connection.poll():
-            try:
-                judgement = self.connection.recv()
-            except (EOFError, ConnectionError):
-                self._process.join()
-                return found | self._died(f"the checker's process ended ({self.ended})")
-            if self.is_ready:
-                found[self.handed.popleft()] = judgement
-            self.is_ready = True
-            self._deadline = time.monotonic() + self._time_limit if self.handed else math.inf
+        is_alive = self._process.is_alive()
+        has_ended = self._read() or not is_alive  # what it sent before its end counts
+        try:
+            for message in self._messages():
+                if self.is_ready:
+                    if not isinstance(message, Judgement):
+                        raise ValueError(f"{message!r} is no judgement")
+                    found[self.handed.popleft()] = message
+                self.is_ready = True
+                self._deadline = time.monotonic() + self._time_limit if self.handed else math.inf
+        except Exception:  # bytes that are no message can raise anything
+            return found | self._died("the checker wrote into the pipe for its verdicts")
+        if has_ended:
+            self._process.join(_TO_END)
+            return found | self._died(f"the checker's process ended ({self.ended})")
+        if self.seconds_left <= 0:
+            return found | self._died(f"no verdict within {self._time_limit:g} s")
         return found
+
+    def _read(self) -> bool:
+        """Take the bytes that are there; whether there will be no more."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._received) <= _LARGEST:
+                try:
+                    more = os.read(self.connection.fileno(), 2**16)
+                except ConnectionError:
+                    return True
+                if not more:
+                    return True
+                self._received += more
+        return False
+
+    def _messages(self) -> Iterator[Any]:
+        """The messages that are there as a whole."""
+        while len(self._received) >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(self._received)
+            if not 0 <= size <= _LARGEST:
+                raise ValueError(f"a message of {size} bytes")
+            if len(self._received) < (end := _SIZE.size + size):
+                return
+            message = bytes(self._received[_SIZE.size : end])
+            del self._received[:end]
+            yield pickle.loads(message)
 
     def _died(self, reason: str) -> dict[int, Judgement]:
         self.is_dead = True

@@ -169,25 +169,23 @@ class Decode:
                 layers[number][kind].flatten(0, 2).index_copy_(0, places, added)
         q = query[0].transpose(0, 1).reshape(rows * heads, -1, query.shape[-1])
         q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
-        scores = torch.stack([q @ layer[0].flatten(0, 1).transpose(1, 2) for layer in layers])
+        parts = [q @ layer[0].flatten(0, 1).transpose(1, 2) for layer in layers]
+        scores = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.unflatten(1, (rows, heads)) + self._bias(window)
-        weights = scores.sub_(scores.amax(dim=(0, 4), keepdim=True)).exp_().flatten(1, 2)
-        sums = weights.sum(dim=-1, keepdim=True).sum(dim=0)
-        output = weights[0].to(q.dtype) @ layers[0][1].flatten(0, 1)
-        for number in range(1, len(layers)):
-            output += weights[number].to(q.dtype) @ layers[number][1].flatten(0, 1)
-        output /= sums.to(q.dtype)
+        scores = scores.unflatten(0, (rows, heads)) + self._bias(window)
+        weights = scores.softmax(dim=-1).to(q.dtype).flatten(0, 1).split(BLOCK, dim=2)
+        output = weights[0] @ layers[0][1].flatten(0, 1)
+        for own, layer in zip(weights[1:], layers[1:], strict=True):
+            output += own @ layer[1].flatten(0, 1)
         return output.view(1, rows, -1, output.shape[-1]), None
 
     def _unseen(self, window: int | None) -> Tensor:
-        """[blocks, rows, 1, 1, BLOCK]: minus infinity for keys to which a row's token may not
+        """[rows, 1, 1, keys of all blocks]: minus infinity for keys to which a row's token may not
         attend, zero for others; in float32 or float64, and so are the scores after the addition."""
-        count = len(self._blocks)
-        key = torch.arange(count * BLOCK, device=self._positions.device).view(count, 1, BLOCK)
+        key = torch.arange(len(self._blocks) * BLOCK, device=self._positions.device)
         last = self._positions[:, None]
         hidden = key > last if window is None else (key > last) | (key <= last - window)
         accurate = torch.promote_types(self._blocks[0].dtype, torch.float32)
         bias = torch.zeros(hidden.shape, dtype=accurate, device=hidden.device)
-        return bias.masked_fill_(hidden, -torch.inf)[:, :, None, None]
+        return bias.masked_fill_(hidden, -torch.inf)[:, None, None]

@@ -218,7 +218,8 @@ def own_logps(
     fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
     with evaluating(model), attending(model, own_attention(model)):
         logits = model(input_ids=ids, use_cache=False, **fewer).logits[0, -count - 1 : -1]
-    logps = (logits.double() / (request.temperature or 1.0)).log_softmax(dim=-1)
+    logits = logits.double() - logits.double().amax(dim=-1, keepdim=True)
+    logps = (logits / (request.temperature or 1.0)).log_softmax(dim=-1)
     return logps.gather(1, ids[0, -count:, None])[:, 0].cpu()
 
 

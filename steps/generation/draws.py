@@ -22,7 +22,7 @@ _ELEMENTS = 2**24
 def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
     """The endless stream of numbers in [0, 1) for the tokens of one completion."""
     key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
-    stream = np.random.Philox(key=int.from_bytes(key.digest(), "little"))
+    stream = np.random.Philox(key=np.frombuffer(key.digest(), "<u8").astype(np.uint64))
     while True:
         yield from ((stream.random_raw(_BLOCK) >> np.uint64(11)) * 2.0**-53).tolist()
 
@@ -44,8 +44,8 @@ def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor,
 
 def _draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     greedy = temperatures == 0
-    scaled = logits.double() / temperatures.masked_fill(greedy, 1.0)[:, None]
-    scaled -= scaled.amax(dim=-1, keepdim=True)
+    scaled = logits.double() - logits.amax(dim=-1, keepdim=True)  # before what may overflow
+    scaled /= temperatures.masked_fill(greedy, 1.0)[:, None]
     mass = scaled.exp().cumsum(dim=-1)
     total = mass[:, -1:]
     below = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))

@@ -31,6 +31,15 @@ class OwnModel:
         self._weights = weights
 
 
+def require_logp(request: Request, logp: float) -> None:
+    """Raise FloatingPointError, which names the row, if the logits of a draw were not numbers."""
+    if math.isnan(logp):
+        raise FloatingPointError(
+            f"row {request.row!r}: the model's logits are not numbers; look at its training, or "
+            "sample in float32"
+        )
+
+
 @dataclass(eq=False)
 class Written:
     """A completion as far as it is written.
@@ -50,11 +59,7 @@ class Written:
 
     def add_drawn(self, token: int, logp: float) -> None:
         """Raises FloatingPointError if the logits of the draw were not numbers."""
-        if math.isnan(logp):
-            raise FloatingPointError(
-                f"row {self.request.row!r}: the model's logits are not numbers; look at its "
-                "training, or sample in float32"
-            )
+        require_logp(self.request, logp)
         self.ids.append(token)
         self.logps.append(logp)
 

@@ -18,7 +18,7 @@ key outlives a call of `sample`.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -28,7 +28,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from steps.generation.cache import Decode, KeyValueCache, Prefill, Turn, attending
-from steps.generation.draws import draw
 from steps.generation.engine import (
     Finish,
     Finished,
@@ -38,7 +37,8 @@ from steps.generation.engine import (
     StaleWeightsError,
     require_weights,
 )
-from steps.generation.in_process import OwnModel, Written
+from steps.generation.in_process import OwnModel
+from steps.generation.running import Line, Running
 from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head
@@ -90,30 +90,6 @@ class SlotEngine(OwnModel):
 
 
 @dataclass(eq=False)
-class _Sequence(Written):
-    """A completion that is being written.
-
-    unread: of a reply, the tokens that the model has still to read.
-    """
-
-    unread: deque[int] = field(default_factory=deque)
-
-    @property
-    def position(self) -> int:
-        """The position of the last token in the sequence."""
-        return len(self.request.prompt_ids) + len(self.ids) - 1
-
-    def extend(self, token: int, logp: float) -> bool:
-        """Takes a drawn token, or in its place the next one of a reply; whether a turn ends."""
-        if self.unread:  # behind a reply there is room for a draw
-            self.add_read(self.unread.popleft())
-            return False
-        self.add_drawn(token, logp)
-        request = self.request
-        return token in request.stop_ids or len(self.ids) == request.max_new_tokens
-
-
-@dataclass(eq=False)
 class _Prompt:
     """A prompt that has been read: keys and values, logits [V] of its next token, and the requests
     that wait for it."""
@@ -133,111 +109,85 @@ class _Writing:
         by_prompt = groupby(requests, lambda request: (request.row, request.prompt_ids))
         self.unread = deque(deque(group) for _, group in by_prompt)
         self.read: deque[_Prompt] = deque()
-        self.running: list[_Sequence | None] = []
-        self.waiting: dict[Place, tuple[_Sequence, Tensor]] = {}
-        self.replied: deque[tuple[_Sequence, Tensor]] = deque()
+        self.waiting: dict[Place, tuple[Line, Tensor]] = {}
+        self.replied: deque[tuple[Line, Tensor]] = deque()
         self.slots = min(engine.slots, len(requests))
+        self.running = Running(self.slots, {i for r in requests for i in r.stop_ids})
         self.cache = KeyValueCache(padded_rows(self.slots))
 
     def completions(self) -> Iterator[Finished]:
         while True:
             yield from self._start()
-            self._close_gaps()
-            if not self.running and not self.waiting:
+            self.cache.move(*self.running.close_gaps())
+            if not self.running.lines and not self.waiting:
                 return
             yield from self._take_replies()
-            if not self.running:
-                continue
-            running = [sequence for sequence in self.running if sequence]
-            for sequence in self._extend(running, self._decode(running)):
-                slot = self.running.index(sequence)
-                if self._is_asked(sequence):
-                    self._wait(sequence, self.cache.get(slot, sequence.position))
-                else:
-                    yield self._finished(sequence)
-                self.running[slot] = None
+            if self.running.lines:
+                slots = range(len(self.running.lines))
+                yield from self._draw(slots, self._decode())
+
+    def _draw(self, slots: Sequence[int], logits: Tensor) -> Iterator[Finished]:
+        """Draw a token in each of `slots`; frees those in which a turn ends with it."""
+        for slot in self.running.draw(slots, logits):
+            line = self.running.take_out(slot)
+            if self.replies is not None and line.is_stopped:
+                kept = self.cache.get(slot, len(line.request.prompt_ids) + len(line.ids) - 1)
+                self.waiting[line.ended.place] = line, kept
+                self.replies.ask(line.ended)
+            else:
+                finish = Finish.stop if line.is_stopped else Finish.length
+                yield line.finished(finish, self.engine.weights)
 
     def _start(self) -> Iterator[Finished]:
         """Gives every free slot to a completion: to one that goes on behind a reply, or to a new
         one, with its first token."""
-        self._go_on()
+        while self.replied and self.running.count < self.slots:
+            line, keys_and_values = self.replied.popleft()
+            self._put([line], keys_and_values)
         while begun := self._begin(self._free()):
-            sequences = [sequence for sequence, _ in begun]
-            ended = set(self._extend(sequences, torch.stack([p.logits for _, p in begun])))
-            for sequence, prompt in begun:
-                if sequence in ended and self._is_asked(sequence):
-                    self._wait(sequence, prompt.keys_and_values)
-                elif sequence in ended:
-                    yield self._finished(sequence)
-            going = [(sequence, prompt) for sequence, prompt in begun if sequence not in ended]
-            for prompt, group in groupby(going, lambda started: started[1]):
-                self._put([sequence for sequence, _ in group], prompt.keys_and_values)
+            slots = []
+            for prompt, group in groupby(begun, lambda started: started[1]):
+                slots += self._put([line for line, _ in group], prompt.keys_and_values)
+            yield from self._draw(slots, torch.stack([prompt.logits for _, prompt in begun]))
 
     def _free(self) -> int:
         """How many may begin: there are so many slots, and twice as many are held at most."""
-        running = sum(map(bool, self.running))
+        running = self.running.count
         return min(self.slots - running, 2 * self.slots - running - len(self.waiting))
 
-    def _put(self, sequences: Sequence[_Sequence], keys_and_values: Tensor) -> None:
-        """Into the first free slots, with what has been read of each."""
-        gaps = [slot for slot, sequence in enumerate(self.running) if sequence is None]
-        free = iter([*gaps, *range(len(self.running), self.slots)])
-        slots = dict(zip(free, sequences, strict=False))
-        self.cache.put(keys_and_values, list(slots))
-        for slot, sequence in slots.items():
-            self.running[slot : slot + 1] = [sequence]
-
-    def _is_asked(self, sequence: _Sequence) -> bool:
-        """Whether the end of a turn is to be replied to, and not the end of a completion."""
-        return self.replies is not None and sequence.is_stopped
-
-    def _wait(self, sequence: _Sequence, keys_and_values: Tensor) -> None:
-        """Waits for a reply, with the keys and values of all tokens but the last."""
-        assert self.replies is not None
-        ended = sequence.ended
-        self.waiting[ended.place] = sequence, keys_and_values
-        self.replies.ask(ended)
+    def _put(self, lines: Sequence[Line], keys_and_values: Tensor) -> list[int]:
+        """Into the first free slots, with what has been read of each; these slots."""
+        present = self.running.lines
+        gaps = [slot for slot, line in enumerate(present) if line is None]
+        slots = [*gaps, *range(len(present), self.slots)][: len(lines)]
+        self.cache.put(keys_and_values, slots)
+        self.running.put(lines, slots)
+        return slots
 
     def _take_replies(self) -> Iterator[Finished]:
         """Takes the replies that are there; where nothing else can be done, waits for one."""
-        given = self.replies.given(not self.running) if self.replies and self.waiting else ()
+        given = self.replies.given(not self.running.lines) if self.replies and self.waiting else ()
         for place, reply in given:
-            sequence, keys_and_values = self.waiting.pop(place)
+            line, keys_and_values = self.waiting.pop(place)
             if isinstance(reply, Finish):
-                yield sequence.finished(reply, self.engine.weights)
-            elif sequence.is_cut_by(reply):
-                yield sequence.finished(Finish.length, self.engine.weights)
+                yield line.finished(reply, self.engine.weights)
+            elif line.is_cut_by(reply):
+                yield line.finished(Finish.length, self.engine.weights)
             else:
-                sequence.unread.extend(reply)
-                self.replied.append((sequence, keys_and_values))
+                line.unread.extend(reply)
+                self.replied.append((line, keys_and_values))
 
-    def _go_on(self) -> None:
-        """Gives free slots to those that have been replied to."""
-        while self.replied and sum(map(bool, self.running)) < self.slots:
-            sequence, keys_and_values = self.replied.popleft()
-            self._put([sequence], keys_and_values)
-
-    def _begin(self, count: int) -> list[tuple[_Sequence, _Prompt]]:
+    def _begin(self, count: int) -> list[tuple[Line, _Prompt]]:
         """The next `count` completions, or as many as there are left."""
         begun = []
         while len(begun) < count and (self.read or self.unread):
             if not self.read:
                 self._prefill()
             prompt = self.read[0]
-            begun.append((_Sequence(prompt.waiting.popleft()), prompt))
+            begun.append((Line(prompt.waiting.popleft()), prompt))
             if not prompt.waiting:
                 self.read.popleft()
         return begun
-
-    def _close_gaps(self) -> None:
-        """Move the last sequences into free slots when no requests are left."""
-        taken = [slot for slot, sequence in enumerate(self.running) if sequence]
-        gaps = sorted(set(range(len(taken))) - set(taken))
-        last = [slot for slot in taken if slot >= len(taken)]
-        self.cache.move(last, gaps)
-        for source, target in zip(last, gaps, strict=True):
-            self.running[target] = self.running[source]
-        del self.running[len(taken) :]
 
     def _prefill(self) -> None:
         """Read prompts up to the budget of tokens, but at least one."""
@@ -256,15 +206,12 @@ class _Writing:
             prompt = kept[..., span.prompt_start : span.prompt_stop, :]
             self.read.append(_Prompt(prompt, row, requests))
 
-    def _decode(self, running: Sequence[_Sequence]) -> Tensor:
+    def _decode(self) -> Tensor:
         """Read the last token of each sequence; return the logits [N, V] of the next."""
-        device = self.model.device
-        missing = padded_rows(len(running)) - len(running)
-        positions = [sequence.position for sequence in running]
-        ids = torch.tensor([sequence.ids[-1] for sequence in running] + [0] * missing)
-        places = torch.tensor(positions + [0] * missing)
+        running, device = len(self.running.lines), self.model.device
+        ids, places = self.running.last_tokens(padded_rows(running))
         turn = Decode(self.cache, places)
-        return self._logits(ids.to(device), places.to(device), turn)[: len(running)]
+        return self._logits(ids.to(device), places.to(device), turn)[:running]
 
     @torch.no_grad()
     def _logits(
@@ -280,19 +227,6 @@ class _Writing:
         hidden = hidden.index_select(0, rows)
         padded = functional.pad(hidden, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
         return output_head(self.model).logits(padded)[: len(rows)]
-
-    def _extend(self, sequences: Sequence[_Sequence], logits: Tensor) -> list[_Sequence]:
-        """Draw a token for each sequence; return those that end with it."""
-        device = logits.device
-        heats = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
-        numbers = torch.tensor([next(s.numbers) for s in sequences], dtype=torch.float64)
-        tokens, logps = draw(logits, heats.to(device), numbers.to(device))
-        drawn = zip(sequences, tokens.tolist(), logps.tolist(), strict=True)
-        return [sequence for sequence, token, logp in drawn if sequence.extend(token, logp)]
-
-    def _finished(self, sequence: _Sequence) -> Finished:
-        finish = Finish.stop if sequence.is_stopped else Finish.length
-        return sequence.finished(finish, self.engine.weights)
 
 
 def _as_group(request: Request) -> TokenGroup:

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from steps.jax_backend.architecture import Architecture
 from steps.jax_backend.decoder import SCORE
 from steps.jax_backend.devices import on_host
+from steps.models.value_head import require_no_more
 
 Tree = dict[str, Any]
 """Arrays by name; those of the layers in a tree of their own, "layers"."""
@@ -76,6 +77,8 @@ def read_weights(folder: Path, dtype: np.dtype, kind: Any = AutoModelForCausalLM
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}); import the model again") from error
         files |= dict.fromkeys(file.keys(), file)
+    if SCORE in shapes:
+        require_no_more(files, folder)
     new = {SCORE} & (shapes.keys() - files.keys())
     for name, shape in shapes.items():
         if name in new:

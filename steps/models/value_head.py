@@ -1,5 +1,8 @@
 """The head of a reward model, which reads the hidden state of a response's last token."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -17,6 +20,17 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
             " a bias, as transformers gives to decoder models for sequence classification"
         )
     return head
+
+
+def require_no_more(weights: Iterable[str], folder: Path) -> None:
+    """Raise ValueError if a folder has more of a head than its matrix, by the names of its weights:
+    transformers would leave it out, and so give other scores than in training."""
+    more = sorted(n for n in weights if n.startswith("score.") and n != "score.weight")
+    if more:
+        raise ValueError(
+            f"the head of {folder} has {more[0]}, and a reward model's head here is score.weight "
+            "alone; take a model without it, or, as a bias adds the same to all scores, delete it"
+        )
 
 
 def scores_of(model: PreTrainedModel, rows: Tensor) -> Tensor:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging
 
 from steps.data.tokens.rendering import load_bare_tokenizer
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_as
-from steps.models.value_head import value_head
+from steps.models.value_head import require_no_more, value_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,6 +125,9 @@ def _load(
                 f"transformers has no sequence classifier of the type {config.model_type!r} of "
                 f"{folder}; start from a model of another architecture"
             )
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            require_no_more(weights.keys(), folder)
     auto = AutoModelForSequenceClassification
     try:
         with _without_report():

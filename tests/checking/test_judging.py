@@ -1,6 +1,8 @@
 """Checkers, and verdicts from processes that can be killed."""
 
 import os
+import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -223,6 +225,49 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict(
     assert reasons["endless"].startswith("ValueError: grade must be finite")
     assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
     assert not is_running(int((tmp_path / "hung").read_text()))
+
+
+@dataclass(frozen=True)
+class Disturbing(Checker):
+    """Writes what the text says into the pipe through which its verdicts go."""
+
+    name: ClassVar[str] = "disturbing"
+
+    def check(self, answered: Answered) -> Judgement:
+        sockets = [
+            int(fd.name)
+            for fd in Path("/proc/self/fd").iterdir()
+            if fd.is_symlink() and os.readlink(fd).startswith("socket:")
+        ]
+        written = {
+            "garbage": b"x" * 10_000,
+            "a few bytes": b"\0\0\0\5hello",
+            "a part": struct.pack("!i", 100) + b"abc",
+            "a huge size": struct.pack("!iQ", -1, 2**62),
+            "an object": struct.pack("!i", len(pickle.dumps(7))) + pickle.dumps(7),
+        }
+        for fd in sockets if answered.text in written else ():
+            os.write(fd, written[answered.text])
+        if answered.text == "close":
+            for fd in sockets:
+                os.close(fd)
+        if answered.text == "orphan" and os.fork():
+            os._exit(3)
+        if answered.text in {"a part", "close", "orphan"}:
+            time.sleep(3600)
+        return judged(answered.text == "right")
+
+
+def test_what_a_checker_does_to_its_pipe_costs_one_verdict() -> None:
+    """Whatever it writes there, closes or leaves open, nobody waits longer than a verdict may take,
+    and no completion gets the verdict of another."""
+    faults = ["garbage", "a few bytes", "a part", "a huge size", "an object", "close", "orphan"]
+    texts = [text for fault in faults for text in (fault, "right", "wrong")]
+    with Judges(Disturbing(), time_limit=20) as judges:
+        found = judges.judge([Answered(text) for text in texts])
+    expected = {"right": RIGHT, "wrong": WRONG}
+    assert [one.verdict for one in found] == [expected.get(text, NONE) for text in texts]
+    assert all(one.reason for one in found if one.verdict is NONE)
 
 
 def test_a_regular_expression_without_end_is_no_verdict() -> None:

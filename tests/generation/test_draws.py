@@ -66,6 +66,16 @@ def test_temperature_zero_takes_the_likeliest_token_with_its_logp_at_one() -> No
     assert math.exp(logp) == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize("heat", [5e-324, 1e-308, 1e308])
+def test_temperatures_at_the_borders_of_numbers_are_temperatures(heat: float) -> None:
+    """The coldest takes one of the likeliest tokens, the hottest any token."""
+    among = 2 if heat < 1 else 3
+    for number in (0.0, 0.49, 0.51, 0.99):
+        token, logp = drawn([90.0, -90.0, 90.0], number, heat)
+        assert token == ((0, 2) if heat < 1 else (0, 1, 2))[int(number * among)]
+        assert logp == pytest.approx(-math.log(among))
+
+
 def test_a_table_that_is_taken_in_pieces_gives_what_it_gives_in_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 import token_groups
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_jax_parity import FAMILIES, assert_same_step
 from test_jax_training import OF_KILLED, killed_runs_end_alike
 from tiny_models import folder_bytes, llama, model_folder, pair_records
@@ -177,3 +177,13 @@ def test_a_decoder_that_differs_is_found_although_a_new_head_scores_everything_0
     init = model_folder(tmp_path / "init")
     with pytest.raises(ValueError, match=r"does not compute what .*LlamaForSequenceClassification"):
         run(init, tmp_path / "run", backend=JAX)
+
+
+@pytest.mark.parametrize("backend", [JAX, FunctionalTraining()])
+def test_a_head_with_a_bias_is_refused_by_every_backend(tmp_path: Path, backend: Any) -> None:
+    init = model_folder(tmp_path / "init")
+    file = init / "model.safetensors"
+    save_file(load_file(file) | {"score.bias": torch.ones(1)}, file, {"format": "pt"})
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
+    with pytest.raises(ValueError, match=r"has score\.bias, and a reward model's head"):
+        run_reward_training(init, RECORDS, replace(CONFIG, backend=backend), place)
