@@ -138,18 +138,19 @@ class _AdapterDropout(nn.Dropout):
         return input.masked_fill(~kept, 0) / (1 - self.p)
 
 
-def draw_by_example(model: PreTrainedModel) -> ExampleNoise:
+def draw_by_example(model: PreTrainedModel) -> ExampleNoise | None:
     """Switch the dropout of adapters on, whatever the mode of the other modules, and let it draw
-    from the noise that is returned."""
-    noise = ExampleNoise()
-    named = [m for name, m in model.named_modules() if name.endswith(".lora_dropout")]
-    for number, dropout in enumerate(named):
-        assert isinstance(dropout, nn.ModuleDict)
-        for adapter, module in dropout.items():
-            if isinstance(module, nn.Dropout):
-                dropout[adapter] = _AdapterDropout(number, module.p, noise)
-        dropout.train()
-    return noise
+    from the noise that is returned; None if no adapter drops anything."""
+    noise, number = ExampleNoise(), 0
+    for name, module in model.named_modules():
+        if not name.endswith(".lora_dropout") or not isinstance(module, nn.ModuleDict):
+            continue
+        for adapter, dropout in module.items():
+            if isinstance(dropout, nn.Dropout):
+                module[adapter] = _AdapterDropout(number, dropout.p, noise)
+                number += 1
+        module.train()
+    return noise if number else None
 
 
 def save_adapter(adapted: "PeftModel", folder: Path) -> None:

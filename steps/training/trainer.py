@@ -275,12 +275,15 @@ class Trainer:
         """The pack of a forward and its members, on the device. Adapters drop out with the noise of
         these examples, unless each response is read alone."""
         device, members = self._model.device, batch.members[number]
-        pack, layout = batch.packs[number].to(device), layout_of(self._model)
-        sizes = [(i, batch.groups[i].packed_tokens) for i in members.tolist()]
-        examples = () if layout is Layout.alone else sizes
-        self._noise.begin(
-            batch.noise, examples, rows_of(pack) if layout is Layout.batched else None
-        )
+        pack = batch.packs[number].to(device)
+        if self._noise is not None:
+            layout = layout_of(self._model)
+            sizes = [(i, batch.groups[i].packed_tokens) for i in members.tolist()]
+            self._noise.begin(
+                batch.noise,
+                () if layout is Layout.alone else sizes,
+                rows_of(pack) if layout is Layout.batched else None,
+            )
         return pack, members.to(device, non_blocking=True)
 
     def _gradient(
