@@ -279,10 +279,11 @@ def _relative(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     """The largest relative difference of a parameter's gradient. Very small gradients are compared
     relative to a thousandth of the whole gradient."""
     least = 1e-3 * torch.stack([g.norm() for g in theirs.values()]).norm()
-    return max(
-        ((ours[name] - gradient).norm() / torch.maximum(gradient.norm(), least)).item()
+    off = [
+        (ours[name] - gradient).norm() / torch.maximum(gradient.norm(), least)
         for name, gradient in theirs.items()
-    )
+    ]
+    return torch.stack(off).max().item()  # NaN if any is, unlike Python's max
 
 
 _TYPES = """

@@ -128,14 +128,15 @@ class FunctionalTrainer(Trainer):
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         torch.manual_seed(batch.noise)
-        device, weights = self._model.device, self._pure.weights()
-        loss, parts, squares = loss.to(device), [], []
-        for pack, members in zip(batch.packs, batch.members, strict=True):
+        weights = self._pure.weights()
+        loss, parts, squares = loss.to(self._model.device), [], []
+        for number in range(len(batch.packs)):
+            pack, members = self._begin_forward(batch, number)
 
             def of_pack(logps: TokenLogps, some: slice, members: Tensor = members) -> GroupLosses:
-                return loss(logps, members.to(device)[some])
+                return loss(logps, members[some])
 
-            part, gradient = gradient_of(self._model, weights, pack.to(device), of_pack)
+            part, gradient = gradient_of(self._model, weights, pack, of_pack)
             self._pure.add(gradient)
             parts.append(part)
             if self._measures_noise:

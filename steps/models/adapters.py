@@ -10,14 +10,15 @@ separately, in the format that `peft` loads onto a base.
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from steps.models.config import LoraConfig
@@ -74,11 +75,82 @@ def _require_untied(model: PreTrainedModel) -> None:
         )
 
 
-def keep_adapter_dropout(model: PreTrainedModel) -> None:
-    """Switch the dropout of adapters on, whatever the mode of the other modules."""
+class ExampleNoise:
+    """The source of adapters' dropout: noise of an example, whatever forward reads it.
+
+    Each row of an example has its noise, drawn from the step's seed, the example's number in the
+    batch and the module. So the result of a step depends neither on how the batch is cut into
+    forwards, nor on the number of ranks. Without `begin` a module draws as torch does.
+    """
+
+    def __init__(self) -> None:
+        self._seed = 0
+        self._examples: Sequence[tuple[int, int]] = ()
+        self._rows: Tensor | None = None
+
+    def begin(
+        self, seed: int, examples: Sequence[tuple[int, int]] = (), rows: Tensor | None = None
+    ) -> None:
+        """Describe the next forward, whose backward must end before the next call.
+
+        Args:
+            seed: the step's.
+            examples: the number of each in the batch, and of its rows, which stand one example
+                after the other; none if this is not known.
+            rows: int64; for each input row of the forward, which of the examples' rows it repeats.
+        """
+        self._seed, self._examples, self._rows = seed, examples, rows
+
+    def kept(self, module: int, probability: float, like: Tensor) -> Tensor | None:
+        """Which elements of the input `like` of a `module` are kept; None if it has other rows than
+        the forward, as in an expert, which is given some of them."""
+        rows, size = math.prod(like.shape[:-1]), like.shape[-1]
+        drawn = [
+            torch.rand(count, size, device=like.device, generator=self._of(module, example, like))
+            for example, count in self._examples
+        ]
+        missing = rows - sum(map(len, drawn))
+        if not drawn or missing < 0 or (self._rows is not None and self._rows.numel() != rows):
+            return None
+        if self._rows is None:  # a pack ends with filler
+            drawn.append(like.new_zeros(missing, size, dtype=torch.float32))
+        values = torch.cat(drawn)
+        values = values if self._rows is None else values.index_select(0, self._rows.flatten())
+        return (values < probability).view_as(like)
+
+    def _of(self, module: int, example: int, like: Tensor) -> torch.Generator:
+        words = np.random.SeedSequence([self._seed, module, example])
+        seed = int(words.generate_state(1, np.uint64)[0])
+        return torch.Generator(like.device).manual_seed(seed)
+
+
+class _AdapterDropout(nn.Dropout):
+    """The dropout of one adapter's input, in training mode whatever the mode of other modules."""
+
+    def __init__(self, number: int, p: float, noise: ExampleNoise) -> None:
+        super().__init__(p)
+        self._number, self._noise = number, noise
+
+    def forward(self, input: Tensor) -> Tensor:
+        kept = self._noise.kept(self._number, 1 - self.p, input) if self.training else None
+        if kept is None:
+            return super().forward(input)
+        return input.masked_fill(~kept, 0) / (1 - self.p)
+
+
+def draw_by_example(model: PreTrainedModel) -> ExampleNoise | None:
+    """Switch the dropout of adapters on, whatever the mode of the other modules, and let it draw
+    from the noise that is returned; None if no adapter drops anything."""
+    noise, number = ExampleNoise(), 0
     for name, module in model.named_modules():
-        if name.endswith(".lora_dropout"):
-            module.train()
+        if not name.endswith(".lora_dropout") or not isinstance(module, nn.ModuleDict):
+            continue
+        for adapter, dropout in module.items():
+            if isinstance(dropout, nn.Dropout):
+                module[adapter] = _AdapterDropout(number, dropout.p, noise)
+                number += 1
+        module.train()
+    return noise if number else None
 
 
 def save_adapter(adapted: "PeftModel", folder: Path) -> None:

@@ -34,6 +34,9 @@ PACKED = "temper_packed"
 _WITH_FLASH = {"cuda"}
 """Kinds of devices with the variable-length kernel."""
 
+_ALWAYS_SPLITTING: set[torch.device] = set()
+"""Devices whose kernel refuses to be told not to split the keys, as some builds of it do."""
+
 _FEW_KEYS, _PADDED_TO = 128, 16
 """On a CPU, segments of at most that many keys are padded to a multiple and computed together: one
 by one, starting the kernel takes longer than its work."""
@@ -106,6 +109,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """Switch `model` to packed attention, which accepts packs only. Generation needs one of
     transformers' own implementations again."""
     ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+    _try_without_splits(model.device)
     model.set_attn_implementation(PACKED)
 
 
@@ -433,6 +437,22 @@ def _varlen_options() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
+def _try_without_splits(device: torch.device) -> None:
+    """Find out whether the kernel of `device` takes `num_splits`. A trial inside a forward could
+    disturb activation checkpointing, which counts operations."""
+    if device.type not in _WITH_FLASH or "num_splits" not in _varlen_options():
+        return
+    from torch.nn.attention.varlen import varlen_attn
+
+    x = torch.zeros(1, 1, 64, dtype=torch.bfloat16, device=device)
+    ends = torch.arange(2, dtype=torch.int32, device=device)
+    try:
+        with torch.no_grad():
+            varlen_attn(x, x, x, ends, ends, 1, 1, num_splits=1)
+    except (RuntimeError, ValueError, NotImplementedError):
+        _ALWAYS_SPLITTING.add(device)
+
+
 def _attend_varlen(
     query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
 ) -> Tensor:
@@ -447,11 +467,9 @@ def _attend_varlen(
         q = q * (options.scale * q.shape[-1] ** 0.5)
     if "enable_gqa" not in available:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    wanted: dict[str, Any] = {
-        "scale": options.scale,
-        "enable_gqa": q.shape[1] != k.shape[1],
-        "num_splits": 1,  # without splits of the keys, rounding does not depend on other segments
-    }
+    wanted: dict[str, Any] = {"scale": options.scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if q.device not in _ALWAYS_SPLITTING:
+        wanted["num_splits"] = 1  # else rounding depends on other segments
     arguments = {name: value for name, value in wanted.items() if name in available}
     if "window_size" in available:
         window = options.reach.window

@@ -94,16 +94,15 @@ class ShardedTrainer(Trainer):
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         assert isinstance(batch, ShardedBatch)
-        # Each rank has other examples and needs other noise.
+        # Each rank has other examples, and the model's own dropout needs other noise.
         torch.manual_seed(batch.noise ^ self._ranks.index)
-        device = self._model.device
-        loss = loss.to(device)
+        loss = loss.to(self._model.device)
         routings = self._routings(batch)
         parts = []
-        for number, (pack, members) in enumerate(zip(batch.packs, batch.members, strict=True)):
+        for number, routing in enumerate(routings):
             self._communicate(is_last=number + 1 == len(batch.packs))
-            counts, routing = number < len(batch.own), routings[number]
-            parts.append(self._share(pack.to(device), members.to(device), loss, counts, routing))
+            pack, members = self._begin_forward(batch, number)
+            parts.append(self._share(pack, members, loss, number < len(batch.own), routing))
         self._root.set_reshard_after_forward(True)  # scoring must gather the updated weights
         names = list(parts[0].metrics)
         rows = 1 + parts[0].logps.shape[1] + len(names)

@@ -34,9 +34,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.models.adapters import keep_adapter_dropout
+from steps.models.adapters import draw_by_example
 from steps.models.pieces import Pieces, Stored, Whole, on_host, pieces_of
 from steps.models.ranks import Ranks
+from steps.scoring.architectures.batching import rows_of
+from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import (
@@ -168,7 +170,7 @@ class Trainer:
         usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
         self._begin(scorer, updater, usage)
         self._model.train(dropout)
-        keep_adapter_dropout(self._model)
+        self._noise = draw_by_example(self._model)
 
     def _begin(self, scorer: Scorer, updater: Updates, usage: Measures) -> None:
         self.scorer = scorer
@@ -259,16 +261,30 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         torch.manual_seed(batch.noise)
-        device = self._model.device
-        loss = loss.to(device)
+        loss = loss.to(self._model.device)
         routings = self._routings(batch)
-        parts = [
-            self._gradient(pack.to(device), members.to(device, non_blocking=True), loss, routing)
-            for pack, members, routing in zip(batch.packs, batch.members, routings, strict=True)
-        ]
+        parts = []
+        for number, routing in enumerate(routings):
+            pack, members = self._begin_forward(batch, number)
+            parts.append(self._gradient(pack, members, loss, routing))
         names = list(parts[0].metrics)
         values = values_by_group(parts)[:, torch.cat(batch.members).argsort()]
         return step_result(names, values, batch.groups, self._auxiliary(routings))
+
+    def _begin_forward(self, batch: Batch, number: int) -> tuple[Pack, Tensor]:
+        """The pack of a forward and its members, on the device. Adapters drop out with the noise of
+        these examples, unless each response is read alone."""
+        device, members = self._model.device, batch.members[number]
+        pack = batch.packs[number].to(device)
+        if self._noise is not None:
+            layout = layout_of(self._model)
+            sizes = [(i, batch.groups[i].packed_tokens) for i in members.tolist()]
+            self._noise.begin(
+                batch.noise,
+                () if layout is Layout.alone else sizes,
+                rows_of(pack) if layout is Layout.batched else None,
+            )
+        return pack, members.to(device, non_blocking=True)
 
     def _gradient(
         self, pack: Pack, members: Tensor, loss: BatchLoss, routing: Routing | None

@@ -12,8 +12,13 @@ from trl_records import records
 
 from benchmarks import trl_steps
 from steps.data.rows.jsonl import read_json_lines
+from steps.losses.apo_down import ApoDown
+from steps.losses.apo_zero import ApoZero
 from steps.losses.base import ReferenceLoss
 from steps.losses.dpo import Dpo
+from steps.losses.hinge import Hinge
+from steps.losses.ipo import Ipo
+from steps.losses.robust import Robust
 from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.whole_batch.aot_unpaired import AotUnpaired
@@ -24,6 +29,7 @@ from steps.losses.with_reference.f_dpo import Divergence, FDpo
 from steps.losses.with_reference.nca_pair import NcaPair
 from steps.losses.with_reference.sigmoid_norm import SigmoidNorm
 from steps.losses.with_reference.sppo_hard import SppoHard
+from steps.losses.with_reference.wpo import Wpo
 from steps.models.workplace import Workplace
 from steps.scoring.reference import run_reference
 from steps.training.config import DpoConfig, OptimizerConfig, Schedule
@@ -34,6 +40,12 @@ pytest.importorskip("trl", minversion="1.16")
 BETA = trl_steps.BETA
 ALPHA = {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.75}
 CASES: dict[str, tuple[ReferenceLoss, dict[str, Any]]] = {
+    "hinge": (Hinge(BETA), {"loss_type": "hinge"}),
+    "ipo": (Ipo(BETA), {"loss_type": "ipo"}),
+    "robust": (Robust(BETA, label_smoothing=0.1), {"loss_type": "robust", "label_smoothing": 0.1}),
+    "apo_zero": (ApoZero(BETA), {"loss_type": "apo_zero"}),
+    "apo_down": (ApoDown(BETA), {"loss_type": "apo_down"}),
+    "wpo": (Wpo(BETA, align=True), {"use_weighting": True}),
     "exo_pair": (
         ExoPair(BETA, label_smoothing=0.1),
         {"loss_type": "exo_pair", "label_smoothing": 0.1},

@@ -1,6 +1,7 @@
 """What only runs on a GPU, traced on PyTorch's meta device: shapes, dtypes and devices of every
 operation, and no number. Nothing here needs or shows a GPU; it finds what would not even run."""
 
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from benchmarks.architectures import tiny
+from steps.models import recomputing
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.recomputing import checkpoint_activations
@@ -36,6 +39,7 @@ LLAMA_3_8B: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def meta_has_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(attention, "_WITH_FLASH", {"meta"})
+    monkeypatch.setattr(attention, "_ALWAYS_SPLITTING", set())
     attention._varlen_options.cache_clear()
     yield
     attention._varlen_options.cache_clear()
@@ -157,6 +161,47 @@ def test_a_window_reaches_the_kernel_and_its_numbers_do_not_wait_for_the_device(
     ]
     # A number that is read off the device would be an error here: there is none to read.
     assert counted(model, small)["torch_attn._varlen_attn"] > 0
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_kernel_that_always_splits_keys_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    kernel, given = torch.nn.attention.varlen.varlen_attn, []
+
+    @functools.wraps(kernel)
+    def choosy(*args: Any, num_splits: int | None = None, **settings: Any) -> Any:
+        given.append(num_splits)
+        if num_splits is not None and not accepted:
+            raise RuntimeError("num_splits is not supported")
+        return kernel(*args, num_splits=num_splits, **settings)
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", choosy)
+    model = on_meta(LlamaForCausalLM, LlamaConfig(**LLAMA_3_8B, num_hidden_layers=1))
+    assert counted(model, pairs(1))["torch_attn._varlen_attn"] > 0
+    assert given[1:] == [1 if accepted else None] * len(given[1:])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "of"),
+    [
+        ("gemma2", "capped scores"),
+        ("granite_swa", "sinks"),
+        ("minicpm3", "heads of two sizes"),
+        ("qwen3", "plain attention"),
+    ],
+)
+def test_attention_of_every_kind_is_traced_with_every_checkpointing(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, of: str
+) -> None:
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    for how in ActivationCheckpointing:
+        model: Any = tiny(architecture)
+        model.to(torch.bfloat16).to("meta")
+        use_packed_attention(model)
+        checkpoint_activations(model, how)
+        flashes = counted(model, pairs(2)).get("torch_attn._varlen_attn", 0)
+        assert (flashes > 0) is (of == "plain attention")
 
 
 @pytest.mark.parametrize("why", ["float32", "an odd size of heads"])

@@ -7,22 +7,34 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from tiny_models import VOCABULARY, demonstration_records, folder_bytes, llama, model_folder
+from tiny_models import (
+    VOCABULARY,
+    demonstration_records,
+    folder_bytes,
+    llama,
+    model_folder,
+    pair_records,
+)
 from waiting import kill_this_process, wait_until
 
+from benchmarks.architectures import tiny
+from steps.models import recomputing
+from steps.models.config import LoraConfig
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import read_demonstrations
+from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
 from steps.training.checkpoints import Checkpoints
-from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
 from steps.training.objectives import sft_objective
-from steps.training.recipes import run_sft
+from steps.training.recipes import run_dpo, run_sft
 from steps.training.trainer import Trainer
 
 STEPS = 6
@@ -106,6 +118,64 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(
             resumed_at.add(done[0])
             assert folder_bytes(work / "out") == undisturbed
     assert len(resumed_at) > 2
+
+
+LORA = LoraConfig(r=4, alpha=8.0, dropout=0.3)
+OF_ALL_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed, and all checkpointed": ("llama", {"activation_checkpointing": "full"}),
+    "padded": ("llama", {"attention": "padded"}),
+    "sinks and a window": ("granite_swa", {}),
+    "experts": ("qwen3_moe", {"router_aux_loss_coef": 0.1}),
+    "recurrences": ("qwen3_next", {}),
+    "adapters with dropout": ("qwen3", {"lora": LORA}),
+    "adapters with dropout, padded": ("gemma2", {"lora": LORA, "attention": "padded"}),
+    "bfloat16": ("mistral", {"dtype": "bfloat16"}),
+}
+
+
+def train_pairs_until(model: Path, work: Path, settings: dict, killed_at: int | None) -> None:
+    torch.set_num_threads(1)
+    recomputing._WORTHWHILE_BYTES = 0
+    config = DpoConfig(
+        batch_size=3,
+        tokens_per_forward=48,
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        checkpoint_every_steps=1,
+        **settings,
+    )
+    rows = pair_records(18)
+    if not (work / "reference").exists():
+        run_reference(model, rows, config.reference(), Workplace(work / "reference", work / "rs"))
+
+    def on_progress(done: int, total: int, metrics: object) -> None:
+        if done == killed_at:
+            kill_this_process()
+
+    place = Workplace(work / "out", work / "scratch", on_progress=on_progress)
+    run_dpo(model, rows, work / "reference", config, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OF_ALL_KINDS)
+def test_models_of_all_kinds_end_with_the_same_bits_after_a_kill(
+    processes, tmp_path: Path, kind: str
+) -> None:
+    architecture, settings = OF_ALL_KINDS[kind]
+    model = model_folder(tmp_path / "model", lambda: tiny(architecture, vocab_size=VOCABULARY))
+    written = {}
+    for kills in ((), (3, 5)):
+        work = tmp_path / f"{kills}"
+        work.mkdir()
+        for killed_at in (*kills, None):
+            process = processes.Process(
+                target=train_pairs_until, args=(model, work, settings, killed_at)
+            )
+            process.start()
+            process.join()
+            assert process.exitcode == (0 if killed_at is None else -signal.SIGKILL)
+        written[kills] = folder_bytes(work / "out")
+    assert len(written[()]["metrics.jsonl"].splitlines()) == 6
+    assert written[()] == written[3, 5]
 
 
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(

@@ -23,12 +23,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
-from steps.models import quantized
+from steps.models import quantized, recomputing
 from steps.models.adapters import add_adapter, merge_adapter, merged_weights
-from steps.models.config import Dtype, LoraConfig, Quantization
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
-from steps.scoring.config import ReferenceConfig
+from steps.scoring.config import Attention
 from steps.scoring.reference import run_reference
 from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
 from steps.training.recipes import run_dpo, run_sft
@@ -44,8 +44,7 @@ def policy(tmp_path: Path) -> Path:
 
 def dpo(policy: Path, config: DpoConfig, work: Path) -> list[dict]:
     records = pair_records(8)
-    scoring = ReferenceConfig(dtype=config.dtype)
-    run_reference(policy, records, scoring, Workplace(work / "r", work / "rs"))
+    run_reference(policy, records, config.reference(), Workplace(work / "r", work / "rs"))
     run_dpo(policy, records, work / "r", config, Workplace(work / "model", work / "s"))
     return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
 
@@ -133,6 +132,33 @@ def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
     assert {name for name, _ in merged.named_parameters()} == beside.keys()
     for name, parameter in merged.named_parameters():
         assert torch.allclose(parameter, beside[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("checkpointing", [*ActivationCheckpointing])
+@pytest.mark.parametrize("backend", [None, FunctionalTraining()])
+def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
+    policy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: FunctionalTraining | None,
+    checkpointing: ActivationCheckpointing,
+) -> None:
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    config = DpoConfig(
+        batch_size=4,
+        dtype=Dtype.float64,
+        optimizer=FAST,
+        activation_checkpointing=checkpointing,
+        backend=backend,
+    )
+    dropping = replace(config, lora=LoraConfig(r=4, alpha=8.0, dropout=0.3))
+    first = dpo(policy, dropping, tmp_path / "first")
+    assert first != dpo(policy, replace(config, lora=LORA), tmp_path / "without")
+    for tokens, attention in [(1, "auto"), (40, "auto"), (1, "padded"), (1024, "padded")]:
+        changed = replace(dropping, tokens_per_forward=tokens, attention=Attention(attention))
+        log = dpo(policy, changed, tmp_path / f"{attention} {tokens}")
+        for step, expected in zip(log, first, strict=True):
+            assert step == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(

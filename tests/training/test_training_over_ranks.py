@@ -141,7 +141,7 @@ CONFIGS: dict[str, TrainConfig] = {
         **SETTINGS,
         epochs=2,
         loss=Wpo(align=True),
-        lora=LoraConfig(r=4),
+        lora=LoraConfig(r=4, dropout=0.2),
         activation_checkpointing=ActivationCheckpointing.full,
     ),
     "tokens and batch": DpoConfig(

@@ -31,8 +31,7 @@ def batched_rows(
 
     `inputs`: the pack's ids [1, T] or embeddings [1, T, H], by keyword.
     """
-    rows = _rows(pack)
-    index = torch.tensor(rows).to(pack.input_ids.device, non_blocking=True)
+    index = rows_of(pack)
     batch = {
         name: values[0].index_select(0, index.flatten()).unflatten(0, index.shape)
         for name, values in inputs.items()
@@ -40,9 +39,9 @@ def batched_rows(
     asked = {} if routing is None else {"output_router_logits": True}
     outputs = backbone(model)(**batch, **asked, use_cache=False)
     if routing is not None:
-        routing.see(outputs, _is_read(pack, len(rows[0])).flatten())
+        routing.see(outputs, _is_read(pack, index.shape[1]).flatten())
     hidden = outputs.last_hidden_state.flatten(0, 1)
-    return hidden.index_select(0, _predictors(pack, len(rows[0])))
+    return hidden.index_select(0, _predictors(pack, index.shape[1]))
 
 
 def backbone(model: PreTrainedModel) -> Any:
@@ -52,14 +51,16 @@ def backbone(model: PreTrainedModel) -> Any:
     return getattr(model, "model", model)  # Llama 4's text model sets no base_model
 
 
-def _rows(pack: Pack) -> list[list[int]]:
-    """For each response, the pack's rows of its prompt and itself, padded to one common length."""
+def rows_of(pack: Pack) -> Tensor:
+    """For each response, the pack's rows of its prompt and itself, padded to one common length;
+    int64 [responses, length], on the pack's device."""
     rows = [
         [*range(span.prompt_start, span.prompt_stop), *range(span.start, span.stop)]
         for span in pack.responses
     ]
     longest = -(-max(map(len, rows)) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-    return [row + row[-1:] * (longest - len(row)) for row in rows]
+    padded = torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows])
+    return padded.to(pack.input_ids.device, non_blocking=True)
 
 
 def _is_read(pack: Pack, length: int) -> Tensor:
