@@ -213,7 +213,7 @@ def _windows(c: Any) -> tuple[int, ...]:
     fault = "no sliding_window" if window is None else f"use_sliding_window={switch}"
     is_clear = not any(slides) or (window is not None and switch)
     _require(is_clear, f"sliding layers with {fault}", c.model_type)
-    return tuple(window if slide else NO_WINDOW for slide in slides)
+    return tuple(NO_WINDOW if window is None or not slide else window for slide in slides)
 
 
 def _rotations(c: Any, head_size: int) -> tuple[tuple[Rotation, ...], tuple[int, ...]]:

@@ -94,5 +94,5 @@ def test_two_processes_train_what_one_does_and_go_on_where_they_left(
     assert ours.keys() == expected.keys()
     before = load_file(policy / "model.safetensors")
     for name in expected:
-        moved = (expected[name] - before[name]).norm()
+        moved = (expected[name] - before.get(name, 0)).norm()  # a new head of scores begins with 0
         assert (ours[name] - expected[name]).norm() <= 1e-3 * moved, name
