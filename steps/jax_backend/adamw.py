@@ -47,14 +47,19 @@ class JaxUpdater:
         self._moments: tuple[Tree, Tree] | None = None
         self._steps = 0
         self.gradient: Tree | None = None
+        self._spare: Tree | None = None
         self._clip = jax.jit(partial(clipped, max_norm=config.max_grad_norm), donate_argnums=0)
         self._update = jax.jit(partial(updated, config=config), donate_argnums=(0, 1))
         spread = jax.tree.map(lambda w: w.sharding, self.trained)
-        self._zeros = jax.jit(partial(jax.tree.map, jnp.zeros_like), out_shardings=spread)
+        zeros = partial(jax.tree.map, jnp.zeros_like)
+        self._zeros = jax.jit(zeros, out_shardings=spread)
+        self._cleared = jax.jit(zeros, donate_argnums=0, keep_unused=True, out_shardings=spread)
 
     def zeros(self) -> Tree:
-        """A gradient of zeros, with the shapes, dtype and sharding of the weights."""
-        return self._zeros(self.trained)
+        """A gradient of zeros, with the shapes, dtype and sharding of the weights; where the last
+        step's was, as a processor takes longer to get new memory than to fill it."""
+        spare, self._spare = self._spare, None
+        return self._zeros(self.trained) if spare is None else self._cleared(spare)
 
     def step(self, rate: float) -> float:
         """As `Updater.step`, of `gradient`."""
@@ -64,12 +69,13 @@ class JaxUpdater:
         self.gradient = None
         if not math.isfinite(norm := float(norm)):
             raise FloatingPointError(f"the gradient norm is {norm}")
-        moments = self._moments or (self.zeros(), self.zeros())
+        moments = self._moments or (self._zeros(self.trained), self._zeros(self.trained))
         self._steps += 1
         c = self._config
         corrections = (1 - c.adam_beta1**self._steps, 1 - c.adam_beta2**self._steps)
         scalars = (1 - rate * c.weight_decay, rate / corrections[0], math.sqrt(corrections[1]))
         self.trained, self._moments = self._update(self.trained, moments, gradient, scalars)
+        self._spare = gradient
         return norm
 
     def state(self) -> dict[str, Tensor]:

@@ -202,15 +202,17 @@ def _windows(c: Any) -> tuple[int, ...]:
         return (NO_WINDOW,) * c.num_hidden_layers
     window: Any = c.sliding_window
     _require(window is None or window > 0, f"the setting sliding_window={window}", c.model_type)
-    kinds = ["sliding_attention"] * c.num_hidden_layers
-    if c.model_type in _SOME_LAYERS_SLIDE:
-        kinds = c.layer_types
-    for kind in kinds:
+    if c.model_type in _ALL_LAYERS_SLIDE:
+        return (NO_WINDOW if window is None else window,) * c.num_hidden_layers
+    for kind in c.layer_types:
         _require(kind in _LAYER_TYPES, f"the layer type {kind!r}", c.model_type)
-    slides = [kind == "sliding_attention" and window is not None for kind in kinds]
-    # In such a model attention slides or not, by the implementation that transformers chooses.
-    unclear = any(slides) and not getattr(c, "use_sliding_window", True)
-    _require(not unclear, "sliding layers with use_sliding_window=False", c.model_type)
+    slides = [kind == "sliding_attention" for kind in c.layer_types]
+    # Of the one transformers makes no mask. Of the other attention slides or not, by the
+    # implementation that it chooses.
+    switch = getattr(c, "use_sliding_window", True)
+    fault = "no sliding_window" if window is None else f"use_sliding_window={switch}"
+    is_clear = not any(slides) or (window is not None and switch)
+    _require(is_clear, f"sliding layers with {fault}", c.model_type)
     return tuple(NO_WINDOW if window is None or not slide else window for slide in slides)
 
 

@@ -205,13 +205,18 @@ def make_ready(
     ranks: Ranks = ALONE,
     **how: Any,
 ) -> tuple[ScoredBy, list[str]]:
-    """A record of how `scorer` computes `groups`, and notices. Raises ValueError if its logps
-    differ from those of transformers' model.
+    """A record of how `scorer` computes `groups`, and notices. Raises ValueError for rows that it
+    cannot read, and if its logps differ from those of transformers' model.
 
     Args:
         shown_by: references; if they were computed in the same way, the comparison is skipped.
         how: how the comparison loads and reads transformers' model.
     """
+    if seen := [group.row for group in groups if group.images]:
+        raise ValueError(
+            f"row {seen[0]!r} has images, which backend={scorer.backend} does not read; use torch "
+            "(backend=null)"
+        )
     scorer.architecture.require_length(*longest(groups))
     scored_by = ScoredBy(
         dtype,

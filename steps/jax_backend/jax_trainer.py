@@ -248,13 +248,7 @@ class JaxPolicy:
     the scorer by itself."""
 
     def __init__(
-        self,
-        folder: Path,
-        config: TrainConfig,
-        ranks: Ranks,
-        dropout: bool,
-        role: Role,
-        how: Any,
+        self, folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool, role: Role, how: Any
     ) -> None:
         self._folder, self._config, self._role = folder, config, role
         self._check, self._ranks = how.check, ranks

@@ -1,9 +1,10 @@
 """Packs as arrays of a few static shapes, for compiled programs.
 
 A round has one pack for each device. Every new number of tokens T or scored tokens S would need a
-new compilation, so both are padded to a few sizes: T to quarters of the largest forward, to eighths
-above its half, or to an eighth or a sixteenth of it, and S to quarters of T. A filler token attends
-only to fillers; a scored filler token gets no gradient.
+new compilation, so both are padded to a few sizes: T to sixteenths of the largest forward, above
+its half to eighths, or to a quarter, an eighth or a sixteenth of it, and S to quarters of T. So T
+is less than 1.25 times the tokens of a pack above a quarter; it may be a step's only one. A filler
+token attends only to fillers; a scored filler token gets no gradient.
 """
 
 import math
@@ -20,7 +21,7 @@ from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
 
 _FEWEST = 32
-_SHARES = ((1 / 16, 16), (1 / 8, 8), (1 / 2, 4), (math.inf, 8), (math.inf, 4))
+_SHARES = ((1 / 16, 16), (1 / 8, 8), (1 / 4, 4), (1 / 2, 16), (math.inf, 8), (math.inf, 4))
 """Up to a share of the largest forward, T is a multiple of one of so many parts of it."""
 
 _ROUND_UP_POSITIONS = 1024

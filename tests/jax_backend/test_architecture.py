@@ -121,6 +121,7 @@ def test_a_setting_of_another_family_is_passed_over_as_in_transformers(family: s
         ("mistral", {"sliding_window": 0}, "sliding_window=0"),
         ("llama", {"rope_parameters": PARTIAL}, "partial_rotary_factor with the rotation 'linear'"),
         ("smollm3", {"use_sliding_window": False}, "use_sliding_window=False"),
+        ("qwen2", {"use_sliding_window": False}, "sliding layers with no sliding_window"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ],
