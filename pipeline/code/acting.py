@@ -18,19 +18,26 @@ from collections.abc import Callable, Iterable
 
 from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
 from pipeline.code.form import Dotted, Need, Ref, Use, word_set
-from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
+from pipeline.code.reading.syntax import (
+    called,
+    dotted,
+    is_idle,
+    parameters,
+    subscripted,
+    worked_with,
+)
 
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
 PLAIN, EITHER, READ = "plain", "either", "read"
 INHERITED, METACLASS, OWNED = "inherited", "metaclass", "owned"
-HANDED, HELD = "handed", "held"
+HANDED, HELD, HINTED = "handed", "held", "hinted"
 """The kinds of needs. ``CALLED``: harmless to call. ``MAKES``: also returns plain data.
 ``DECORATES``: a decorator of a library. ``APPLIED``: harmless when a built-in function calls it.
 ``PLAIN``: plain data. ``EITHER``: plain data or a type. ``READ``: its attributes are harmless to
 read. ``INHERITED``: a base without hooks for subclasses. ``METACLASS``: a metaclass without
 effects. ``OWNED``: a container that the module itself made. ``HANDED``: ``MAKES``, or ``CALLED`` if
 the holder is a dataclass that only stores its fields. ``HELD``: ``PLAIN``, unless the holder is
-such a dataclass."""
+such a dataclass. ``HINTED``: its attributes, items and operators are harmless in an annotation."""
 
 
 class Acts(Exception):
@@ -65,24 +72,28 @@ _KEEPS = word_set("""
 _CONTAINERS = word_set("dict list set bytearray OrderedDict Counter deque defaultdict")
 
 
-def needs_of(node: ast.stmt, module: str) -> dict[str, tuple[Need, ...] | None]:
+def needs_of(node: ast.stmt, module: str, is_future: bool) -> dict[str, tuple[Need, ...] | None]:
     """The needs of a top-level statement and of what it defines, by the attributes of
     :class:`pipeline.code.statement.Statement`; ``None`` for what acts in any case.
 
     A function is called with plain data, so its parameters are plain data.
+
+    Args:
+        is_future: whether annotations are not evaluated.
     """
+    here = module, is_future
     is_function = isinstance(node, Function)
-    found = {"needs": _found(module, lambda f: f.statement(node), skips_defaults=is_function)}
+    found = {"needs": _found(here, lambda f: f.statement(node), skips_defaults=is_function)}
     if isinstance(node, Function):
-        found["needs_of_defaults"] = _found(module, lambda finder: finder.defaults(node))
+        found["needs_of_defaults"] = _found(here, lambda finder: finder.defaults(node))
     if isinstance(node, ast.FunctionDef):
-        found["needs_of_call"] = _found(module, lambda f: f.body(node))
-        found["needs_of_result"] = _found(module, lambda f: f.body(node), returns_data=True)
+        found["needs_of_call"] = _found(here, lambda f: f.body(node))
+        found["needs_of_result"] = _found(here, lambda f: f.body(node), returns_data=True)
     elif isinstance(node, ast.ClassDef):
-        found["needs_of_making"] = _found(module, lambda finder: finder.making(node))
+        found["needs_of_making"] = _found(here, lambda finder: finder.making(node))
     elif isinstance(_only_target(node), ast.Name | ast.Subscript):
         value: ast.expr | None = getattr(node, "value", None)  # `for` has a target, and no value
-        found["needs_of_data"] = value and _found(module, lambda finder: finder.plain(value))
+        found["needs_of_data"] = value and _found(here, lambda finder: finder.plain(value))
     return found
 
 
@@ -127,9 +138,9 @@ def _is_constant(value: ast.expr) -> bool:
 
 
 def _found(
-    module: str, look: Callable[["_Finder"], None], **settings: bool
+    here: tuple[str, bool], look: Callable[["_Finder"], None], **settings: bool
 ) -> tuple[Need, ...] | None:
-    finder = _Finder(module, **settings)
+    finder = _Finder(*here, **settings)
     try:
         look(finder)
     except (Acts, RecursionError):
@@ -156,6 +167,7 @@ class _Finder:
     """Walks over the code that a statement runs, and collects its needs.
 
     Attributes:
+        is_future: whether annotations are not evaluated.
         local: local names whose values are plain data.
         opaque: local names whose values may be anything.
         fresh: inside a function, the names of containers that it made; elsewhere ``None``.
@@ -165,8 +177,14 @@ class _Finder:
         returns_data: whether the function must return plain data.
     """
 
-    def __init__(self, module: str, skips_defaults: bool = False, returns_data: bool = False):
-        self.module = module
+    def __init__(
+        self,
+        module: str,
+        is_future: bool,
+        skips_defaults: bool = False,
+        returns_data: bool = False,
+    ):
+        self.module, self.is_future = module, is_future
         self.skips_defaults, self.returns_data = skips_defaults, returns_data
         self.needs: list[Need] = []
         self.local: set[str] = set()
@@ -341,6 +359,14 @@ class _Finder:
             isinstance(inner, ast.Call | ast.NamedExpr) for inner in ast.walk(node)
         ):
             self.harmless(node)
+        if node is None or self.is_future:
+            return
+        for owner in worked_with(node):
+            path = dotted(owner)
+            if path is not None and not self.is_local(path[0]):
+                self.need(HINTED, path)
+        if any(self.is_local(path[0]) for path in subscripted(node)):
+            raise Acts
 
     def decorators(self, node: Definition) -> None:
         for decorator in node.decorator_list:

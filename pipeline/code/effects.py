@@ -13,7 +13,7 @@ from functools import cache, cached_property
 
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
-from pipeline.code.form import Load, Need, Ref, first_names, word_set, words
+from pipeline.code.form import Load, Need, Piece, Ref, Use, first_names, flat, word_set, words
 from pipeline.code.meaning import Project, Target
 from pipeline.code.modules import is_core
 from pipeline.code.source import Module
@@ -69,6 +69,12 @@ _HOOKS = word_set("""
     __init_subclass__ __class_getitem__ __mro_entries__ __set_name__ __get__
     __pydantic_init_subclass__ __subclasshook__ __instancecheck__ __prepare__
 """)
+_OPERATORS = word_set("""
+    __getitem__ __getattr__ __getattribute__ __or__ __ror__ __and__ __rand__ __xor__ __add__
+    __radd__ __sub__ __mul__ __rmul__ __truediv__ __floordiv__ __mod__ __pow__ __matmul__
+    __rmatmul__ __lshift__ __rshift__ __neg__ __pos__ __invert__
+""")
+"""Special methods that an annotation such as ``a["x"] | b.c`` calls."""
 _ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_order_"})
 
 
@@ -250,6 +256,7 @@ class Effects:
             acting.INHERITED: self._is_quiet_base,
             acting.METACLASS: self._is_quiet_metaclass,
             acting.OWNED: lambda target: self._is_owned(need.ref.module, target),
+            acting.HINTED: self._is_inert,
         }[need.what]
         return all(map(check, targets))
 
@@ -384,6 +391,41 @@ class Effects:
         parts = self.project.statements(target)
         return bool(parts) and all(
             target.name in part.made or target.name not in part.binds for part in parts
+        )
+
+    # --- what annotations use ---------------------------------------------------------------------
+
+    def is_inert(self, name: Ref) -> bool:
+        """Whether the attributes, items and operators of a name run no project code when an
+        annotation uses them."""
+        return self._holds(Need(acting.HINTED, name))
+
+    def _is_inert(self, target: Target) -> bool:
+        parts = () if target.library else self.project.statements(target)
+        return all(
+            self._is_inert_class(part)
+            if part.is_class
+            else part.is_function or all(map(self._is_inert_value, flat(part.form, ())))
+            for part in parts
+        )
+
+    def _is_inert_class(self, part: Statement) -> bool:
+        family = list(self._with_bases(part))
+        metas = self.project.parts(meta for member in family for meta in member.metaclass)
+        of_type = [base for meta in metas for base in self._with_bases(meta)]
+        return not any("__class_getitem__" in member.special for member in family) and not any(
+            _OPERATORS.intersection(member.special) for member in of_type
+        )
+
+    def _is_inert_value(self, piece: Piece) -> bool:
+        """Whether a part of a value, such as ``Registry()`` or ``Alias = Registry``, is inert."""
+        if not isinstance(piece, Ref):
+            return True
+        made_by = self.project.parts([piece]) if piece.use == Use.CALL else []
+        return self.is_inert(piece) and not any(
+            part.is_function
+            or any(_OPERATORS.intersection(base.special) for base in self._with_bases(part))
+            for part in made_by
         )
 
     # --- what is inherited from -----------------------------------------------------------------

@@ -50,6 +50,9 @@ class Reader:
 DETAIL = "execution_detail"
 """The decorator that declares that a definition affects no result."""
 
+TYPE_MARKS = ("ClassVar", "InitVar", "KW_ONLY")
+"""Annotations that change what a dataclass makes of a field."""
+
 TRAITS_OF_NAMES = read_table("""
 docs: __doc__ getdoc
 names: __name__ __qualname__ co_name co_qualname
@@ -165,6 +168,14 @@ class Message(NamedTuple):
     form: tuple["Piece", ...]
 
 
+class Evaluated(NamedTuple):
+    """An annotation that is evaluated with its definition. It counts if the attributes, items or
+    operators of one of these names may run project code, or if the names are ``None``: unknown."""
+
+    names: tuple[Ref, ...] | None
+    form: tuple["Piece", ...]
+
+
 class Need(NamedTuple):
     """A condition on the target of a name; see :mod:`pipeline.code.acting`. ``holder`` is given the
     target, or what it returns."""
@@ -174,12 +185,17 @@ class Need(NamedTuple):
     holder: Ref | None = None
 
 
-Piece = str | Ref | Load | Bound | Dynamic | When | Decorator | Detail | Caught | Message
+Piece = (
+    str | Ref | Load | Bound | Dynamic | When | Decorator | Detail | Caught | Message | Evaluated
+)
 Form = tuple[Piece, ...]
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (Ref, Load, Bound, Dynamic, When, Decorator, Detail, Caught, Message, Need)
+    for kind in (
+        *(Ref, Load, Bound, Dynamic, When, Decorator, Detail, Caught, Message),
+        *(Evaluated, Need),
+    )
 }
 
 
@@ -198,7 +214,7 @@ def first_names(form: Form) -> Iterator[str]:
     for piece in form:
         if isinstance(piece, Ref):
             yield piece.parts[0] if piece.path else ""
-        elif isinstance(piece, When | Decorator | Detail | Message):
+        elif isinstance(piece, When | Decorator | Detail | Message | Evaluated):
             yield from first_names(piece.form)
 
 

@@ -117,7 +117,7 @@ def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
         names,
         stars,
         loads,
-        **({} if isinstance(node, Import) else needs_of(node, module)),
+        **({} if isinstance(node, Import) else needs_of(node, module, home.is_future)),
         makers=_makers(node, module),
         made=made(node),
         attributes=attributes(node),

@@ -28,11 +28,13 @@ from pipeline.code.bindings import absolute
 from pipeline.code.effects import Effects
 from pipeline.code.form import (
     DETAIL,
+    TYPE_MARKS,
     Bound,
     Caught,
     Decorator,
     Detail,
     Dynamic,
+    Evaluated,
     Load,
     Message,
     Piece,
@@ -490,6 +492,9 @@ class _Walk:
             elif isinstance(piece, Message):
                 if Reader.TEXTS in self.readers or not self._only_keeps_text(piece.called):
                     yield from self._spelt(unit, piece.form, readers)
+            elif isinstance(piece, Evaluated):
+                if piece.names is None or not all(map(self.effects.is_inert, piece.names)):
+                    yield from self._spelt(unit, piece.form, readers)
             else:
                 yield piece
 
@@ -669,11 +674,21 @@ class _Walk:
             elif isinstance(piece, Ref):
                 if piece.use not in (Use.NAMED, Use.OWNED):
                     parts.append(self._named(piece, numbers))
+                elif piece.use == Use.OWNED:
+                    parts += self._mark_of(piece)
             elif isinstance(piece, Load):
                 parts += self._loads(piece, numbers)
             elif isinstance(piece, Bound):
                 parts.append(f"<{self._number((unit[0], piece.name), numbers)}>")
         return "".join(parts)
+
+    def _mark_of(self, hint: Ref) -> Iterator[str]:
+        """The special marker that a name in a field's annotation stands for, if the name is not
+        its own: ``from typing import ClassVar as Shared``."""
+        for target in self.project.meaning(hint):
+            mark = str(target).rpartition(".")[2]
+            if target.library and mark in TYPE_MARKS and mark != hint.parts[-1]:
+                yield f"<{mark}>"
 
     def _all_pieces(self, unit: Unit) -> tuple[Piece, ...]:
         """The pieces of a unit, once the walk is over."""

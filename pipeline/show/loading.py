@@ -26,6 +26,7 @@ _SHARD = re.compile(r"-\d{5,}(-of-\d{5,})?$")
 def load(made: Made, name: str = "") -> Any:
     """Load a whole artifact, or its file or folder ``name``; see :meth:`Made.load`."""
     if not name and (loader := _loader(made)) is not None:
+        made.require_intact(made.files)
         return loader(made.path)
     chosen = _chosen(made, name)
     tables: dict[str, list[str]] = {}
@@ -38,6 +39,7 @@ def load(made: Made, name: str = "") -> Any:
             f"the files are in {made.url}"
         )
     folder = made.path
+    made.require_intact(file for files in tables.values() for file in files)
     values = {
         at: _READERS[Path(at).suffix]([folder / file for file in files])
         for at, files in tables.items()

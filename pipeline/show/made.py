@@ -10,11 +10,12 @@ In a notebook an artifact shows its metrics and the views of its kind, such as c
 """
 
 import contextlib
+import io
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from hashlib import sha256
@@ -23,7 +24,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.dag.files import FileEntry, describe
+from pipeline.dag.files import FileEntry, describe, describe_stream
 from pipeline.errors import TemperError
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
@@ -31,6 +32,10 @@ from pipeline.text import counted
 
 LARGEST_FILE = 64 * 2**20
 """Bytes; views do not read a larger file."""
+
+
+class DamagedFile(TemperError):
+    """A file of an artifact has other bytes than were committed."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ class Made:
             raise self._lost(lost[0])
         return Path(self.store.content_path(self.manifest))
 
+    def require_intact(self, names: Iterable[str]) -> None:
+        """Raise `TemperError` if the bytes of a file are not those that were committed."""
+        for name in names:
+            if describe(self.path / name) != self.manifest.files[name]:
+                raise self._damaged(name)
+
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
@@ -111,7 +122,7 @@ class Made:
 
         Raises:
             TemperError: there is no file or folder of this name, no file of a supported type, or
-                the data is lost.
+                the data is lost or damaged.
         """
         from pipeline.show.loading import load
 
@@ -127,12 +138,15 @@ class Made:
         """The bytes of a file; ``None`` if there is none, or it is larger than ``LARGEST_FILE``.
 
         Raises:
-            TemperError: the store cannot be read.
+            TemperError: the store cannot be read, or the file is damaged.
         """
         entry = self.manifest.files.get(name)
         if entry is None or entry.size > LARGEST_FILE:
             return None
-        return self.store.read(f"{self.store.content_path(self.manifest)}/{name}")
+        data = self.store.read(f"{self.store.content_path(self.manifest)}/{name}")
+        if data is not None and describe_stream(io.BytesIO(data), len(data)) != entry:
+            raise self._damaged(name)
+        return data
 
     def text(self, name: str) -> str | None:
         data = self.read(name)
@@ -157,6 +171,12 @@ class Made:
         return TemperError(
             f"the data of {self.name} is not there any more ({file} is missing or damaged); a run "
             "that asks for it makes it again"
+        )
+
+    def _damaged(self, file: str) -> DamagedFile:
+        return DamagedFile(
+            f"{file} of {self.name} has other bytes than the step wrote; mark it as damaged with: "
+            f"temper verify {self.step}, and the next run makes it again"
         )
 
 

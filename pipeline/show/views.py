@@ -14,7 +14,6 @@ If a kind names no function, its ``summary.md`` and ``metrics.jsonl`` are shown.
 without markup; the code that draws it escapes them.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from pipeline.dag.artifact import Kind
 from pipeline.dag.canonical import resolve_reference
 from pipeline.errors import TemperError
 from pipeline.show.logged import METRICS, unfinished_log
-from pipeline.show.made import Made
+from pipeline.show.made import DamagedFile, Made
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 
@@ -179,12 +178,19 @@ def views_of(made: Made, resolve: Callable[[Manifest], Kind]) -> list[View]:
         resolve: returns the kind of an artifact. It must not read the name of the view function
             from the store: only the kind's own code may name a function that is called.
     """
-    with contextlib.suppress(Exception):
+    try:
         if (views := resolve(made.manifest).views) is not None:
             return list(resolve_reference(views)(made))
-    with contextlib.suppress(TemperError):
+    except DamagedFile as damage:
+        return [Note(made.manifest.step, str(damage))]
+    except Exception:
+        pass  # the default views follow
+    try:
         return [*summary(made), *curves(made)]
-    return []
+    except DamagedFile as damage:
+        return [Note(made.manifest.step, str(damage))]
+    except TemperError:
+        return []
 
 
 def summary(made: Made) -> Iterator[View]:

@@ -2,8 +2,9 @@
 
 The manifests of a step are listed once, and read from one *index* beside them. The index holds
 copies of manifests, each with the version that the listing gave its manifest. A copy with another
-version than the listing is not used; then the manifest itself is read. So an index that is stale,
-lost or truncated costs time, never correctness. Anyone may write it, and the last writer wins.
+version than the listing is not used; then the manifest itself is read. The first line of an index
+is the checksum of the rest. So an index that is stale, lost or damaged costs time, never
+correctness. Anyone may write it, and the last writer wins.
 
 Manifests with very many files are not in the index; they are read one by one.
 """
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+
+import blake3
 
 from pipeline.errors import TemperError
 from pipeline.store.layout import DataLoss, Store, object_name, parse_object_name
@@ -132,7 +135,8 @@ class Catalog:
             copy = json.loads(manifest.to_json())
             if place in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
                 index[object_name(*place)] = {"version": shelf.versions[place], "manifest": copy}
-        self.store.objects.replace(self._index_path(step), json.dumps(index).encode())
+        data = json.dumps(index).encode()
+        self.store.objects.replace(self._index_path(step), _checksum(data) + b"\n" + data)
         self._shelves[step] = shelf
         shelf.unindexed = False
 
@@ -162,8 +166,9 @@ class Catalog:
         return shelf
 
     def _read_index(self, step: str) -> dict[str, dict[str, Any]]:
+        checksum, _, data = (self.store.read(self._index_path(step)) or b"").partition(b"\n")
         with contextlib.suppress(ValueError):
-            found = parse_json(self.store.read(self._index_path(step)) or b"{}")
+            found = parse_json(data) if checksum == _checksum(data) else {}
             return found if isinstance(found, dict) else {}
         return {}
 
@@ -206,6 +211,10 @@ class Catalog:
 
     def _index_path(self, step: str) -> str:
         return f"{self.store.root}/index/{step}.json"
+
+
+def _checksum(index: bytes) -> bytes:
+    return blake3.blake3(index).hexdigest().encode()
 
 
 def _found(pairs: Iterable[tuple[Place, Manifest | None]]) -> dict[Place, Manifest]:

@@ -27,6 +27,7 @@ from pipeline.store.stored import (
 )
 
 MOST_GENERATIONS = 999_999_999
+CHECKSUM = "checksum"
 _PLAIN_ASCII = re.compile(r"[\x20-\x7e]*")
 
 
@@ -154,13 +155,19 @@ class Manifest:
         return inside
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1).encode()
+        """With a checksum of all fields, since the key and the digest cover only some of them."""
+        data = json.loads(json.dumps(asdict(self)))
+        return json.dumps({**data, CHECKSUM: hash_json(data)}, indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Manifest":
         """Raise `TemperError`, which says what to do, if the data is no manifest."""
         try:
-            return cls.from_dict(parse_json(data))
+            found = parse_json(data)
+            checksum = found.pop(CHECKSUM, None)  # manifests of older versions have none
+            if checksum is not None and checksum != hash_json(found):
+                raise ValueError("its checksum is not that of its content")
+            return cls.from_dict(found)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TemperError(
                 f"{url} is damaged ({_reason(error)}); delete it, and the step will be run again"

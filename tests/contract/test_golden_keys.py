@@ -152,6 +152,7 @@ def _write_anew() -> None:
 
 def _impersonal(data: dict[str, Any]) -> dict[str, Any]:
     provenance = data.get("provenance", data)
+    data.pop("checksum", None)
     for name in ("host", "commit", "dirty", "cwd", "argv", "store", "pid"):
         provenance.pop(name, None)
     return data

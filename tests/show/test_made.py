@@ -11,7 +11,9 @@ from rich.console import Console
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.show.made import Made
+from pipeline.show.views import views_of
 from pipeline.store.catalog import Catalog
+from pipeline.store.kinds import known_kind
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -93,6 +95,24 @@ def test_of_lost_data_an_artifact_says_what_to_do(measured: Made, store: Store) 
         with pytest.raises(TemperError, match=r"is not there any more.*a run that asks for it"):
             use()
     assert measured.metrics["loss"] == 0.2
+
+
+def test_bytes_that_changed_on_the_disk_are_not_loaded(measured: Made) -> None:
+    file = measured / "answers.jsonl"
+    data = bytearray(file.read_bytes())
+    data[data.index(b"0.1") + 2] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+    for look in (
+        measured.load,
+        lambda: measured.load("answers.jsonl"),
+        lambda: measured.records("answers.jsonl"),
+    ):
+        with pytest.raises(TemperError, match=r"answers.jsonl of .* temper verify measure"):
+            look()
+    assert measured.load("metrics.jsonl")[-1]["loss"] == 0.2
+    (shown,) = views_of(measured, known_kind)
+    assert "temper verify measure" in str(shown)
 
 
 def test_of_a_bucket_the_files_are_a_checked_copy(gcs_bucket: str, console: Console) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import blake3
 import fresh_processes
 import pytest
 from hostile_steps import count, end, fetch, look_around, start_program, write
@@ -107,10 +108,11 @@ def told(result: Result) -> str:
 
 
 def forge(store: Store, made: Manifest, **changes: Any) -> None:
-    """Let the manifest say something else, and the index be lost."""
+    """Let the manifest say something else, with a valid checksum, and the index be lost."""
     path = store.manifest_path(made.step, made.key, made.generation)
     data = json.loads(store.read(path) or b"")
     data |= changes
+    del data["checksum"]  # a manifest may be without, as older ones are
     if isinstance(changes.get("files"), dict):
         data["digest"] = hash_json(
             {name: [e["size"], e["blake3"]] for name, e in data["files"].items()}
@@ -494,17 +496,50 @@ def test_objects_that_are_none_of_a_lease_are_passed_over(tmp_path: Path) -> Non
 def test_an_index_that_names_another_step_is_not_used(any_store: Store) -> None:
     made, other = make(any_store, write(), count(1))
     index = f"{any_store.root}/index/write.json"
-    data = json.loads(any_store.read(index) or b"")
+    data = json.loads((any_store.read(index) or b"").partition(b"\n")[2])
     (name,) = data
+
+    def replace_index(entries: dict[str, Any]) -> None:
+        text = json.dumps(entries).encode()
+        checksum = blake3.blake3(text).hexdigest().encode()
+        any_store.objects.replace(index, checksum + b"\n" + text)
+
     for wrong in (
         {"step": "count"}, {"attempt": "../../x"}, {"key": other.key}, {"generation": 7},
         {"files": {"../x": {"size": 1, "blake3": "0" * 64}}}, {"metrics": None}, {"inputs": 5},
     ):  # fmt: skip
         entry = {"version": data[name]["version"], "manifest": data[name]["manifest"] | wrong}
-        any_store.objects.replace(index, json.dumps({name: entry}).encode())
+        replace_index({name: entry})
         assert Catalog(any_store).history("write") == [made]
-    any_store.objects.replace(index, json.dumps({name: 5, "x": [], "../../y": {}}).encode())
+    replace_index({name: 5, "x": [], "../../y": {}})
     assert Catalog(any_store).history("write") == [made]
+
+
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.attack)])
+def test_a_manifest_or_index_with_one_wrong_bit_is_not_believed(
+    every: int, written: tuple[Store, Manifest]
+) -> None:
+    """Its metrics, inputs and discovered dependencies are in no key and in no digest."""
+    store, made = written
+    Catalog(store).rewrite("write")
+    index = f"{store.root}/index/write.json"
+    for path in (store.manifest_path("write", made.key), index):
+        data = bytearray(store.read(path) or b"")
+        for place in range(0, len(data), every):
+            data[place] ^= 1 << place % 8
+            store.objects.replace(path, bytes(data))
+            found = Catalog(store).history("write")
+            assert found in ([made], [] if path != index else [made]), bytes(data[place:][:30])
+            data[place] ^= 1 << place % 8
+        store.objects.replace(path, bytes(data))
+
+
+def test_a_manifest_of_an_older_version_is_read_without_a_checksum(
+    written: tuple[Store, Manifest],
+) -> None:
+    store, made = written
+    forge(store, made)
+    assert Catalog(store).history("write") == [made]
 
 
 def test_records_that_disagree_with_their_names_say_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from pipeline.code.bindings import Definition, Function, bound, everything, own_scope, surely_bound
-from pipeline.code.form import DETAIL, Bound, Decorator, Detail, Reader, Use
+from pipeline.code.form import DETAIL, TYPE_MARKS, Bound, Decorator, Detail, Evaluated, Reader, Use
 from pipeline.code.reading.expressions import Expressions
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import (
@@ -16,10 +16,10 @@ from pipeline.code.reading.syntax import (
     last_name,
     only_a_dataclass,
     parameters,
+    subscripted,
     uses_arguments,
+    worked_with,
 )
-
-_TYPE_MARKS = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 class Definitions(Expressions):
@@ -121,6 +121,24 @@ class Definitions(Expressions):
             with self.using(Use.HINT), self.when(Reader.HINTS):
                 self.write(hint)
             self.name_only(hint)
+            self.write_evaluated(hint)
+
+    def write_evaluated(self, hint: ast.expr) -> None:
+        """An annotation that may run code though it calls nothing, such as ``Registry["x"]``."""
+        owners = [] if self.is_future else list(worked_with(hint))
+        names = dict.fromkeys(name for owner in owners for name in self.globals_of(owner))
+        is_known = self.is_future or not any(map(self.is_variable, subscripted(hint)))
+        if names or not is_known:
+            known = tuple(names) if is_known else None
+            with self.part(lambda form: Evaluated(known, form)):
+                self.emit(f" hint={ast.unparse(hint)!a}")  # a text in it may be any argument
+                with self.using(Use.HINT):
+                    self.write(hint)
+
+    def is_variable(self, path: tuple[str, ...]) -> bool:
+        """Whether a dotted name begins with a local variable, which may be anything."""
+        found = self.lookup(path[0])
+        return found is not None and not found[1]
 
     def write_docstring(self, node: Definition) -> None:
         first = node.body[0]
@@ -197,9 +215,9 @@ class Definitions(Expressions):
         names = {last_name(inner) for inner in everything(node.annotation)}
         text = node.annotation.value if isinstance(node.annotation, ast.Constant) else ""
         if isinstance(text, str):
-            names |= {mark for mark in _TYPE_MARKS if mark in text}
-        self.emit(f" marks={sorted(names.intersection(_TYPE_MARKS))}")
-        if (self.is_future or text) and not names.isdisjoint(_TYPE_MARKS):
+            names |= {mark for mark in TYPE_MARKS if mark in text}
+        self.emit(f" marks={sorted(names.intersection(TYPE_MARKS))}")
+        if (self.is_future or text) and not names.isdisjoint(TYPE_MARKS):
             self.emit(ascii(ast.unparse(node.annotation)))  # dataclasses look for certain texts
         with self.using(Use.HINT), self.collected() as named:
             self.write(node.annotation)
@@ -209,6 +227,7 @@ class Definitions(Expressions):
             with self.using(Use.HINT), self.when(Reader.HINTS):
                 self.emit(f"~{self.is_future}")
                 self.write(node.annotation)
+            self.write_evaluated(node.annotation)
         else:
             self.emit(f" {self.is_future} annotation=")
             self.write(node.annotation)

@@ -56,6 +56,24 @@ def calls(node: ast.expr) -> bool:
     return any(isinstance(inner, ast.Call | ast.NamedExpr) for inner in everything(node))
 
 
+def worked_with(hint: ast.expr) -> Iterator[ast.expr]:
+    """The parts of an annotation whose attributes, items or operators its evaluation uses."""
+    for inner in everything(hint):
+        match inner:
+            case ast.Attribute(value=owner) | ast.Subscript(value=owner):
+                yield owner
+            case ast.BinOp(left=left, right=right):
+                yield from (left, right)
+            case ast.UnaryOp(operand=operand):
+                yield operand
+
+
+def subscripted(hint: ast.expr) -> Iterator[tuple[str, ...]]:
+    """The dotted names whose items an annotation reads."""
+    paths = (dotted(inner.value) for inner in inside(hint, ast.Subscript))
+    return filter(None, paths)
+
+
 def is_type_of(node: ast.AST) -> bool:
     """``type(x)`` or ``x.__class__``."""
     is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
