@@ -145,7 +145,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "a text for a number": ({"max_tokens": "5"}, "max_tokens"),
     "an empty stop text": ({"stop": ""}, "stop"),
     "what it does not support": ({"logprobs": True}, "logprobs: this server does not support it"),
-    "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "400 - a field: this server does"),
+    "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "field: this server"),
     "what nobody knows in a message": (
         {"messages": [{**QUESTION[0], "thoughts": ""}]}, "messages.0.thoughts",
     ),
