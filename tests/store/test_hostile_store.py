@@ -807,7 +807,7 @@ def test_a_store_that_is_lost_during_a_run_is_no_store_that_keeps_what_is_done(
 ) -> None:
     store = Store(str(tmp_path / "store"))
     with pytest.raises(TemperError, match=r"store was deleted or moved meanwhile; move it back"):
-        run(lose(str(tmp_path / "store")), store, console=Console(file=io.StringIO()))
+        run([lose(str(tmp_path / "store"))], store, console=Console(file=io.StringIO()))
 
 
 def test_programs_that_a_step_starts_take_signals_as_ever(tmp_path: Path) -> None:
