@@ -124,9 +124,10 @@ def test_a_page_says_when_its_store_is_lost(browser: Any, finished: Store, tmp_p
     store = Store(str(copied))
     (name,) = names_of_runs(store)
     path = copied / "runs" / f"{name}.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "outcome": "running"}))
+    changed = {"outcome": "running", "experiment": "my_experiment"}
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
     with serving(store) as server, opened(browser, server.url + name) as seen:
-        assert seen.page.locator("h1").inner_text().startswith("test_ui, ")
+        assert seen.page.locator("h1").inner_text().startswith("my_experiment, ")
         shutil.rmtree(copied)
         seen.page.locator("#live", has_text="deleted or moved meanwhile").wait_for(timeout=SECONDS)
         assert asked(server, f"/{server.secret}/").status == 500
