@@ -26,9 +26,11 @@ class Site:
         run.
 
         Raises:
-            TemperError: the store cannot be read.
+            TemperError: the store cannot be read, or is not there any more.
         """
         known = names_of_runs(self._store)
+        if not known:
+            self._store.require_still_there()
         if not name:
             newest = list(islice(newest_runs(self._store), MOST_RUNS))
             return render_runs(newest, self._store.url, len(known) - len(newest))

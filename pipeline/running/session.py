@@ -109,6 +109,7 @@ def run(
     )
     for step in roots.values():
         if step.fingerprint not in found:
+            store.require_still_there()
             raise RunFailed(f"{step.name} was not run, and no step failed; run again")
     made = {name: found[step.fingerprint] for name, step in roots.items()}
     if not only:
@@ -515,6 +516,7 @@ def _run_missing(
         _RUNNING.release()
     if board.failed:
         board.show_failures(again)
+        session.store.require_still_there()
         names = ", ".join(row.name for row in board.failed)
         raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
 

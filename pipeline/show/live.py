@@ -51,8 +51,9 @@ MOST_ROWS = 40
 MOST_WAITING = 3
 """The most waiting steps shown if there is no room for all steps."""
 QUIET, NORMAL, VERBOSE = -1, 0, 1
-WIDE = 100
-"""From this many columns on, the board shows places and wide progress bars."""
+WIDE, NARROW = 100, 60
+"""From ``WIDE`` columns on, the board shows places and wide progress bars; in a window with fewer
+than ``NARROW``, it leaves out the states, which have marks, and the bars."""
 LEFT_SECONDS = 1.0
 """How often the remaining time is computed."""
 ASK_SECONDS = 5.0
@@ -271,8 +272,10 @@ class Board:
         shown = rows if len(rows) <= room else _most_telling(rows, room)
         table = Table(box=None, padding=(0, 1), show_header=False)
         table.add_column(width=1)
-        table.add_column(no_wrap=True, max_width=max(20, self.console.size.width // 3))
-        table.add_column(width=8)
+        narrowest = 12 if self._is_narrow else 20
+        table.add_column(no_wrap=True, max_width=max(narrowest, self.console.size.width // 3))
+        if not self._is_narrow:
+            table.add_column(width=8)
         if self._shows_places:
             table.add_column(no_wrap=True)
         table.add_column(justify="right", width=7, no_wrap=True)
@@ -281,6 +284,11 @@ class Board:
         for row in shown:
             table.add_row(*self._cells(row))
         return Group(table, self._total(all_shown=len(shown) == len(rows)))
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Leave out states, of which marks remain, and bars, so that progress has room."""
+        return self.console.size.width < NARROW
 
     @property
     def _shows_places(self) -> bool:
@@ -348,22 +356,23 @@ class Board:
         name = Text(row.name, no_wrap=True, overflow="ellipsis")
         place = [Text("" if row.state == "cached" else row.place, "dim")]
         place = place if self._shows_places else []
+        style = "" if row.state == "running" else _STYLES.get(row.state, "dim")
+        state = [] if self._is_narrow else [Text(row.state, style)]
         if row.state == "running":
             name.stylize("bold")
             seconds = clock(time.time() - row.started)
-            return row.spinner, name, "running", *place, seconds, self._progress(row)
-        style = _STYLES.get(row.state, "dim")
+            return row.spinner, name, *state, *place, seconds, self._progress(row)
         name.stylize(style)
         seconds = clock(row.seconds) if row.seconds else ""
         return (
-            Text(_MARKS.get(row.state, " "), style), name, Text(row.state, style), *place, seconds,
+            Text(_MARKS.get(row.state, " "), style), name, *state, *place, seconds,
             Text(row.message, style, no_wrap=True, overflow="ellipsis"),
         )  # fmt: skip
 
     def _progress(self, row: Row) -> Any:
         progress = self._read_progress(row)
         text = Text(self._status(row), no_wrap=True, overflow="ellipsis")
-        if not progress or not progress["total"]:
+        if not progress or not progress["total"] or self._is_narrow:
             return text
         width = 16 if self.console.size.width >= WIDE else 6
         grid = Table.grid(padding=(0, 1))

@@ -77,7 +77,9 @@ def show_plan(
     table = Table(box=None, padding=(0, 1), header_style="bold", title_justify="left")
     table.add_column("step", overflow="fold", min_width=12)
     table.add_column("plan", no_wrap=True)
-    for heading in COSTS if priced else ():
+    # in a narrow window, why a step runs has the room of memory and disk
+    headings = COSTS[: 1 if console.width < NARROWEST else None] if priced else ()
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     folded = Counter[str]()
@@ -89,10 +91,11 @@ def show_plan(
         style = "dim" if planned.state is State.CACHED else "cyan"
         label = Text(_LABELS[planned.state], style)
         why = Text(visible(planned.reason), "dim")
-        costs = _costs(priced.of.get(planned.step.fingerprint)) if priced else ()
+        costs = _costs(priced.of.get(planned.step.fingerprint)) if priced else []
+        costs = costs[: len(headings)]
         table.add_row(named(names[planned.step.fingerprint]), label, *costs, why)
     for name, count in folded.items():
-        costs = [""] * len(COSTS) if priced else []
+        costs = [""] * len(headings)
         table.add_row(Text(f"{name} × {count}"), Text("cached", "dim"), *costs, "")
     console.print(table)
     total = _total(plan, priced, jobs) if priced else ""
@@ -102,6 +105,8 @@ def show_plan(
 
 
 COSTS = ("time", "memory", "disk")
+NARROWEST = 60
+"""The fewest columns of a window in which a plan shows all of these."""
 
 
 def _costs(price: "Price | None") -> list[str]:

@@ -90,6 +90,14 @@ class Store:
             if self.check_layout() < LAYOUT_VERSION:
                 self.objects.replace(path, layout)
 
+    def require_still_there(self) -> None:
+        """Raise `TemperError` if the store has been deleted or moved since it was opened."""
+        if self.read(f"{self.root}/temper.json") is None:
+            raise TemperError(
+                f"the store {self.url} was deleted or moved meanwhile; move it back, or run again "
+                "to make everything anew"
+            )
+
     def check_layout(self) -> int:
         """The layout version of the store; the present version if the store is empty.
 

@@ -157,7 +157,7 @@ def newest_runs(store: Store) -> Iterator[Run]:
 
 def names_of_runs(store: Store) -> list[str]:
     """The names of all recorded runs, oldest first; it costs one request."""
-    entries = store.objects.list(f"{store.root}/runs")
+    entries = store.listing(f"{store.root}/runs")
     names = (e.name.removesuffix(".json") for e in entries if e.name.endswith(".json"))
     return sorted(filter(is_attempt, names))
 

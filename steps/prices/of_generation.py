@@ -7,7 +7,7 @@ from pipeline.price.estimator import Call, Estimator, Foreseen, Made, Sizes
 from steps.models.config import Dtype
 from steps.prices.model_sizes import BYTES, body
 from steps.prices.of_models import PROCESS, WORKING
-from steps.prices.of_rows import START_PLAIN
+from steps.prices.of_rows import START_BARE
 from steps.prices.of_training import scoring
 from steps.prices.speed import Speed, speed_of
 
@@ -20,6 +20,8 @@ _TRIED = 100.0
 """Passes over all weights in the checks that choose an engine."""
 _TRIED_ONCE = 12.0
 """The same in a step that samples only once."""
+_JUDGING = 0.046e9
+"""Bytes of a process that judges completions; it uses no library."""
 _LOADED_AGAIN = 0.4
 """The share of freed weights whose memory a process keeps."""
 
@@ -80,7 +82,7 @@ def _sampled(call: Call) -> Foreseen:
     if speed is None:
         return Foreseen(sizes, None, memory)
     writing = _writing(speed, model, asked["rows"], prompt, sampling, itemsize)
-    return Foreseen(sizes, speed.start + writing, memory)
+    return Foreseen(sizes, speed.start + speed.first + writing, memory)
 
 
 def _of_completions(made: Made) -> Sizes:
@@ -112,9 +114,9 @@ def _judged(call: Call) -> Foreseen:
     completions = call.size("completions").get("completions")
     if completions is None:
         return Foreseen()
-    return Foreseen({"bytes": 90.0 * completions}, START_PLAIN + completions / 2e4, 0.092e9)
+    return Foreseen({"bytes": 90.0 * completions}, START_BARE + completions / 2e4, _JUDGING)
 
 
 SAMPLED = Estimator(_sampled, _of_completions, version=2)
 EVALUATED = Estimator(_evaluated, version=3)
-JUDGED = Estimator(_judged)
+JUDGED = Estimator(_judged, version=2)

@@ -71,6 +71,6 @@ def _loaded_and_saved(
     return Foreseen({**sizes, "bytes": size}, taken, PROCESS + copies * size)
 
 
-IMPORTED = Estimator(_imported, of_folder, version=3)
-INITIALISED = Estimator(_initialised, of_folder, version=3)
-EXPORTED = Estimator(_exported, of_folder, version=3)
+IMPORTED = Estimator(_imported, of_folder, version=4)
+INITIALISED = Estimator(_initialised, of_folder, version=4)
+EXPORTED = Estimator(_exported, of_folder, version=4)

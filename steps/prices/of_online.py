@@ -86,7 +86,7 @@ def _seconds(call: Call, model: Sizes, size: float) -> float | None:
         scored = replace(batch, count=config.prompts)
         training += update_seconds(call, speed, model, config, trained, scored) / 3
     iterations = call.arguments["iterations"]
-    return speed.start + speed.files(2 * size) + iterations * (drawing + training)
+    return speed.start + speed.first + speed.files(2 * size) + iterations * (drawing + training)
 
 
 def _of_run(made: Made) -> Sizes:

@@ -147,7 +147,7 @@ def _seconds(
         _flops(model, rows), model["layers"], 4 * model["parameters"]
     )
     training = steps * update_seconds(call, speed, model, config, trained, batch)
-    return speed.start + speed.files(2 * size) + checks + training
+    return speed.start + speed.first + speed.files(2 * size) + checks + training
 
 
 def update_seconds(
@@ -262,7 +262,7 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     work = speed.computing(flops, (forwards + 2 * _CHECKED_PACKS) * model["layers"],
                            (forwards + _CHECKED_PACKS) * parameters)  # fmt: skip
     sizes = {"rows": rows.count, "bytes": 3000 + 60 * rows.count}
-    return Foreseen(sizes, speed.start + speed.files(parameters) + work, memory)
+    return Foreseen(sizes, speed.start + speed.first + speed.files(parameters) + work, memory)
 
 
 def _learns(init: str, **kind: bool) -> Estimator:

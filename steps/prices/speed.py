@@ -26,12 +26,15 @@ class Speed:
         call: the least seconds of a layer's forward (its overhead).
         start: seconds until a worker begins. On CPUs it is forked from a process that has imported
             torch and transformers; on accelerators it imports them.
+        first: seconds that a model's first forward takes besides its work, as for the threads of
+            a forked worker.
     """
 
     flops: float
     bandwidth: float
     call: float
     start: float
+    first: float = 0.0
 
     def computing(self, flops: float, calls: float = 0.0, traffic: float = 0.0) -> float:
         """Seconds for `flops` operations, `calls` calls of layers and `traffic` bytes of memory."""
@@ -46,7 +49,7 @@ def speed_of(hardware: Hardware) -> Speed | None:
     """The speed of one device, or of all CPU threads; ``None`` for an unknown accelerator."""
     if not hardware.devices:
         threads = hardware.threads
-        return Speed(50e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.7)
+        return Speed(50e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.3, 0.4)
     known = accelerator(hardware.model)
     if known is None:
         return None

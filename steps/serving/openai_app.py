@@ -26,8 +26,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from steps.serving.openai_answers import Answers, Piece
-from steps.serving.openai_requests import Asked, ChatAsked, CompletionAsked
-from steps.serving.replies import Speaker
+from steps.serving.openai_requests import UNSUPPORTED, Asked, ChatAsked, CompletionAsked
+from steps.serving.replies import Speaker, TooLong
 
 _LOG = logging.getLogger(__name__)
 LARGEST_BODY = 2**23
@@ -143,7 +143,8 @@ class _Interface:
         try:
             return await self.answers.read(prompts)
         except ValueError as error:
-            raise _Refused(400, str(error), param) from error
+            code = "context_length_exceeded" if isinstance(error, TooLong) else ""
+            raise _Refused(400, str(error), param, code) from error
 
     async def _answer(
         self, request: Request, asked: Asked, prompts: list[list[int]], form: "_Form"
@@ -159,7 +160,10 @@ class _Interface:
             counted = bool(asked.stream_options and asked.stream_options.include_usage)
             events = _events(pieces, head, form, read, counted)
             return StreamingResponse(events, media_type="text/event-stream")
-        texts, ends = await _unless_left(request, _whole(pieces))
+        try:
+            texts, ends = await _unless_left(request, _whole(pieces))
+        except asyncio.CancelledError:
+            raise _Refused(503, "the server ends before the answer does; ask again later") from None
         choices = [_choice(end, form.whole(texts[end.choice])) for end in ends]
         usage = _usage(read, sum(end.tokens for end in ends))
         return JSONResponse({**head, "object": form.name, "choices": choices, "usage": usage})
@@ -236,7 +240,7 @@ async def _events(
     pieces: AsyncGenerator[Piece], head: dict[str, Any], form: _Form, read: int, counted: bool
 ) -> AsyncIterator[str]:
     """An answer as server-sent events; its usage is the last one, if it is asked for."""
-    head = {**head, "object": form.chunk}
+    head = {**head, "object": form.chunk, **({"usage": None} if counted else {})}
     written, begun = 0, set[int]()
     try:
         async with aclosing(pieces):
@@ -267,12 +271,15 @@ def _usage(read: int, written: int) -> dict[str, int]:
 
 
 async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
-    """The request in a body, checked."""
-    body = bytearray()
+    """The request in a body, checked. One that is too large is read to its end: a client that
+    still writes when its connection closes never reads the answer."""
+    body, read = bytearray(), 0
     async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_BODY:
-            raise _Refused(413, f"the request has more than {LARGEST_BODY} bytes")
+        read += len(part)
+        if read <= LARGEST_BODY:
+            body += part
+    if read > LARGEST_BODY:
+        raise _Refused(413, f"the request has more than {LARGEST_BODY} bytes")
     try:
         return kind.model_validate_json(bytes(body))
     except ValidationError as error:
@@ -280,7 +287,8 @@ async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
         unknown = (fault for fault in faults if fault["type"] == "extra_forbidden")
         found = next(unknown, faults[0])
         param = ".".join(map(str, found["loc"])) or None
-        told = found["msg"].removeprefix("Value error, ")
+        is_unknown = found["type"] == "extra_forbidden"
+        told = UNSUPPORTED if is_unknown else found["msg"].removeprefix("Value error, ")
         raise _Refused(400, f"{param}: {told}" if param else told, param) from None
 
 

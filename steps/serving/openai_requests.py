@@ -28,7 +28,7 @@ def _unless(*without_effect: Any) -> AfterValidator:
 
     def require(value: Any) -> Any:
         if value and value not in without_effect:
-            raise ValueError(_UNSUPPORTED)
+            raise ValueError(UNSUPPORTED)
         return value
 
     return AfterValidator(require)
@@ -36,15 +36,17 @@ def _unless(*without_effect: Any) -> AfterValidator:
 
 def _require_unset(value: Any) -> Any:
     if value is not None:
-        raise ValueError(_UNSUPPORTED)
+        raise ValueError(UNSUPPORTED)
     return value
 
 
-_UNSUPPORTED = "this server does not support it; leave it out"
+UNSUPPORTED = "this server does not support it; leave it out"
 Unsupported = Annotated[Any, _unless()]
 NotEvenZero = Annotated[Any, AfterValidator(_require_unset)]
 Called = Annotated[Any, _unless("none", "auto")]
 Format = Annotated[Any, _unless({"type": "text"})]
+Modalities = Annotated[Any, _unless(["text"])]
+BestOf = Annotated[Any, _unless(1)]
 Ignored = Any
 """A field without an effect on the answer."""
 Count = Annotated[int, Field(ge=1)]
@@ -150,11 +152,16 @@ class ChatAsked(Asked):
     max_completion_tokens: Count | None = None
     metadata: Ignored = None
     parallel_tool_calls: Ignored = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
     service_tier: Ignored = None
     store: Ignored = None
     audio: Unsupported = None
     function_call: Called = None
     functions: Unsupported = None
+    modalities: Modalities = None
     response_format: Format = None
     tool_choice: Called = None
     tools: Unsupported = None
@@ -171,6 +178,7 @@ class CompletionAsked(Asked):
     continues = True
 
     prompt: Annotated[list[str], Field(min_length=1, max_length=128), Listed]
+    best_of: BestOf = None
     echo: Unsupported = None
     logprobs: NotEvenZero = None  # 0 asks for the logprobs of the tokens that are drawn
     suffix: Unsupported = None

@@ -38,6 +38,10 @@ class Enough(Exception):
     """Raised by an `OnPiece` to end an answer."""
 
 
+class TooLong(ValueError):
+    """A prompt leaves no room for an answer."""
+
+
 @dataclass(frozen=True)
 class Written:
     """What a model has written.
@@ -148,7 +152,7 @@ class Speaker:
         if not most:
             return 2**31
         if len(ids) >= most:
-            raise ValueError(f"the prompt has {len(ids)} tokens, and the model takes {most}")
+            raise TooLong(f"the prompt has {len(ids)} tokens, and the model takes {most}")
         return most - len(ids)
 
 

@@ -88,9 +88,11 @@ def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str
     from steps.serving.openai_app import app_of  # torch is slow to import
     from steps.serving.replies import Speaker
 
-    settings = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": 3}
     app = app_of(Speaker(model.folder), served, _names_of(taken))
-    server = uvicorn.Server(uvicorn.Config(app, **settings))
+    settings = uvicorn.Config(
+        app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=3
+    )
+    server = uvicorn.Server(settings)
     logging.getLogger("uvicorn.error").addFilter(_is_no_end)
     taken.listen()  # from here on clients wait until they are answered
     print(ready, flush=True)

@@ -145,7 +145,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "a text for a number": ({"max_tokens": "5"}, "max_tokens"),
     "an empty stop text": ({"stop": ""}, "stop"),
     "what it does not support": ({"logprobs": True}, "logprobs: this server does not support it"),
-    "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "400 - a field: "),
+    "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "field: this server"),
     "what nobody knows in a message": (
         {"messages": [{**QUESTION[0], "thoughts": ""}]}, "messages.0.thoughts",
     ),
@@ -188,3 +188,16 @@ def test_a_broken_request_gets_an_error_object_and_a_cut_one_harms_nobody(served
     with ask(served, stream=True, max_tokens=90) as cut:
         next(iter(cut))
     assert ask(served).choices
+
+
+@pytest.mark.slow
+def test_fields_that_ask_for_nothing_are_taken_and_overlong_prompts_have_openai_s_code(
+    served: OpenAI,
+) -> None:
+    hints = {"modalities": ["text"], "prompt_cache_key": "a", "safety_identifier": "b"}
+    assert ask(served, **hints).choices
+    (first, *_) = ask(served, stream=True, stream_options={"include_usage": True})
+    assert first.model_dump(exclude_unset=True)["usage"] is None
+    with pytest.raises(BadRequestError) as refused:
+        ask(served, messages=[{"role": "user", "content": "1 " * 99}])
+    assert refused.value.code == "context_length_exceeded"

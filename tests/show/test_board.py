@@ -18,9 +18,11 @@ from toy_steps import fail, slow_count
 from pipeline import Store, run
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
+from pipeline.price.estimator import Hardware
+from pipeline.price.pricing import Price, Prices
 from pipeline.price.remaining import Ahead
 from pipeline.show.live import Board
-from pipeline.show.terminal import show_results
+from pipeline.show.terminal import show_plan, show_results
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
 from pipeline.store.logs import TAIL_BYTES
@@ -221,3 +223,25 @@ def test_the_log_of_one_line_is_cut_from_its_end(tmp_path: Path, store: Store) -
     board.show_failures()
     assert len(printed(lab.console)) < 2000
     assert "\x1b[2J" not in printed(lab.console)
+
+
+def test_a_narrow_window_shows_what_is_left_and_the_loss_and_why_a_step_runs(
+    store: Store, tmp_path: Path
+) -> None:
+    store.prepare()
+    step = slow_count(3, str(tmp_path / "journal"))
+    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    board = Board(console, plan, resolver)
+    board.observe(step.fingerprint, "running", "")
+    resolved = resolver.key_and_recipe(step)
+    assert resolved is not None
+    progress = {"done": 3, "total": 8, "metrics": {"loss": 0.5}}
+    path = store.progress_path(step.name, resolved[0])
+    store.objects.replace(path, json.dumps(progress).encode())
+    console.print(board.renderable())
+    show_plan(console, plan, prices=Prices({step.fingerprint: Price(Hardware(), 3.0, 1e9, 1e6)}))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "loss 0.5" in shown
+    assert "never run" in shown
+    assert max(map(len, shown.splitlines())) <= 40

@@ -22,7 +22,8 @@ from pipeline.running.session import RunFailed
 from pipeline.show.made import Made
 from pipeline.show.report import render, story_of_runs
 from pipeline.show.report.page import markdown
-from pipeline.show.views import Note, views_of
+from pipeline.show.report.story import ReportedStep, Story
+from pipeline.show.views import Note, Text, Texts, views_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 from pipeline.text import clean
@@ -261,3 +262,12 @@ def test_markdown_is_rendered_without_html_links_and_images() -> None:
 def test_a_very_long_text_is_cut_and_says_so() -> None:
     assert clean("x" * 100_000).endswith("… (100,000 characters)")
     assert len(clean("x" * 100_000)) < 7000
+
+
+def test_a_page_with_very_many_samples_says_how_many_it_leaves_out() -> None:
+    rows = [Text(f"r{i}", f"question {i}", "answer") for i in range(10_000)]
+    step = ReportedStep("id", "evaluate", "done", views=[Texts("Questions", rows)])
+    page = render(Story("title", "store", (), [step], {}, {}))
+    assert "leaves out 9,500 further samples" in page
+    assert "question 499" in page
+    assert "question 500<" not in page

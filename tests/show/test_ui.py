@@ -1,7 +1,9 @@
 """``temper ui`` as a reader meets it, and as others on and off the machine do."""
 
 import http.client
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -115,6 +117,20 @@ def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) 
         seen.page.get_by_role("link", name="All runs").click()
         seen.page.locator("h1", has_text="Runs").wait_for(timeout=SECONDS)
         assert seen.said == []
+
+
+def test_a_page_says_when_its_store_is_lost(browser: Any, finished: Store, tmp_path: Path) -> None:
+    copied = shutil.copytree(finished.root, tmp_path / "store", symlinks=True)
+    store = Store(str(copied))
+    (name,) = names_of_runs(store)
+    path = copied / "runs" / f"{name}.json"
+    changed = {"outcome": "running", "experiment": "my_experiment"}
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+    with serving(store) as server, opened(browser, server.url + name) as seen:
+        assert seen.page.locator("h1").inner_text().startswith("my_experiment, ")
+        shutil.rmtree(copied)
+        seen.page.locator("#live", has_text="deleted or moved meanwhile").wait_for(timeout=SECONDS)
+        assert asked(server, f"/{server.secret}/").status == 500
 
 
 def test_a_port_that_is_taken_is_refused_in_one_sentence(finished: Store) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import blake3
 import fresh_processes
 import pytest
-from hostile_steps import count, end, fetch, look_around, start_program, write
+from hostile_steps import count, end, fetch, look_around, lose, start_program, write
 from places import SUPPORT
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -837,6 +837,14 @@ def test_a_step_that_ends_itself_has_failed_and_is_not_tried_again(
 
 
 @pytest.mark.real_workers
+def test_a_store_that_is_lost_during_a_run_is_no_store_that_keeps_what_is_done(
+    tmp_path: Path,
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    with pytest.raises(TemperError, match=r"store was deleted or moved meanwhile; move it back"):
+        run([lose(str(tmp_path / "store"))], store, console=Console(file=io.StringIO()))
+
+
 def test_programs_that_a_step_starts_take_signals_as_ever(tmp_path: Path) -> None:
     (made,) = make(Store(str(tmp_path / "store")), start_program())
     assert made.metrics == {"status": -15}

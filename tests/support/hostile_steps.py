@@ -1,6 +1,7 @@
 """Steps for tests of stores that lie, of secrets and of steps that end in odd ways."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,14 @@ def end(out: Output, journal: str, how: str) -> dict:
             script = f"read go; kill -TERM {os.getpid()}; sleep 600"
             subprocess.run(["sh", "-c", script], input=b"go\n", check=True)
     time.sleep(600)
+    return {}
+
+
+@step(version="1")
+def lose(out: Output, store: str) -> dict:
+    """Deletes the store in which it runs."""
+    shutil.rmtree(store)
+    (out.path / "a.txt").write_text("made")
     return {}
 
 

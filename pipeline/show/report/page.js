@@ -294,6 +294,10 @@ const refreshed = async (tag) => {
     status.textContent = "not connected";
     return tag;
   }
+  if (answer.status >= 400) {
+    status.textContent = `not up to date: ${await answer.text()}`;
+    return tag;
+  }
   status.textContent = "live";
   const busy = document.activeElement?.closest?.("main, header") && document.activeElement.matches("input, button");
   if (answer.status !== 200 || busy) return tag;

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.plan import variants
 from pipeline.redaction import shown
 from pipeline.show.made import Made
+from pipeline.show.report.wording import when
 from pipeline.show.terminal import progress_of
 from pipeline.show.views import View, unfinished_views, views_of
 from pipeline.store.activity import leases
@@ -130,8 +131,7 @@ def story_of_runs(runs: Sequence["Run"], catalog: Catalog, look: Look | None = b
             if before is None or before.state == "cached":  # prefer the run that made it
                 steps[reported.id] = reported
         roots[run.name] = {name: ids[f] for name, f in run.roots.items() if f in ids}
-    title = " and ".join(dict.fromkeys(_script(run) for run in runs))
-    return _story(title, runs, steps, _named_apart(roots), catalog, look)
+    return _story(_title(runs), runs, steps, _named_apart(roots), catalog, look)
 
 
 def story_of_artifacts(
@@ -281,9 +281,10 @@ def _named_apart(roots: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-def _script(run: "Run") -> str:
-    scripts = [argument for argument in run.command if argument.endswith(".py")]
-    return scripts[0].rpartition("/")[2].removesuffix(".py") if scripts else run.name
+def _title(runs: Sequence["Run"]) -> str:
+    """The experiments, and when the newest run began."""
+    experiments = " and ".join(dict.fromkeys(run.experiment for run in runs))
+    return f"{experiments}, {when(runs[-1].name)} UTC"
 
 
 def steps_with(

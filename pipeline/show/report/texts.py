@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import islice
 
 from markupsafe import Markup, escape
 
@@ -12,7 +13,9 @@ from pipeline.show.views import Text, Texts
 from pipeline.text import clean
 
 MOST_SAMPLES = 8
-"""The page shows so many at first, and the rest on a click."""
+"""The page shows so many at first, and others on a click."""
+MOST_KEPT = 500
+"""The page holds no more samples of one title: a browser takes long to open a page with many."""
 MOST_WORDS = 600
 """Longer texts are not searched for differences."""
 _LEAST_ALIKE = 0.25
@@ -40,8 +43,18 @@ class Sample:
     answers: Sequence[Answer]
 
 
-def samples(story: Story) -> Iterator[tuple[str, Sequence[Sample], Sequence[Sample]]]:
-    """For each title: the first samples, and the rest. A sample has all answers to one prompt."""
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a title: the first ones, others, and the number that the page leaves out."""
+
+    title: str
+    first: Sequence[Sample]
+    more: Sequence[Sample]
+    left_out: int
+
+
+def samples(story: Story) -> Iterator[Samples]:
+    """The samples of each title. A sample has all answers to one prompt."""
     groups: dict[str, dict[tuple[str, str], list[tuple[str, Text]]]] = {}
     for reported, view in steps_with(story.steps, Texts):
         for text in view.rows:
@@ -49,8 +62,10 @@ def samples(story: Story) -> Iterator[tuple[str, Sequence[Sample], Sequence[Samp
             by = ", ".join(filter(None, (reported.label, text.by))) or reported.step
             rows.setdefault((text.row, text.prompt), []).append((by, text))
     for title, rows in groups.items():
-        found = [Sample(row, prompt, _answers(of)) for (row, prompt), of in rows.items()]
-        yield title, found[:MOST_SAMPLES], found[MOST_SAMPLES:]
+        kept = islice(rows.items(), MOST_KEPT)
+        found = [Sample(row, prompt, _answers(of)) for (row, prompt), of in kept]
+        left_out = len(rows) - len(found)
+        yield Samples(title, found[:MOST_SAMPLES], found[MOST_SAMPLES:], left_out)
 
 
 def _answers(answers: Sequence[tuple[str, Text]]) -> list[Answer]:

@@ -1,0 +1,151 @@
+"""``temper serve`` while it answers: clients that leave, answers that fail, and its own end.
+
+No test depends on speed: an answer to "go on" ends only if the server notices that nobody reads it.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from held_speaker import FAIL, GO_ON, HeldSpeaker
+from openai import APIConnectionError, APIError, InternalServerError, OpenAI
+from places import REPOSITORY, SUPPORT_PATH
+from test_serving_http import free_port
+from waiting import HANGS_SECONDS, wait_until
+
+from steps.serving.openai_app import LARGEST_BODY, app_of
+from steps.serving.replies import Speaker
+
+_PROGRAM = """
+import sys
+import typer
+import steps.serving.replies
+from held_speaker import HeldSpeaker
+from steps.serving.serve import serve
+steps.serving.replies.Speaker = HeldSpeaker
+typer.run(serve)
+"""
+
+
+@contextmanager
+def client_at(port: int) -> Iterator[OpenAI]:
+    url = f"http://127.0.0.1:{port}/v1"
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANGS_SECONDS) as client:
+        yield client
+
+
+@contextmanager
+def serving(speaker: HeldSpeaker) -> Iterator[OpenAI]:
+    config = uvicorn.Config(app_of(cast(Speaker, speaker), "model"), log_level="critical")
+    server = uvicorn.Server(config)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
+        thread.start()
+        try:
+            with client_at(taken.getsockname()[1]) as client:
+                yield client
+        finally:
+            server.force_exit = server.should_exit = True
+            thread.join()
+
+
+def ask(client: OpenAI, question: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": question}]
+    return client.chat.completions.create(model="model", messages=messages, **fields)  # type: ignore[arg-type]
+
+
+def begun(client: OpenAI) -> Any:
+    """A stream of which a piece has come."""
+    stream = ask(client, GO_ON, stream=True)
+    assert next(iter(stream)).choices[0].delta.content == GO_ON
+    return stream
+
+
+def raw(client: OpenAI, stream: str) -> HTTPConnection:
+    """A connection on which somebody asks, and has not read the answer."""
+    connection = HTTPConnection("127.0.0.1", client.base_url.port)
+    body = f'{{"model": "model", "prompt": "{GO_ON}", "stream": {stream}}}'
+    connection.request("POST", "/v1/completions", body)
+    return connection
+
+
+def test_an_answer_ends_when_its_client_leaves() -> None:
+    with serving(HeldSpeaker()) as client:
+        begun(client).close()
+        assert ask(client, "next").choices[0].message.content == "next"
+        raw(client, "false").close()
+        assert ask(client, "next").choices[0].message.content == "next"
+
+
+def test_clients_that_leave_while_they_wait_for_their_turn_keep_nobody_waiting() -> None:
+    speaker = HeldSpeaker()
+    with serving(speaker) as client:
+        first = begun(client)
+        waiting = [raw(client, "false"), raw(client, "true")]
+        wait_until(lambda: len(speaker.read) == 3, "all have asked")
+        for connection in waiting:
+            connection.close()
+        assert client.models.list()  # others are answered meanwhile
+        first.close()
+        assert ask(client, "next").choices[0].message.content == "next"
+
+
+def test_an_answer_that_fails_says_so_and_the_next_is_answered() -> None:
+    with serving(HeldSpeaker()) as client:
+        with pytest.raises(InternalServerError, match="RuntimeError: the model is broken"):
+            ask(client, FAIL)
+        stream = iter(ask(client, FAIL, stream=True))
+        assert next(stream).choices[0].delta.content == FAIL
+        with pytest.raises(APIError, match="the answer failed: the model is broken"):
+            next(stream)
+        assert ask(client, "next").choices[0].message.content == "next"
+
+
+def test_a_body_that_is_much_too_large_is_refused_in_words() -> None:
+    """And not by a connection that closes while the client writes."""
+    with serving(HeldSpeaker()) as client, pytest.raises(APIError, match="more than 8388608 bytes"):
+        ask(client, "1 " * LARGEST_BODY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_server_ends_with_answers_under_way_and_lets_nobody_take_them_for_whole(
+    number: signal.Signals, chat_model: Path, tmp_path: Path
+) -> None:
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-c", _PROGRAM, str(chat_model), "--port", str(port)]
+    path = os.pathsep.join([str(REPOSITORY), SUPPORT_PATH])
+    with open(log, "w") as said:
+        process = subprocess.Popen(
+            [*command, "--through", "transformers"], stdout=subprocess.PIPE, stderr=said,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with client_at(port) as client:
+            stream = begun(client)
+            with closing(raw(client, "false")) as waiting:
+                assert client.models.list()
+                process.send_signal(number)
+                with pytest.raises(APIConnectionError):
+                    list(stream)
+                answer = waiting.getresponse()
+                assert (answer.status, b"the server ends" in answer.read()) == (503, True)
+        assert process.wait(HANGS_SECONDS) == 128 + number
+        assert "Traceback" not in log.read_text()
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,50 @@
+"""A speaker without a model, whose answers go on until nobody reads them."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from steps.data.rows.rows import Message
+from steps.serving.replies import Drawing, Enough, OnPiece, Written
+
+GO_ON, FAIL = "go on", "fail"
+"""Questions: the answer to one has no end, the answer to the other fails after a piece."""
+
+
+class HeldSpeaker:
+    """Answers any other question with the question.
+
+    Attributes:
+        read, begun: the questions that it has read, and that it has begun to answer.
+    """
+
+    has_template = True
+
+    def __init__(self, *_: Any) -> None:
+        self.read: list[str] = []
+        self.begun: list[str] = []
+
+    def prompt_of(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokens_of(messages[-1]["content"])
+
+    def tokens_of(self, text: str) -> list[int]:
+        self.read.append(text)
+        return list(text.encode())
+
+    def room_after(self, ids: Sequence[int]) -> int:
+        return 2**31
+
+    def write(
+        self, ids: Sequence[int], drawing: Drawing, on_piece: OnPiece, continues: bool = False
+    ) -> Written:
+        question = bytes(ids).decode()
+        self.begun.append(question)
+        with suppress(Enough):
+            on_piece(question)
+            while question == GO_ON:
+                time.sleep(0.01)
+                on_piece("")
+            if question == FAIL:
+                raise RuntimeError("the model is broken")
+        return Written(question, 1, True)
