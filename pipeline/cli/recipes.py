@@ -34,6 +34,7 @@ _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _OPTIONS = ("--data", "--model")
+_SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
@@ -118,6 +119,8 @@ def run_recipe(words: Sequence[str]) -> None:
     if asked.recipe.endswith((".yaml", ".yml")):
         asked, settings = _from_file(asked)
     recipe = find_recipe(asked.recipe)
+    for name, value in _replaced(asked.others).items():
+        print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
     arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
     of_data = ("data=", "data.", "--help", "-h")
     if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
@@ -127,6 +130,15 @@ def run_recipe(words: Sequence[str]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
     runpy.run_path(str(recipe.file), run_name="__main__")
+
+
+def _replaced(arguments: Sequence[str]) -> dict[str, str]:
+    """The settings that are given more than once with different values; their last values."""
+    given: dict[str, list[str]] = {}
+    for name, equals, value in (argument.partition("=") for argument in arguments):
+        if equals and not name.startswith("-"):
+            given.setdefault(name, []).append(value)
+    return {name: values[-1] for name, values in given.items() if len({*values}) > 1}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -239,9 +251,14 @@ def _asked(words: Sequence[str]) -> Asked:
         word = waiting.pop(0)
         option, has_value, value = word.partition("=")
         if option not in _OPTIONS:
-            others.append(word)
+            if option in _SHORT:
+                raise TemperError(f"unknown option {option}; did you mean {_SHORT[option]}?")
             if option.startswith("-") and (similar := did_you_mean(option, _OPTIONS, 0.8)):
                 raise TemperError(f"unknown option {option}{similar}")
+            is_bare = "=" not in word and not "".join(others[-1:]).startswith("-")
+            if others and is_bare and (option := _option_for(word)) and option[2:] not in named:
+                raise TemperError(f"{word} is no setting; did you mean {option} {word}?")
+            others.append(word)
             continue
         if not (value if has_value else waiting):
             raise TemperError(f"{option} needs a value")
@@ -251,6 +268,14 @@ def _asked(words: Sequence[str]) -> Asked:
     if not others or others[0].startswith("-") or "=" in others[0]:
         raise TemperError("name a recipe or a .yaml file first, as in temper run dpo")
     return Asked(others[0], named.get("data"), named.get("model"), others[1:])
+
+
+def _option_for(word: str) -> str:
+    """The option that a path without one belongs to; empty if it is no path."""
+    path = Path(word)
+    if not path.exists():
+        return ""
+    return "--model" if path.suffix == ".gguf" or (path / "config.json").exists() else "--data"
 
 
 def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
@@ -282,6 +307,8 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
             "`dpo/loss: ipo`"
         )
     settings = {str(name): value for name, value in content.items() if name != "recipe"}
+    if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
+        raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
     for name in found:
         if not isinstance(settings.get(name), str | Mapping | None):
