@@ -11,6 +11,7 @@ A recipe can also be a YAML file. Its entries ``recipe``, ``data`` and ``model``
 
 import difflib
 import json
+import os
 import re
 import runpy
 import sys
@@ -33,10 +34,28 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
 _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+_OF_FILES = tuple(
+    [
+        ".jsonl",
+        ".json",
+        ".txt",
+        ".csv",
+        ".tsv",
+        ".parquet",
+        ".arrow",
+        ".gz",
+        ".zst",
+        ".gguf",
+        ".yaml",
+        ".xlsx",
+    ]
+)
+"""Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
 _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
+_ONE_PATH = "{} takes one path; several files have a folder or a pattern: 'parts/*.jsonl'"
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
 _OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
 
@@ -312,10 +331,7 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
     for name in found:
         if not isinstance(settings.get(name), str | Mapping | None):
-            raise TemperError(
-                f"{file}: {name} takes one path; several files have a folder or a pattern, as in "
-                f"`{name}: 'parts/*.jsonl'`"
-            )
+            raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
@@ -356,13 +372,15 @@ def _chosen(group: str, given: str) -> list[str]:
         repository, _, revision = given.removeprefix("hub:").partition("@")
         hub = [f"{group}.hub={repository}", f"{group}.revision={revision or 'main'}"]
         return [*_OF_HUB[group], *hub]
+    if "," in given and not Path(given).exists() and all(map(os.path.exists, given.split(","))):
+        raise TemperError(f"--{group} {given}: {_ONE_PATH.format(group)}")
     return [_OF_PATH[group], f"{group}.path={_typed(given)}"]
 
 
 def _is_of_hub(given: str) -> bool:
     """Whether it is ``OWNER/NAME`` or ``OWNER/NAME@REVISION`` of the Hub, and not a local path."""
     name = given.removeprefix("hub:")
-    is_file = Path(name).suffix in (".jsonl", ".json", ".gguf", ".parquet", ".gz", ".zst", ".arrow")
+    is_file = Path(name).suffix.lower() in _OF_FILES
     return bool(_HUB.fullmatch(name)) and not Path(name).parent.exists() and not is_file
 
 

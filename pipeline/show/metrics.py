@@ -33,8 +33,8 @@ def comparable_metrics(manifests: Iterable[Manifest]) -> list[str]:
 
 
 def metric_text(value: Any) -> str:
-    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value; the parts
-    of a group or a list one after the other."""
+    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value; of a
+    group or a list, its parts."""
     if is_interval(value):
         return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
     if value is None:

@@ -96,6 +96,11 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
     if name.startswith(("/", "./", "../", "~")):
         raise TemperError(f"there is no folder {name}")
     if Path(name).is_file():
+        if Path(name).match(GGUF):
+            raise TemperError(
+                f"{name} is a GGUF file; run it with llama.cpp or Ollama, or name the folder from "
+                "which it was made"
+            )
         raise TemperError(f"{name} is a file; name a model's folder, or a result of a run")
     catalog = Catalog(Store(store))
     try:
