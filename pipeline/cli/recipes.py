@@ -34,21 +34,19 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
 _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
-_OF_FILES = tuple(
-    [
-        ".jsonl",
-        ".json",
-        ".txt",
-        ".csv",
-        ".tsv",
-        ".parquet",
-        ".arrow",
-        ".gz",
-        ".zst",
-        ".gguf",
-        ".yaml",
-        ".xlsx",
-    ]
+_OF_FILES = (
+    ".jsonl",
+    ".json",
+    ".txt",
+    ".csv",
+    ".tsv",
+    ".parquet",
+    ".arrow",
+    ".gz",
+    ".zst",
+    ".gguf",
+    ".yaml",
+    ".xlsx",
 )
 """Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
