@@ -35,19 +35,8 @@ _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _OF_FILES = (
-    ".jsonl",
-    ".json",
-    ".txt",
-    ".csv",
-    ".tsv",
-    ".parquet",
-    ".arrow",
-    ".gz",
-    ".zst",
-    ".gguf",
-    ".yaml",
-    ".xlsx",
-)
+    ".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".gguf",
+)  # fmt: skip
 """Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
 _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}

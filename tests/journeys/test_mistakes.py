@@ -595,8 +595,6 @@ def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:
 SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
     (["list", "--store", "gs:/bucket/path"], ["an address has two slashes, as in gs://BUCKET"]),
-    (["chat", "model.gguf", "--prompt", "q"], ["run it with llama.cpp or Ollama"]),
-    (["chat", "docs"], ["standard input has no prompt"]),
     (["run", "dpo", "--data", "a.jsonl", "--data", "b.jsonl"], ["--data stands there twice"]),
     (["run", "dpo", "--dat", "a.jsonl"], ["unknown option --dat; did you mean --data?"]),
     (["run", "dpo", "--data="], ["--data needs a value"]),
@@ -614,7 +612,6 @@ def test_a_mistake_in_the_shell(
     typed: list[str], remedies: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.gguf").touch()
     failed = CliRunner().invoke(app, typed)
     assert failed.exit_code != 0
     assert failed.exception is not None
