@@ -28,6 +28,10 @@ class Config(OneBeta):
 
     betas: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.5])
 
+    def __post_init__(self) -> None:
+        if not self.betas or len({*self.betas}) < len(self.betas):
+            raise ValueError(f"betas must be different numbers, as in [0.05,0.1]; got {self.betas}")
+
 
 def dpo_beta_sweep(cfg: Config) -> dict[str, Step]:
     """The evaluation before DPO, one evaluation after DPO for each beta, and a report of them."""

@@ -11,6 +11,7 @@ A recipe can also be a YAML file. Its entries ``recipe``, ``data`` and ``model``
 
 import difflib
 import json
+import os
 import re
 import runpy
 import sys
@@ -33,9 +34,15 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
 _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+_OF_FILES = (
+    ".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".gguf",
+)  # fmt: skip
+"""Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
+_SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
+_ONE_PATH = "{} takes one path; several files have a folder or a pattern: 'parts/*.jsonl'"
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
 _OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
 
@@ -118,6 +125,8 @@ def run_recipe(words: Sequence[str]) -> None:
     if asked.recipe.endswith((".yaml", ".yml")):
         asked, settings = _from_file(asked)
     recipe = find_recipe(asked.recipe)
+    for name, value in _replaced(asked.others).items():
+        print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
     arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
     of_data = ("data=", "data.", "--help", "-h")
     if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
@@ -127,6 +136,15 @@ def run_recipe(words: Sequence[str]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
     runpy.run_path(str(recipe.file), run_name="__main__")
+
+
+def _replaced(arguments: Sequence[str]) -> dict[str, str]:
+    """The settings that are given more than once with different values; their last values."""
+    given: dict[str, list[str]] = {}
+    for name, equals, value in (argument.partition("=") for argument in arguments):
+        if equals and not name.startswith("-"):
+            given.setdefault(name, []).append(value)
+    return {name: values[-1] for name, values in given.items() if len({*values}) > 1}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -239,9 +257,14 @@ def _asked(words: Sequence[str]) -> Asked:
         word = waiting.pop(0)
         option, has_value, value = word.partition("=")
         if option not in _OPTIONS:
-            others.append(word)
+            if option in _SHORT:
+                raise TemperError(f"unknown option {option}; did you mean {_SHORT[option]}?")
             if option.startswith("-") and (similar := did_you_mean(option, _OPTIONS, 0.8)):
                 raise TemperError(f"unknown option {option}{similar}")
+            is_bare = "=" not in word and not "".join(others[-1:]).startswith("-")
+            if others and is_bare and (option := _option_for(word)) and option[2:] not in named:
+                raise TemperError(f"{word} is no setting; did you mean {option} {word}?")
+            others.append(word)
             continue
         if not (value if has_value else waiting):
             raise TemperError(f"{option} needs a value")
@@ -251,6 +274,14 @@ def _asked(words: Sequence[str]) -> Asked:
     if not others or others[0].startswith("-") or "=" in others[0]:
         raise TemperError("name a recipe or a .yaml file first, as in temper run dpo")
     return Asked(others[0], named.get("data"), named.get("model"), others[1:])
+
+
+def _option_for(word: str) -> str:
+    """The option that a path without one belongs to; empty if it is no path."""
+    path = Path(word)
+    if not path.exists():
+        return ""
+    return "--model" if path.suffix == ".gguf" or (path / "config.json").exists() else "--data"
 
 
 def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
@@ -282,13 +313,12 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
             "`dpo/loss: ipo`"
         )
     settings = {str(name): value for name, value in content.items() if name != "recipe"}
+    if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
+        raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
     for name in found:
         if not isinstance(settings.get(name), str | Mapping | None):
-            raise TemperError(
-                f"{file}: {name} takes one path; several files have a folder or a pattern, as in "
-                f"`{name}: 'parts/*.jsonl'`"
-            )
+            raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
@@ -329,13 +359,15 @@ def _chosen(group: str, given: str) -> list[str]:
         repository, _, revision = given.removeprefix("hub:").partition("@")
         hub = [f"{group}.hub={repository}", f"{group}.revision={revision or 'main'}"]
         return [*_OF_HUB[group], *hub]
+    if "," in given and not Path(given).exists() and all(map(os.path.exists, given.split(","))):
+        raise TemperError(f"--{group} {given}: {_ONE_PATH.format(group)}")
     return [_OF_PATH[group], f"{group}.path={_typed(given)}"]
 
 
 def _is_of_hub(given: str) -> bool:
     """Whether it is ``OWNER/NAME`` or ``OWNER/NAME@REVISION`` of the Hub, and not a local path."""
     name = given.removeprefix("hub:")
-    is_file = Path(name).suffix in (".jsonl", ".json", ".gguf", ".parquet", ".gz", ".zst", ".arrow")
+    is_file = Path(name).suffix.lower() in _OF_FILES
     return bool(_HUB.fullmatch(name)) and not Path(name).parent.exists() and not is_file
 
 

@@ -26,7 +26,7 @@ from pipeline.configs.groups import Choices
 from pipeline.configs.shipped import CONF
 from pipeline.errors import TemperError
 from pipeline.redaction import shown
-from pipeline.text import visible
+from pipeline.text import did_you_mean, visible
 
 _COLUMN = 44
 _NARROWEST, _WIDEST = 72, 120
@@ -65,7 +65,11 @@ def show_help(experiment: Experiment, about: str) -> None:
     """
     lines = list(_about(experiment, about) if about else _page(experiment))
     if not lines:
-        raise TemperError(f"--help {about}: no setting has this path, and none has this word")
+        paths = [group.path for group in explained(experiment.config) if group.path]
+        meant = did_you_mean(about.replace("/", "."), paths, 0.8)
+        raise TemperError(
+            f"--help {about}: no setting has this path, and none has this word{meant}"
+        )
     _print([visible(shown(line)) for line in lines])
 
 

@@ -119,7 +119,9 @@ class Known:
         chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
             return options
-        found = self._by_last_part(prefix, meant) or self._by_last_part("", meant)
+        above = prefix.partition(".")[0]
+        places = (self._by_last_part(place, meant) for place in (prefix, above, ""))
+        found = next(filter(None, places), [])
         if found:
             return [f"{name}={typed}" if typed else name for name in found]
         if chosen:

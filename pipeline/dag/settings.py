@@ -13,6 +13,8 @@ def leaves(data: Json, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every scalar of a recipe, with its path in the author's notation: ``config.beta``."""
     if isinstance(data, dict) and "$enum" in data:
         yield path, str(data["$enum"]).rpartition(".")[2]
+    elif isinstance(data, dict) and "$float" in data:
+        yield path, str(data["$float"])
     elif isinstance(data, dict) and data:
         for name, item in data.items():
             if name == "$type":

@@ -1,5 +1,6 @@
 """Explains why a step is not cached: how it differs from the nearest artifact that it made."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from pipeline.text import cut
 
 _LONGEST_VALUE = 40
 _MOST_CHANGES = 4
+_DIGEST = re.compile("[0-9a-f]{32,}")
 _MOST_UNITS = 2
 _MOST_FIELDS = 3
 _TYPE = " type"
@@ -251,7 +253,11 @@ def _whole(leaves: Mapping[str, Any], place: str, other: Mapping[str, Any]) -> s
         value = leaves[place]
         return "null" if value is None else _short(value)
     own = (_fields(leaves, place) or {}).items()
-    fields = [f"{n}={_short(v)}" for n, v in own if n not in other or differ(other[n], v)]
+    fields = [
+        f"{name}={_short(value)}"
+        for name, value in own
+        if not name.endswith(_TYPE) and (name not in other or differ(other[name], value))
+    ]
     fields[_MOST_FIELDS:] = ["…"] if len(fields) > _MOST_FIELDS else []
     return f"{leaves[f'{place}{_TYPE}']}({', '.join(fields)})"
 
@@ -263,7 +269,7 @@ def _code_phrases(manifest: Manifest, code: Mapping[str, str], new: Mapping[str,
         version = manifest.made_by["version"]
         hint = f"; `temper accept {manifest.step}` if that makes no difference"
         return [f"made by version {version!r}, before its code was an input{hint}"]
-    return code_changes(manifest.code, code) or ["code changed"]
+    return code_changes(manifest.code, code) or ["it calls other code"]
 
 
 def _phrase(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -303,4 +309,6 @@ def _below(path: str, name: str) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, str) and _DIGEST.fullmatch(value):
+        value = f"{value[:8]}…"
     return cut(repr(value), _LONGEST_VALUE)

@@ -33,11 +33,16 @@ def comparable_metrics(manifests: Iterable[Manifest]) -> list[str]:
 
 
 def metric_text(value: Any) -> str:
-    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value."""
+    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value; of a
+    group or a list, its parts."""
     if is_interval(value):
         return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
     if value is None:
         return NO_VALUE
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {metric_text(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(metric_text, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

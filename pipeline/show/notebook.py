@@ -16,7 +16,7 @@ from pipeline.show.report import figures
 from pipeline.show.report.wording import markdown
 from pipeline.show.views import Curves, Histogram, Note, Table, Texts, View, views_of
 from pipeline.store.kinds import known_kind
-from pipeline.text import clean, clock
+from pipeline.text import clean, clock, counted
 
 MOST_ROWS = 8
 """The most rows of a table or of samples; :meth:`Made.load` has all."""
@@ -33,7 +33,8 @@ _PLOT = Markup(
 
 def drawn(made: Made) -> str:
     size, took = decimal(made.manifest.size), clock(made.seconds)
-    note = f"{len(made.files)} files, {size}, made in {took}; load() and path have its files"
+    files = counted(len(made.files), "file")
+    note = f"{files}, {size}, made in {took}; load() and path have its files"
     names = comparable_metrics([made.manifest])
     metrics = [(name, metric_text(made.metrics[name])) for name in names]
     parts = [named_table(made.name, note, ("metric", "value"), metrics)]

@@ -18,6 +18,7 @@ first attempt and returns ``False``. Where that matters, the content identifies 
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -29,8 +30,11 @@ from typing import Any
 import fsspec
 
 from pipeline.errors import TemperError
+from pipeline.extras import require_installed
 from pipeline.store.stored import is_file
 
+_ONE_SLASH = re.compile(r"([a-z][a-z0-9]+:)/(?!/)")
+"""The beginning of a URL that lacks a slash, and would be the name of a folder."""
 S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
 # gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
@@ -86,9 +90,16 @@ def open_objects(url: str) -> tuple["Objects", str]:
         raise TemperError(f"store={url!r}: give a path or URL as text, as in store='store'")
     if not url:
         raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
+    if (scheme := _ONE_SLASH.match(url)) and not Path(scheme[1]).exists():
+        raise TemperError(
+            f"store {url!r} is neither a path nor a URL: an address has two slashes, as in "
+            f"gs://BUCKET/PATH or s3://BUCKET/PATH; a folder of that name is ./{url}"
+        )
     try:
         fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
+        if url.startswith("s3://"):
+            require_installed(["s3fs"], f"the store {url}")
         raise TemperError(
             f"store {url!r} is not a path or URL that can be opened: {error}; name a folder, or a "
             "bucket as in gs://BUCKET/PATH or s3://BUCKET/PATH"

@@ -86,6 +86,8 @@ def _name_of_rules(described: Mapping[str, Any]) -> str:
     if model["type"] != "BPE" or model.get("byte_fallback") or model.get("unk_token"):
         kind = "BPE with byte fallback" if model.get("byte_fallback") else model["type"]
         raise ValueError(f"a tokenizer of kind {kind} is not written as GGUF: only byte-level BPE")
+    if not model["merges"]:  # GGUF has no empty lists, and llama.cpp reads no BPE without merges
+        raise ValueError("a tokenizer without merges is not written as GGUF: nothing reads it")
     if normalizer is not None and normalizer["type"] != "NFC":
         raise ValueError(f"a tokenizer that normalises text ({normalizer['type']}) is not written "
                          "as GGUF: llama.cpp would not")  # fmt: skip

@@ -128,10 +128,13 @@ def _prompt(given: str | None) -> str | None:
     """The single prompt to answer; ``None`` for a conversation on a terminal.
 
     Raises:
-        TemperError: it is no text in UTF-8.
+        TemperError: there is none, or it is no text in UTF-8.
     """
     if given == "-" or (given is None and not sys.stdin.isatty()):
-        given = sys.stdin.read().removesuffix("\n")
+        read = sys.stdin.read().removesuffix("\n")
+        if not read.strip():
+            raise TemperError("standard input has no prompt; write one there, or after --prompt")
+        given = read
     if given and re.search(r"[\ud800-\udfff]", given):  # Python reads other bytes as these
         raise TemperError("the prompt is no text in UTF-8; convert it, as with iconv")
     return given

@@ -93,10 +93,15 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
     if Path(name).is_dir():
         yield NamedModel(name, _model_within(name, Path(name), forms))
         return
+    if Path(name).is_file():
+        if Path(name).match(GGUF):
+            raise TemperError(
+                f"{name} is a GGUF file; run it with llama.cpp or Ollama, or name the folder from "
+                "which it was made"
+            )
+        raise TemperError(f"{name} is a file; name a model's folder, or a result of a run")
     if name.startswith(("/", "./", "../", "~")):
         raise TemperError(f"there is no folder {name}")
-    if Path(name).is_file():
-        raise TemperError(f"{name} is a file; name a model's folder, or a result of a run")
     catalog = Catalog(Store(store))
     try:
         manifest = find(catalog, name)

@@ -293,6 +293,29 @@ def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
     assert "run this in the folder of its project" in refusal(lab, "accept", "train")
 
 
+def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(lab: Lab) -> None:
+    """What is one function in the key of a step is another one in the key of another step."""
+    base = {"encoding": 2, "arguments": {}}
+    commit(
+        lab,
+        base | {"step": "one"},
+        step="one",
+        code={"a:f": "0" * 32},
+        metrics={"last": {"loss": 0.5}},
+    )
+    commit(
+        lab,
+        base | {"step": "two"},
+        step="two",
+        code={"a:f": "1" * 32},
+        metrics={"last": {"loss": 2}},
+    )
+    shown = temper(lab, "diff", "one", "two")
+    assert "a:f" not in shown
+    assert "loss 0.5" in shown
+    assert "{" not in shown
+
+
 def test_two_artifacts_are_told_apart(lab: Lab) -> None:
     lab.run(product=lab.product())
     old = newest(lab, "multiply")

@@ -130,11 +130,20 @@ def test_all_recipes_are_listed_with_a_sentence() -> None:
         (["run", "my.yaml"], "there is no file my.yaml; temper recipes copy dpo my.yaml"),
         (["run", "arithmetic", "--data", "x"], "makes its own data; leave out --data"),
         (["run", "sft"], "data.path"),
+        (["run", "dpo", "-d", "pairs.jsonl"], "unknown option -d; did you mean --data?"),
+        (["run", "dpo", "--data", "no/rows.csv"], "no/rows.csv does not exist"),
+        (["run", "dpo", "--data", "r1.csv,r2.csv"], "data takes one path; several files have a"),
+        (["run", "dpo", "--help", "dpo.optimiser"], "did you mean dpo.optimizer?"),
+        (["run", "betas", "betas=[]"], "betas must be different numbers, as in [0.05,0.1]"),
+        (["run", "betas", "betas=[1,1]"], "betas must be different numbers, as in [0.05,0.1]"),
+        (["run", "dpo", "."], ". is no setting; did you mean --data .?"),
         (["run", "dpo", "--data", "no.jsonl", "--model", "a model"], "no.jsonl does not exist"),
         (["recipes", "copy", "dpo", "my rows.jsonl"], "name a file that ends in .yaml or .py"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
+    for name in ("r1.csv", "r2.csv"):
+        Path(name).touch()
     assert error in temper(*words).error
 
 
@@ -149,6 +158,11 @@ def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
         ("recipe: dpo\ndpo: &a {dpo: *a}", "r.yaml: a group contains itself"),
         ("recipe: dpo\ndefaults: [dpo]", "r.yaml takes no defaults list; name a choice"),
         ("recipe: dpo\nscale: 2024-01-01", "scale=2024-01-01"),
+        ("recipe: dpo\ndata:", "r.yaml: data has no value; write a path, or delete the line"),
+        (
+            "recipe: dpo\ndpo: {optimiser: {learning_rate: 1.0}}",
+            "did you mean dpo.optimizer.learning_rate=1.0?",
+        ),
         ("recipe: dpo\nmodel: {path: no/a/model}", "no/a/model does not exist"),
         ("recipe: dpo\nbeta: 0.1", "unknown config key 'beta'; did you mean dpo.loss.beta=0.1?"),
     ],
@@ -156,6 +170,11 @@ def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
 def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
     Path("r.yaml").write_text(content)
     assert error in temper("run", "r.yaml").error
+
+
+def test_a_setting_that_is_typed_twice_is_noted() -> None:
+    shown = temper("run", "dpo", "dpo.loss.beta=0.1", "dpo.loss.beta=0.2", "--plan").out
+    assert "note: dpo.loss.beta stands there twice; 0.2, the last, counts" in shown
 
 
 def test_a_typed_path_replaces_the_file_s() -> None:

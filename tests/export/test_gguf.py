@@ -197,6 +197,7 @@ def test_a_model_that_the_file_cannot_hold_is_refused_by_name(
         ({"model": {"byte_fallback": True}}, "BPE with byte fallback"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "no name that is known here"),
         ({"model": {"ignore_merges": True}}, "no name that is known here"),
+        ({"model": {"merges": []}}, "a tokenizer without merges"),
         ({"normalizer": {"type": "Lowercase"}}, "normalises text"),
     ],
 )

@@ -3,6 +3,7 @@ pages and the reference say of names agrees with the code."""
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_every_page_is_in_the_menu_of_the_site_once() -> None:
     assert len(listed) == len(set(listed))
     written_when_built = {"index.md", "changelog.md", "contributing.md", *reference_pages()}
     assert set(listed) == {page.relative_to(DOCS).as_posix() for page in PAGES} | written_when_built
+
+
+def test_every_extra_is_named_on_the_page_of_the_command_line() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = {*project["optional-dependencies"]} - {"dev", "docs"}
+    page = (DOCS / "command_line.md").read_text("utf-8").partition("## Recipes")[0]
+    assert {name for name in re.findall(r"`([\w-]+)`", page) if name in extras} == extras
 
 
 @pytest.mark.parametrize("page", ["from_trl.md", "from_axolotl.md"])

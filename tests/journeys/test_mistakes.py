@@ -101,6 +101,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "list.jsonl").write_text(json.dumps(PAIRS))
+    (folder / "commas.jsonl").write_text("".join(f"{json.dumps(row)},\n" for row in PAIRS))
+    (folder / "indented.jsonl").write_text("\n".join(json.dumps(row, indent=1) for row in PAIRS))
+    (folder / "dicts.jsonl").write_text("".join(f"{row}\n" for row in PAIRS))
+    (folder / "latin-1.jsonl").write_text('{"prompt": "é"}\n', "latin-1")
+    (folder / "latin-1.csv").write_text("prompt,chosen,rejected\n" + "é,è,à\n" * 9, "latin-1")
+    (folder / "tabs.csv").write_text("prompt\tchosen\trejected\n" + "q\tYes, yes.\tNo.\n" * 9)
+    (folder / "headless.csv").write_text(f"{'A question? ' * 9},Yes.,No.\n" * 9)
     (folder / "utf-16.jsonl").write_text((folder / "pairs.jsonl").read_text(), "utf-16")
     (folder / "plain.jsonl.gz").write_bytes((folder / "pairs.jsonl").read_bytes())
     (folder / "packed.jsonl").write_bytes(gzip.compress((folder / "pairs.jsonl").read_bytes()))
@@ -494,6 +501,13 @@ DATA: dict[str, list[str]] = {
     "other.jsonl": ["their fields: bar, baz, foo", "data.format=preference 'data.fields={prompt:"],
     "chats.jsonl": ["they are conversations", "temper run sft"],
     "semicolons.csv": ["parted by ';': write it with commas"],
+    "commas.jsonl": ["its lines end in commas: leave them out"],
+    "indented.jsonl": ["each object takes several lines: write one a line"],
+    "dicts.jsonl": ["these are Python's dicts: write each row with json.dumps"],
+    "latin-1.jsonl": ["save it in UTF-8, as with `iconv"],
+    "latin-1.csv": ["save it in UTF-8, as with `iconv"],
+    "tabs.csv": ["parted by tabs: name it .tsv"],
+    "headless.csv": ["a table's first line must name its columns"],
     "one.jsonl": ["no row is left for test", "change data.test_fraction"],
     "empty.jsonl": ["empty.jsonl has no rows"],
     "broken.jsonl": ["no valid row", "broken JSON: 3"],
@@ -580,6 +594,7 @@ def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:
 
 SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
+    (["list", "--store", "gs:/bucket/path"], ["an address has two slashes, as in gs://BUCKET"]),
     (["run", "dpo", "--data", "a.jsonl", "--data", "b.jsonl"], ["--data stands there twice"]),
     (["run", "dpo", "--dat", "a.jsonl"], ["unknown option --dat; did you mean --data?"]),
     (["run", "dpo", "--data="], ["--data needs a value"]),

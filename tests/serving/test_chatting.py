@@ -54,6 +54,15 @@ def call(*arguments: str, stdin: str = "") -> str:
     return result.stdout
 
 
+def test_no_prompt_and_a_gguf_file_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(TemperError, match="standard input has no prompt"):
+        call(str(tmp_path), stdin=" \n")
+    with pytest.raises(TemperError, match=r"run it with llama\.cpp or Ollama"):
+        call(str(file), "--prompt", PROMPT)
+
+
 def test_the_likeliest_answer_is_what_sampling_in_steps_gives(
     speaker: Speaker, chat_model: Path
 ) -> None:

@@ -31,7 +31,9 @@ def undecided(
     if not found and seen and all(map(_judges_steps, seen)):
         return f"{where}: {_STEPS_JUDGED}"
     cannot = f"{where}: cannot tell the format of its rows"
-    listed = f"their fields: {', '.join(names) or 'none'}"
+    listed = f"their fields: {', '.join(_shortened(name) for name in names) or 'none'}"
+    if not found and any(len(name) > _LONGEST_NAME for name in names):
+        return f"{cannot} ({listed}); a table's first line must name its columns"
     if hint := _hint(names, seen) if pairs else _tree_hint(names):
         return f"{cannot} ({listed}){hint}"
     if (pairs or "unpaired" in wanted) and not found and (rated := _rated(seen)):
@@ -48,6 +50,14 @@ def undecided(
         f"{suggested} (formats: {', '.join(wanted)})"
         + (f"; {unclear}, {_ANEW}" if _UNCLEAR in suggested else "")
     )
+
+
+_LONGEST_NAME = 60
+"""A longer name of a column is a cell of a table without a header."""
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 _ANEW = (

@@ -1,5 +1,7 @@
 """What a file without any valid row probably is, by its first bytes, and what to do with it."""
 
+import json
+
 import fsspec
 
 _SAID = (
@@ -10,6 +12,7 @@ _SAID = (
     (b'{"data":', "it is one object: write the list of its rows alone to a .json file"),
     (b"<", "it is a web page, or XML: download the file itself"),
 )
+_HEAD = 1 << 16
 _ARCHIVES = {".gz": (b"\x1f\x8b", "gzip"), ".zst": (b"\x28\xb5\x2f\xfd", "zstd")}
 
 
@@ -18,10 +21,40 @@ def probably(url: str) -> str:
     is known."""
     filesystem, path = fsspec.url_to_fs(url)
     with filesystem.open(path, "rb") as opened:
-        head = opened.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+        head = opened.read(_HEAD).removeprefix(b"\xef\xbb\xbf").lstrip()
     for suffix, (first, name) in _ARCHIVES.items() if head else ():
         if path.endswith(suffix) != head.startswith(first):
             change = f"leave {suffix} out of" if path.endswith(suffix) else f"add {suffix} to"
             is_one = "no" if path.endswith(suffix) else "a"
             return f"; it is {is_one} {name} file: {change} its name"
-    return next((f"; {said}" for first, said in _SAID if head.startswith(first)), "")
+        if path.endswith(suffix):
+            return ""
+    said = next((said for first, said in _SAID if head.startswith(first)), "") or _by_line(head)
+    return f"; {said}" if said else ""
+
+
+def _by_line(head: bytes) -> str:
+    """What the first line of a text file tells."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        if error.end < len(head):  # else a letter is cut where `head` ends
+            return "save it in UTF-8, as with `iconv -f windows-1252 -t utf-8 FILE > NEW_FILE`"
+    line = head.splitlines()[0].rstrip() if head else b""
+    if line.startswith(b"{'"):
+        return "these are Python's dicts: write each row with json.dumps"
+    if line == b"{":
+        return "each object takes several lines: write one a line, or a list of them as .json"
+    if line.startswith(b"{") and line.endswith(b",") and _is_json(line[:-1]):
+        return "its lines end in commas: leave them out, one object a line"
+    if b"\t" in line and b"," not in line:
+        return "its cells are parted by tabs: name it .tsv"
+    return ""
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
