@@ -43,7 +43,7 @@ from typing import Any, NoReturn, get_type_hints
 
 import hydra
 from hydra import compose, initialize, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -412,13 +412,33 @@ def _store_schema(schema: type, choices: Choices) -> None:
         default = None if node is None else OmegaConf.to_object(node)
         chosen = next((name for name, kind in types.items() if type(default) is kind), None)
         for option, kind in types.items():
-            schema_or_value = default if option == chosen else kind
-            store(group=group, name=option, node=_writable_schema(schema_or_value))
+            _store_option(group, option, default if option == chosen else kind)
         if default is not None:
             OmegaConf.update(config, path, "???", merge=False)
         defaults.append({group: chosen})
     store(name="fields", node=config)
     store(name="schema", node={"defaults": ["fields", *defaults, "_self_"]})
+
+
+class _Option(ConfigNode):
+    """An option of a group, which OmegaConf reads when it is chosen. Most are not, and to read
+    them all takes a quarter of a plan."""
+
+    def __init__(self, group: str, name: str, schema: Any):
+        super().__init__(f"{name}.yaml", None, group, None, None)  # pyright: ignore[reportArgumentType]
+        self.schema = schema
+
+    def __copy__(self) -> ConfigNode:
+        """What Hydra loads."""
+        return ConfigNode(self.name, _writable_schema(self.schema), self.group, None, None)
+
+
+def _store_option(group: str, name: str, schema: Any) -> None:
+    options = ConfigStore.instance().repo
+    for part in group.split("/"):
+        options = options.setdefault(part, {})
+    option = _Option(group, name, schema)
+    options[option.name] = option
 
 
 def _writable_schema(schema: Any) -> DictConfig:
