@@ -80,6 +80,12 @@ _HYDRA_QUIET = (
     f"hydra.sweep.dir={tempfile.gettempdir()}/temper-multirun-{os.getuid()}",
 )
 
+# What a single job does without: Hydra would read a YAML file for each.
+_HYDRA_UNUSED = tuple(
+    f"hydra/{group}=[]"
+    for group in ("help", "hydra_help", "hydra_logging", "job_logging", "output")
+)
+
 _VERBOSITY = {"-q": -1, "--quiet": -1, "-v": 1, "--verbose": 1}
 
 
@@ -258,7 +264,7 @@ def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfi
         return None
     try:
         with _initialized(folder):
-            cfg = compose(name, overrides, return_hydra_config=True)
+            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
         if cfg.hydra.mode == RunMode.MULTIRUN or cfg.hydra.callbacks or cfg.hydra.job.env_set:
             return None
     except Exception:  # of many kinds
@@ -329,7 +335,7 @@ def _tune(
 
     def configured(overrides: list[str]) -> Any:
         with _initialized(folder):
-            return _to_dataclass(compose(name, overrides))
+            return _to_dataclass(compose(name, [*overrides, *_HYDRA_UNUSED]))
 
     space, fixed = parsed(settings)
     config = configured(fixed)

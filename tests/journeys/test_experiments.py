@@ -297,7 +297,7 @@ def test_killed_in_scoring_and_in_training_and_resumed_all_files_are_bit_identic
         for path in killed.folder.glob(f"store/progress/{step}/*.json"):
             path.unlink()
         with ThreadPoolExecutor() as watching:
-            first = watching.submit(wait_for_progress, killed, step, 1)
+            first = watching.submit(wait_for_progress, killed, step, 1, partial(made, step))
             if step == TRAINING[-1]:
                 killed.run_here()
             else:
