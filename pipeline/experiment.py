@@ -43,7 +43,7 @@ from typing import Any, NoReturn, get_type_hints
 
 import hydra
 from hydra import compose, initialize, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -78,6 +78,12 @@ _HYDRA_QUIET = (
     "hydra.hydra_logging.disable_existing_loggers=false",
     "hydra.job_logging.disable_existing_loggers=false",
     f"hydra.sweep.dir={tempfile.gettempdir()}/temper-multirun-{os.getuid()}",
+)
+
+# What a single job does without: Hydra would read a YAML file for each.
+_HYDRA_UNUSED = tuple(
+    f"hydra/{group}=[]"
+    for group in ("help", "hydra_help", "hydra_logging", "job_logging", "output")
 )
 
 _VERBOSITY = {"-q": -1, "--quiet": -1, "-v": 1, "--verbose": 1}
@@ -258,7 +264,7 @@ def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfi
         return None
     try:
         with _initialized(folder):
-            cfg = compose(name, overrides, return_hydra_config=True)
+            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
         if cfg.hydra.mode == RunMode.MULTIRUN or cfg.hydra.callbacks or cfg.hydra.job.env_set:
             return None
     except Exception:  # of many kinds
@@ -329,7 +335,7 @@ def _tune(
 
     def configured(overrides: list[str]) -> Any:
         with _initialized(folder):
-            return _to_dataclass(compose(name, overrides))
+            return _to_dataclass(compose(name, [*overrides, *_HYDRA_UNUSED]))
 
     space, fixed = parsed(settings)
     config = configured(fixed)
@@ -412,13 +418,33 @@ def _store_schema(schema: type, choices: Choices) -> None:
         default = None if node is None else OmegaConf.to_object(node)
         chosen = next((name for name, kind in types.items() if type(default) is kind), None)
         for option, kind in types.items():
-            schema_or_value = default if option == chosen else kind
-            store(group=group, name=option, node=_writable_schema(schema_or_value))
+            _store_option(group, option, default if option == chosen else kind)
         if default is not None:
             OmegaConf.update(config, path, "???", merge=False)
         defaults.append({group: chosen})
     store(name="fields", node=config)
     store(name="schema", node={"defaults": ["fields", *defaults, "_self_"]})
+
+
+class _Option(ConfigNode):
+    """An option of a group, which OmegaConf reads when it is chosen. Most are not, and to read
+    them all takes a quarter of a plan."""
+
+    def __init__(self, group: str, name: str, schema: Any):
+        super().__init__(f"{name}.yaml", None, group, None, None)  # pyright: ignore[reportArgumentType]
+        self.schema = schema
+
+    def __copy__(self) -> ConfigNode:
+        """What Hydra loads."""
+        return ConfigNode(self.name, _writable_schema(self.schema), self.group, None, None)
+
+
+def _store_option(group: str, name: str, schema: Any) -> None:
+    options = ConfigStore.instance().repo
+    for part in group.split("/"):
+        options = options.setdefault(part, {})
+    option = _Option(group, name, schema)
+    options[option.name] = option
 
 
 def _writable_schema(schema: Any) -> DictConfig:

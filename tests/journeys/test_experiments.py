@@ -15,9 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -296,7 +297,7 @@ def test_killed_in_scoring_and_in_training_and_resumed_all_files_are_bit_identic
         for path in killed.folder.glob(f"store/progress/{step}/*.json"):
             path.unlink()
         with ThreadPoolExecutor() as watching:
-            first = watching.submit(wait_for_progress, killed, step, 1)
+            first = watching.submit(wait_for_progress, killed, step, 1, partial(made, step))
             if step == TRAINING[-1]:
                 killed.run_here()
             else:
@@ -315,13 +316,19 @@ def undisturbed(store: Store, manifest: Manifest, folder: Path) -> Mapping[str, 
     return run_attempt(again, store, Stopping()).files
 
 
-def wait_for_progress(desk: Desk, step: str, at_least: int) -> int:
-    """How far a running step says it is, as soon as that is at least so much."""
+def wait_for_progress(
+    desk: Desk, step: str, at_least: int, over: Callable[[], object] = lambda: False
+) -> float:
+    """How far a running step says it is, as soon as that is at least so much; infinity if it is
+    over before a slow machine has looked."""
 
-    def reached() -> int:
+    def reached() -> float:
         paths = desk.folder.glob(f"store/progress/{step}/*.json")
-        done = max((int(json.loads(path.read_text())["done"]) for path in paths), default=0)
-        return done if done >= at_least else 0
+        with contextlib.suppress(FileNotFoundError):  # a step that is over removes it
+            done = max((float(json.loads(path.read_text())["done"]) for path in paths), default=0)
+            if done >= at_least:
+                return done
+        return math.inf if over() else 0
 
     return wait_until(reached, f"{step} comes to {at_least}", every=0.02)
 

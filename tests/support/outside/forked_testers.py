@@ -23,7 +23,7 @@ from pathlib import Path
 
 LIBRARIES = (
     "torch._dynamo", "transformers.modeling_utils", "transformers.models.llama.modeling_llama",
-    "peft", "scipy.stats", "sympy", "requests", "jax",
+    "peft", "scipy.stats", "sympy", "requests", "jax", "openai", "luigi",
 )  # fmt: skip
 """What nearly every process imports; one that is not installed is passed over."""
 
