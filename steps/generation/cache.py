@@ -5,7 +5,7 @@ The attention is registered with transformers under the name `temper_slots`. Eac
 and stores their keys and values; a `Decode` reads one token of every running sequence, each in its
 slot of the cache.
 
-    blocks of BLOCK positions, each [layers, keys | values, slots, heads, BLOCK, d]
+    blocks of BLOCK positions, each of layers, each [keys | values, slots, heads, BLOCK, d]
 
 A key is stored at its token's position in the sequence. So the result for a sequence does not
 depend, in any bit, on the number and lengths of other sequences or on its slot: matrix products
@@ -16,6 +16,7 @@ each sum.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache as remembered
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -93,41 +94,47 @@ class Prefill:
 
 
 class KeyValueCache:
-    """The keys and values of at most `slots` sequences, in as many blocks as the longest needs."""
+    """The keys and values of at most `slots` sequences, in as many blocks as the longest needs.
+
+    Every layer of a block is a tensor of its own: so the C library keeps the freed ones of small
+    models, and their memory need not be cleared by the system for every call of `sample`.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self.blocks: list[Tensor] = []
+        self.blocks: list[list[Tensor]] = []
 
     def put(self, prompt: Tensor, slots: Sequence[int]) -> None:
         """Store a prompt's keys and values, [layers, 2, heads, P, d], in each of `slots`."""
         pieces = prompt.split(BLOCK, dim=3)
         layers, two, heads, _, size = prompt.shape
         while len(self.blocks) < len(pieces):
-            shape = (layers, two, self._slots, heads, BLOCK, size)
-            self.blocks.append(prompt.new_zeros(shape))
+            shape = (two, self._slots, heads, BLOCK, size)
+            self.blocks.append([prompt.new_zeros(shape) for _ in range(layers)])
         first, last = slots[0], slots[-1]
         are_one_range = list(slots) == list(range(first, last + 1))  # which is copied faster
         where = slice(first, last + 1) if are_one_range else slots
         for block, piece in zip(self.blocks, pieces, strict=False):
-            block[:, :, where, :, : piece.shape[3]] = piece[:, :, None]
+            for layer, new in zip(block, piece, strict=True):
+                layer[:, where, :, : new.shape[2]] = new[:, None]
 
     def get(self, slot: int, tokens: int) -> Tensor:
         """A copy of the keys and values of a slot's first tokens, as `put` takes them."""
         blocks = self.blocks[: -(-tokens // BLOCK)]
-        return torch.cat([block[:, :, slot] for block in blocks], dim=3)[..., :tokens, :]
+        parts = [torch.stack([layer[:, slot] for layer in block]) for block in blocks]
+        return torch.cat(parts, dim=3)[..., :tokens, :]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the content of the slots `sources` to `targets`."""
-        for block in self.blocks if sources else ():
-            block[:, :, targets] = block[:, :, sources]
+        for layer in chain.from_iterable(self.blocks) if sources else ():
+            layer[:, targets] = layer[:, sources]
 
     def resize(self, tokens: int) -> None:
         """Add or remove blocks to fit sequences of `tokens` tokens."""
         count = -(-tokens // BLOCK)
         del self.blocks[count:]
         while len(self.blocks) < count:
-            self.blocks.append(torch.zeros_like(self.blocks[0]))
+            self.blocks.append([torch.zeros_like(layer) for layer in self.blocks[0]])
 
 
 class Decode:
@@ -140,15 +147,15 @@ class Decode:
 
     def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
         cache.resize(int(positions.max()) + 1)
-        device = cache.blocks[0].device
+        device, heads = cache.blocks[0][0].device, cache.blocks[0][0].shape[2]
         self._blocks = cache.blocks
         self._positions = positions.to(device)
         self._written = []  # block, rows, and where in the block, for each row and head
-        heads = torch.arange(cache.blocks[0].shape[3])
+        head = torch.arange(heads)
         for number in range(len(self._blocks)):
             rows = (positions // BLOCK == number).nonzero()[:, 0]
             if len(rows):
-                places = (rows[:, None] * len(heads) + heads) * BLOCK
+                places = (rows[:, None] * heads + head) * BLOCK
                 places += positions[rows, None] % BLOCK
                 self._written.append((number, rows.to(device), places.flatten().to(device)))
         self._layer = 0
@@ -161,7 +168,7 @@ class Decode:
         scale, window, softcap = (options.pop(name, None) for name in _HONOURED)
         refuse_unknown(None, options)
         rows, heads = query.shape[2], key.shape[1]
-        layers = [block[self._layer, :, :rows] for block in self._blocks]
+        layers = [block[self._layer][:, :rows] for block in self._blocks]
         self._layer += 1
         for number, own, places in self._written:
             for kind, new in enumerate((key, value)):
@@ -186,6 +193,6 @@ class Decode:
         key = torch.arange(len(self._blocks) * BLOCK, device=self._positions.device)
         last = self._positions[:, None]
         hidden = key > last if window is None else (key > last) | (key <= last - window)
-        accurate = torch.promote_types(self._blocks[0].dtype, torch.float32)
+        accurate = torch.promote_types(self._blocks[0][0].dtype, torch.float32)
         bias = torch.zeros(hidden.shape, dtype=accurate, device=hidden.device)
         return bias.masked_fill_(hidden, -torch.inf)[:, None, None]

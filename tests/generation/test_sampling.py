@@ -182,7 +182,8 @@ def test_slots_that_go_wrong_late_in_a_completion_are_not_used(
     def forgetful(cache: KeyValueCache, tokens: int) -> None:
         resize(cache, tokens)
         if tokens > max(map(len, prompts)) + 4:
-            cache.blocks[0].zero_()
+            for layer in cache.blocks[0]:
+                layer.zero_()
 
     monkeypatch.setattr(KeyValueCache, "resize", forgetful)
     with pytest.warns(UserWarning, match="written alone, which is much slower: in slots, Llama"):
