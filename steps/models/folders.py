@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,7 +26,6 @@ from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype, Quantization
 from steps.models.products import use_onednn
 from steps.models.quantized import four_bit, prepare_four_bit
-from steps.models.writing import writing
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -154,6 +154,19 @@ def save_model(
         if file.is_file():
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of safetensors, as on a full disk, into an OSError that names the file or
+    folder."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(
+            f"cannot write {path} ({error}); what was saved before is kept: make room, and run "
+            "again to go on from there"
+        ) from error
 
 
 def _is_finite(parameter: torch.Tensor) -> bool:

@@ -4,11 +4,12 @@ PyTorch gives these products to MKL, which leaves the 512-bit units of AMD's pro
 oneDNN takes half the time there, and no more with 256 bits. Factors and sums are float32 in both.
 For two rows or more, a row's result does not depend, in any bit, on the other rows.
 
-A layer keeps its name, its parameters and its base class, so adapters, state dicts and exports
-treat it as before. Another dtype or device, a shard, an empty batch or a function transform goes to
+A layer keeps its class, its name and its parameters, so adapters, state dicts and exports treat it
+as before. Another dtype or device, a shard, an empty batch or a function transform goes to
 PyTorch's own product, call by call.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,31 +20,28 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 
-class OneDnnLinear(nn.Linear):
-    """`nn.Linear`, by oneDNN where it can."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias)
-
-
-class OneDnnConv1D(Conv1D):
-    """GPT-2's linear layer, which keeps its weight as [inputs, outputs], by oneDNN where it can."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight.t(), self.bias)
-
-
-_BY_ONEDNN: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: OneDnnLinear,
-    Conv1D: OneDnnConv1D,
-}
-
-
 def use_onednn(model: PreTrainedModel) -> None:
     """Let oneDNN compute the products of all plain linear layers of `model`."""
     for module in model.modules():
-        if (kind := _BY_ONEDNN.get(type(module))) is not None:
-            module.__class__ = kind
+        if type(module) is nn.Linear:
+            module.forward = partial(_forward, module)
+        elif type(module) is Conv1D:
+            module.forward = partial(_forward_transposed, module)
+
+
+def is_by_onednn(module: nn.Module) -> bool:
+    """Whether `use_onednn` alone has changed how a layer computes."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, partial) and forward.func in (_forward, _forward_transposed)
+
+
+def _forward(layer: nn.Linear, rows: Tensor) -> Tensor:
+    return linear(rows, layer.weight, layer.bias)
+
+
+def _forward_transposed(layer: Conv1D, rows: Tensor) -> Tensor:
+    """Of GPT-2's linear layer, which keeps its weight as [inputs, outputs]."""
+    return linear(rows, layer.weight.t(), layer.bias)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,7 +64,7 @@ def _is_for_onednn(*factors: Tensor | None) -> bool:
     return not torch._C._are_functorch_transforms_active() and all(
         factor is None
         or (
-            type(factor) in (Tensor, nn.Parameter)
+            (type(factor) is Tensor or type(factor) is nn.Parameter)
             and factor.dtype == torch.float32
             and factor.device.type == "cpu"
             and factor.numel() > 0

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steps.models.products import OneDnnLinear
-
-_ALIKE: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: OneDnnLinear}
-"""Classes whose modules differ from those of another in how they compute, and in nothing else."""
+from steps.models.products import is_by_onednn
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether `module` is exactly a `kind`, without adapters, shards or hooks. Only then may code
     write its parameters' gradients by hand."""
-    if type(module) not in (kind, _ALIKE.get(kind)) or "forward" in vars(module):
+    if type(module) is not kind or ("forward" in vars(module) and not is_by_onednn(module)):
         return False
     hooks = (
         module._forward_hooks,

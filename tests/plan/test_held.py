@@ -10,6 +10,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import blake3
 import pytest
 from numbers_lab import Lab
 from toy_steps import Times, add, journal_lines, list_files, misbehave, multiply
@@ -180,9 +181,10 @@ def test_a_manifest_that_contradicts_itself_is_not_served(lab: Lab) -> None:
 def test_an_altered_copy_in_the_index_is_not_used(lab: Lab) -> None:
     lab.run(product=lab.product())
     index = Path(lab.store.root) / "index" / "multiply.json"
-    for copy in (copies := json.loads(index.read_text())).values():
+    for copy in (copies := json.loads(index.read_bytes().partition(b"\n")[2])).values():
         copy["manifest"]["digest"] = "0" * 32
-    index.write_text(json.dumps(copies))
+    altered = json.dumps(copies).encode()
+    index.write_bytes(blake3.blake3(altered).hexdigest().encode() + b"\n" + altered)
     assert lab.run(product=lab.product()) == []
 
 
