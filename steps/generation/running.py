@@ -127,10 +127,11 @@ class Running:
         self._make_room(int(count.max()) + 1)
         self._ids[own, count], self._logps[own, count] = tokens, logps
         self._count[own] = count + 1
-        if spent := own[((count + 1) % _AHEAD == 0) & ~ends].tolist():
+        ended = [slot for slot in own[ends].tolist() if self._ends(slot)]
+        if spent := sorted({*own[(count + 1) % _AHEAD == 0].tolist()} - {*ended}):
             lines = (self.lines[slot] for slot in spent)
             self._numbers[spent] = _numbers([line.take() for line in lines if line])
-        return [slot for slot in own[ends].tolist() if self._ends(slot)]
+        return ended
 
     def _ends(self, slot: int) -> bool:
         """Whether the last token ends the turn; others may have other stop tokens."""

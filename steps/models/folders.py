@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,8 +23,8 @@ from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype, Quantization
-from steps.models.products import use_onednn
 from steps.models.quantized import four_bit, prepare_four_bit
+from steps.models.writing import writing
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -114,6 +113,8 @@ def load_as(
         model.set_experts_implementation("eager")
     if quantization is not None:
         prepare_four_bit(model)
+    from steps.shared.products import use_onednn  # not a part of steps that only write models
+
     use_onednn(model)
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
     if device.type == "cuda":  # convolutions would round the factors of float32 to 11 bits
@@ -154,19 +155,6 @@ def save_model(
         if file.is_file():
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an error of safetensors, as on a full disk, into an OSError that names the file or
-    folder."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise OSError(
-            f"cannot write {path} ({error}); what was saved before is kept: make room, and run "
-            "again to go on from there"
-        ) from error
 
 
 def _is_finite(parameter: torch.Tensor) -> bool:

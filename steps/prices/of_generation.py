@@ -117,6 +117,6 @@ def _judged(call: Call) -> Foreseen:
     return Foreseen({"bytes": 90.0 * completions}, START_BARE + completions / 2e4, _JUDGING)
 
 
-SAMPLED = Estimator(_sampled, _of_completions, version=2)
-EVALUATED = Estimator(_evaluated, version=3)
+SAMPLED = Estimator(_sampled, _of_completions, version=3)
+EVALUATED = Estimator(_evaluated, version=4)
 JUDGED = Estimator(_judged, version=2)

@@ -96,4 +96,4 @@ def _of_run(made: Made) -> Sizes:
     return {"parts": {"model": {**of_config(config), "bytes": size}}} if config else {}
 
 
-ONLINE = Estimator(_online, _of_run)
+ONLINE = Estimator(_online, _of_run, version=2)

@@ -266,10 +266,10 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=4)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=5)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
-SCORED = Estimator(_scored, version=3)
+SCORED = Estimator(_scored, version=4)

@@ -49,7 +49,7 @@ def speed_of(hardware: Hardware) -> Speed | None:
     """The speed of one device, or of all CPU threads; ``None`` for an unknown accelerator."""
     if not hardware.devices:
         threads = hardware.threads
-        return Speed(50e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.3, 0.4)
+        return Speed(80e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.3, 0.4)
     known = accelerator(hardware.model)
     if known is None:
         return None

@@ -101,6 +101,17 @@ def test_lengths_of_others_do_not_matter_over_many_blocks_of_keys() -> None:
         assert beside[request.row, 0] == draw(model, [request])[request.row, 0]
 
 
+def test_stop_tokens_of_others_do_not_matter_however_long_a_completion_is() -> None:
+    model = built("llama")
+    endless = [
+        Request(f"row {number}", 0, (5, 6), 100, seed=(number,)) for number in range(4)
+    ]  # without stop tokens
+    other = Request("other", 0, (7,), 3, stop_ids=tuple(range(0, VOCABULARY, 2)))
+    beside = draw(model, [*endless, other])
+    for request in endless:
+        assert beside[request.row, 0] == draw(model, [request])[request.row, 0]
+
+
 def test_completions_of_a_row_are_told_apart_by_number_and_rows_by_id_and_runs_by_seed() -> None:
     model = built("llama")
     request = Request("row", 0, (5, 6), NEW)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
-from steps.models.products import is_by_onednn, linear
+from steps.shared.products import is_by_onednn, linear
 
 TRANSPOSED = "transposed"
 
@@ -96,3 +96,17 @@ def test_other_dtypes_and_function_transforms_are_left_to_torch(tmp_path: Path) 
     weight = torch.randn(6, 5)
     expected = torch.stack([torch.func.grad(total)(weight, row) for row in small])
     assert_close(per_example(weight, small), expected)
+
+
+def test_a_result_may_be_changed_in_place() -> None:
+    """As Gemma 3n does with the result of a layer."""
+    layer, rows = torch.nn.Linear(5, 4), torch.randn(2, 3, 5)
+    result = linear(rows, layer.weight, layer.bias)
+    result *= 2
+    result.sum().backward()
+    assert_close(layer.weight.grad, 2 * rows.sum((0, 1)).expand(4, 5))
+
+
+def test_a_wrong_shape_is_named_by_torch() -> None:
+    with pytest.raises(RuntimeError, match="4x3 and 5x6"):
+        linear(torch.randn(4, 3), torch.randn(6, 5))
