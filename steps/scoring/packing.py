@@ -246,7 +246,7 @@ class _Builder:
     def fill(self) -> None:
         start, stop = len(self.ids), padded_rows(len(self.ids))
         if stop > start:
-            self._extend((0,) * (stop - start), 0)
+            self._extend(self.ids[-1:] * (stop - start), 0)  # token 0 may have no embedding
             self.segments.append(Segment(start, stop, start, start))
 
     def _extend(self, ids: Sequence[int], first_position: int) -> range:
