@@ -26,7 +26,7 @@ def everything(*ids: int) -> TokenResponse:
 
 
 def filled(ids: list[int], tokens: int = 32) -> list[int]:
-    return ids + [0] * (tokens - len(ids))
+    return ids + ids[-1:] * (tokens - len(ids))
 
 
 # --- one row of tokens ---------------------------------------------------------------------------
