@@ -7,7 +7,8 @@ Tensors above 32 MiB are still returned at once.
 
 oneDNN keeps a kernel for every shape of a product, a thousand of them by default, and so does
 PyTorch beside it. Packs have many sizes, and kernels that stay lie between the tensors: after some
-hundred sizes a worker held over a GiB. So it keeps a few dozen, which is more than a pack needs.
+hundred sizes a worker held over a GiB. So it keeps as many as the sizes of one iteration of online
+training need.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ import os
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt in glibc
 _KEPT = 2**30
-_KERNELS = "32"
+_KERNELS = "128"
 _LARGE = 32 * 2**20
 """The largest value that glibc takes for tensors that have memory of their own."""
 
