@@ -133,7 +133,10 @@ class Catalog:
         index = {}
         for place, manifest in shelf.manifests.items():
             if place in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
-                index[object_name(*place)] = {"version": shelf.versions[place], "manifest": manifest}
+                index[object_name(*place)] = {
+                    "version": shelf.versions[place],
+                    "manifest": manifest,
+                }
         data = json.dumps(index, default=vars).encode()  # the index has a checksum of its own
         self.store.objects.replace(self._index_path(step), _checksum(data) + b"\n" + data)
         self._shelves[step] = shelf
