@@ -35,6 +35,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from pathlib import Path
@@ -280,7 +281,8 @@ def _composed(
         raise
     with read_write(cfg), open_dict(cfg):
         cfg.hydra.runtime.output_dir = os.getcwd()
-        HydraConfig.instance().set_config(cfg)
+        # a setting of Hydra's may refer to another: where any is wanted, they stay together
+        HydraConfig.instance().set_config(cfg if unused else deepcopy(cfg))
         del cfg["hydra"]
     if unused and "hydra:" in str(OmegaConf.to_container(cfg)):  # a setting may refer to them
         return _composed(arguments, folder, name, unused=())
