@@ -33,8 +33,9 @@ import reprlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from pathlib import Path
@@ -142,11 +143,7 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         folder, name = choose_config(script, schema)
         _store_schema(schema, choices)
     except OmegaConfBaseException as error:
-        raise TemperError(
-            f"{schema.__name__}.{error.full_key}: {str(error).splitlines()[0]}; a setting is a "
-            "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
-            "its type"
-        ) from error
+        raise _no_config(schema, error) from error
     started: list[bool] = []
     failures: list[str] = []
 
@@ -252,19 +249,30 @@ def _schema_of(build: Callable[[Any], Any]) -> type:
     return schema
 
 
-def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfig | None:
+def _composed(
+    arguments: list[str],
+    folder: Path | None,
+    name: str,
+    unused: Sequence[str] = _HYDRA_UNUSED,
+) -> DictConfig | None:
     """The config of a single job; ``None`` if the arguments need ``hydra.main``: for a sweep, or to
     report that they look like one.
 
     ``hydra.main`` composes everything twice, the first time to detect a sweep. What is wrong with
     the arguments otherwise is raised here as Hydra raises it.
+
+    Args:
+        unused: overrides that leave groups of Hydra out, unless the config mentions them.
     """
     overrides = [argument for argument in arguments if argument not in _HYDRA_QUIET]
     if not all(_is_override(o) and "hydra" not in o.partition("=")[0] for o in overrides):
         return None
+    primary = folder and folder / f"{name}.yaml"  # only its defaults list can override Hydra's
+    if primary and primary.is_file() and "hydra/" in primary.read_text("utf-8", errors="replace"):
+        unused = ()
     try:
         with _initialized(folder):
-            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
+            cfg = compose(name, [*overrides, *unused], return_hydra_config=True)
         if cfg.hydra.mode == RunMode.MULTIRUN or cfg.hydra.callbacks or cfg.hydra.job.env_set:
             return None
     except Exception:  # of many kinds
@@ -273,8 +281,11 @@ def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfi
         raise
     with read_write(cfg), open_dict(cfg):
         cfg.hydra.runtime.output_dir = os.getcwd()
-        HydraConfig.instance().set_config(cfg)
+        # a setting of Hydra's may refer to another: where any is wanted, they stay together
+        HydraConfig.instance().set_config(cfg if unused else deepcopy(cfg))
         del cfg["hydra"]
+    if unused and "hydra:" in str(OmegaConf.to_container(cfg)):  # a setting may refer to them
+        return _composed(arguments, folder, name, unused=())
     return cfg
 
 
@@ -435,8 +446,17 @@ class _Option(ConfigNode):
         self.schema = schema
 
     def __copy__(self) -> ConfigNode:
-        """What Hydra loads."""
-        return ConfigNode(self.name, _writable_schema(self.schema), self.group, None, None)
+        """What Hydra loads.
+
+        Raises:
+            TemperError: OmegaConf does not know the type of a field.
+        """
+        try:
+            schema = _writable_schema(self.schema)
+        except OmegaConfBaseException as error:
+            kind = self.schema if isinstance(self.schema, type) else type(self.schema)
+            raise _no_config(kind, error) from error
+        return ConfigNode(self.name, schema, self.group, None, None)
 
 
 def _store_option(group: str, name: str, schema: Any) -> None:
@@ -445,6 +465,14 @@ def _store_option(group: str, name: str, schema: Any) -> None:
         options = options.setdefault(part, {})
     option = _Option(group, name, schema)
     options[option.name] = option
+
+
+def _no_config(schema: type, error: OmegaConfBaseException) -> TemperError:
+    return TemperError(
+        f"{schema.__name__}.{error.full_key}: {str(error).splitlines()[0]}; a setting is a "
+        "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
+        "its type"
+    )
 
 
 def _writable_schema(schema: Any) -> DictConfig:

@@ -39,6 +39,8 @@ _OF_FILES = (
 )  # fmt: skip
 """Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
+_FLAGS = ("--plan", "-q", "--quiet", "-v", "--verbose", "-m", "--multirun")
+"""The script's options without a value."""
 _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
@@ -143,7 +145,7 @@ def _replaced(arguments: Sequence[str]) -> dict[str, str]:
     given: dict[str, list[str]] = {}
     for name, equals, value in (argument.partition("=") for argument in arguments):
         if equals and not name.startswith("-"):
-            given.setdefault(name, []).append(value)
+            given.setdefault(name.lstrip("+"), []).append(value)
     return {name: values[-1] for name, values in given.items() if len({*values}) > 1}
 
 
@@ -261,7 +263,8 @@ def _asked(words: Sequence[str]) -> Asked:
                 raise TemperError(f"unknown option {option}; did you mean {_SHORT[option]}?")
             if option.startswith("-") and (similar := did_you_mean(option, _OPTIONS, 0.8)):
                 raise TemperError(f"unknown option {option}{similar}")
-            is_bare = "=" not in word and not "".join(others[-1:]).startswith("-")
+            before = others[-1] if others else ""
+            is_bare = "=" not in word and (before in _FLAGS or not before.startswith("-"))
             if others and is_bare and (option := _option_for(word)) and option[2:] not in named:
                 raise TemperError(f"{word} is no setting; did you mean {option} {word}?")
             others.append(word)

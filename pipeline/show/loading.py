@@ -38,8 +38,8 @@ def load(made: Made, name: str = "") -> Any:
             f"{made.name}: nothing in {name or 'it'} is {', '.join(_READERS)}, which load() reads; "
             f"the files are in {made.url}"
         )
-    folder = made.path
     made.require_intact(file for files in tables.values() for file in files)
+    folder = made.path
     values = {
         at: _READERS[Path(at).suffix]([folder / file for file in files])
         for at, files in tables.items()

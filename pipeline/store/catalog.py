@@ -132,10 +132,12 @@ class Catalog:
         self._read_missing(step, shelf)
         index = {}
         for place, manifest in shelf.manifests.items():
-            copy = json.loads(manifest.to_json())
             if place in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
-                index[object_name(*place)] = {"version": shelf.versions[place], "manifest": copy}
-        data = json.dumps(index).encode()
+                index[object_name(*place)] = {
+                    "version": shelf.versions[place],
+                    "manifest": manifest,
+                }
+        data = json.dumps(index, default=vars).encode()  # the index has a checksum of its own
         self.store.objects.replace(self._index_path(step), _checksum(data) + b"\n" + data)
         self._shelves[step] = shelf
         shelf.unindexed = False

@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
 from pipeline.store.stored import is_file
 
-_ONE_SLASH = re.compile(r"([a-z][a-z0-9]+:)/(?!/)")
+_ONE_SLASH = re.compile(r"([a-z][a-z0-9]+):/(?!/)")
 """The beginning of a URL that lacks a slash, and would be the name of a folder."""
 S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
@@ -90,7 +91,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
         raise TemperError(f"store={url!r}: give a path or URL as text, as in store='store'")
     if not url:
         raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
-    if (scheme := _ONE_SLASH.match(url)) and not Path(scheme[1]).exists():
+    scheme = _ONE_SLASH.match(url)
+    if scheme and scheme[1] not in LocalFileSystem.protocol and not Path(f"{scheme[1]}:").exists():
         raise TemperError(
             f"store {url!r} is neither a path nor a URL: an address has two slashes, as in "
             f"gs://BUCKET/PATH or s3://BUCKET/PATH; a folder of that name is ./{url}"

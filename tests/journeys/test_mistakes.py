@@ -108,7 +108,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin-1.csv").write_text("prompt,chosen,rejected\n" + "é,è,à\n" * 9, "latin-1")
     (folder / "tabs.csv").write_text("prompt\tchosen\trejected\n" + "q\tYes, yes.\tNo.\n" * 9)
     (folder / "headless.csv").write_text(f"{'A question? ' * 9},Yes.,No.\n" * 9)
-    (folder / "utf-16.jsonl").write_text((folder / "pairs.jsonl").read_text(), "utf-16")
+    for codec in ("utf-16", "utf-32"):
+        (folder / f"{codec}.jsonl").write_text((folder / "pairs.jsonl").read_text(), codec)
     (folder / "plain.jsonl.gz").write_bytes((folder / "pairs.jsonl").read_bytes())
     (folder / "packed.jsonl").write_bytes(gzip.compress((folder / "pairs.jsonl").read_bytes()))
     (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
@@ -514,6 +515,7 @@ DATA: dict[str, list[str]] = {
     "notes.md": ["one of .jsonl"],
     "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
     "utf-16.jsonl": ["it is UTF-16: convert it"],
+    "utf-32.jsonl": ["it is UTF-32: convert it", "iconv -f utf-32"],
     "plain.jsonl.gz": ["it is no gzip file: leave .gz out of its name"],
     "packed.jsonl": ["it is a gzip file: add .gz to its name"],
 }

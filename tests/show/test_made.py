@@ -97,6 +97,20 @@ def test_of_lost_data_an_artifact_says_what_to_do(measured: Made, store: Store) 
     assert measured.metrics["loss"] == 0.2
 
 
+def test_files_are_looked_for_once_however_many_are_loaded(
+    measured: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    look = Store.lost_files
+    monkeypatch.setattr(
+        Store, "lost_files", lambda self, made: looked.append(made.name) or look(self, made)
+    )
+    measured.load("summary.md")
+    for_one = len(looked)
+    measured.load()
+    assert len(looked) == 2 * for_one
+
+
 def test_bytes_that_changed_on_the_disk_are_not_loaded(measured: Made) -> None:
     file = measured / "answers.jsonl"
     data = bytearray(file.read_bytes())
@@ -122,6 +136,9 @@ def test_of_a_bucket_the_files_are_a_checked_copy(gcs_bucket: str, console: Cons
     assert {p.name for p in made.path.iterdir()} == {*made.files}
     assert made.path == made.path
     assert made.load("answers.jsonl")[2]["answer"] == "2.1"
+    (made / "answers.jsonl").write_text("{}")
+    with pytest.raises(TemperError, match=r"answers.jsonl of .* temper verify measure"):
+        made.load()
     other = made_of(measure(prepare(), beta=0.5), store, console)
     path = f"{store.content_path(other.manifest)}/answers.jsonl"
     store.objects.replace(path, b"x" * other.files["answers.jsonl"].size)

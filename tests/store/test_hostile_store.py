@@ -845,6 +845,7 @@ def test_a_store_that_is_lost_during_a_run_is_no_store_that_keeps_what_is_done(
         run([lose(str(tmp_path / "store"))], store, console=Console(file=io.StringIO()))
 
 
+@pytest.mark.real_workers
 def test_programs_that_a_step_starts_take_signals_as_ever(tmp_path: Path) -> None:
     (made,) = make(Store(str(tmp_path / "store")), start_program())
     assert made.metrics == {"status": -15}

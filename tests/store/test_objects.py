@@ -366,6 +366,18 @@ def test_a_url_of_no_file_system_is_refused_with_advice(url: str) -> None:
         open_objects(url)
 
 
+@pytest.mark.parametrize("prefix", ["", "file:", "file://", "local:", "local://"])
+def test_a_local_folder_is_also_a_url(prefix: str, tmp_path: Path) -> None:
+    objects, root = open_objects(f"{prefix}{tmp_path}/store")
+    assert (objects.is_local, root) == (True, f"{tmp_path}/store")
+
+
+@pytest.mark.parametrize("url", ["gs:/bucket/store", "s3:/bucket", "memory:/store"])
+def test_a_url_that_lacks_a_slash_is_no_folder(url: str) -> None:
+    with pytest.raises(TemperError, match="an address has two slashes"):
+        open_objects(url)
+
+
 def test_paths_are_within_the_file_system_and_urls_are_for_people(place, store_url: str) -> None:
     objects, root = place
     assert objects.url_of(root) == store_url

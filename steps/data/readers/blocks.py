@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 BLOCK_BYTES = 2**20
+_WIDE = {
+    32: (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),  # the first begins as one of UTF-16 does
+    16: (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+"""The marks with which a text begins whose characters have so many bits."""
 
 
 class CutOff(ValueError):
@@ -63,11 +68,12 @@ def read_blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
 
     Raises:
         CutOff: the archive is damaged or breaks off; everything before the break was yielded. Or
-            the text is UTF-16, of which some lines would look like UTF-8.
+            the text is UTF-16 or UTF-32, of which some lines would look like UTF-8.
     """
     for index, block in enumerate(_blocks(opened, codec)):
-        if index == 0 and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise CutOff("it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`")
+        marked = (bits for bits, marks in _WIDE.items() if block.startswith(marks))
+        if index == 0 and (wide := next(marked, None)):
+            raise CutOff(f"it is UTF-{wide}: convert it, as in `iconv -f utf-{wide} -t utf-8`")
         yield block
 
 
