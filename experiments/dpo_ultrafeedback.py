@@ -1,6 +1,6 @@
 """DPO on UltraFeedback-style preference pairs: raw rows in, an exported Hugging Face model out.
 
-python experiments/dpo_ultrafeedback.py                     the embedded demo, a few CPU minutes
+python experiments/dpo_ultrafeedback.py                     the embedded demo, one to two minutes
 python experiments/dpo_ultrafeedback.py dpo.loss.beta=0.05  reruns DPO and what follows it
 python experiments/dpo_ultrafeedback.py dpo/loss=simpo      another loss; docs/training.md has all
 python experiments/dpo_ultrafeedback.py data.path=my.jsonl  your own pairs
