@@ -165,7 +165,7 @@ def _is_finite(parameter: torch.Tensor) -> bool:
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     """How many token ids the model can read."""
-    return cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
+    return len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)  # also if adapted
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,13 @@ def test_what_comes_out_is_a_plain_model_that_has_learnt(policy: Path, tmp_path:
     assert log[-1]["rewards/accuracies"] == 1
 
 
-def test_the_merged_model_scores_as_the_adapted_one_did(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", [[], ["embed_tokens"], ["lm_head", "q_proj"]])
+def test_the_merged_model_scores_as_the_adapted_one_did(tmp_path: Path, targets: list[str]) -> None:
     """By the evaluation after the last step, and the reference of what was saved."""
+    policy = model_folder(tmp_path / "policy", partial(llama, tied=False))
     records = demonstration_records(6)
-    config = TrainConfig(batch_size=6, max_steps=3, optimizer=FAST, lora=LORA, eval_every_steps=3)
+    lora = replace(LORA, target_modules=targets)
+    config = TrainConfig(batch_size=6, max_steps=3, optimizer=FAST, lora=lora, eval_every_steps=3)
     run_sft(policy, records, config, Workplace(tmp_path / "m", tmp_path / "s"), held_out=records)
     last = json.loads((tmp_path / "m/metrics.jsonl").read_text().splitlines()[-1])
     merged = TrainConfig(batch_size=6, max_steps=1)
