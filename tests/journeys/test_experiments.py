@@ -411,7 +411,8 @@ def test_the_beta_sweep_plans_one_run_of_dpo_a_beta_and_all_else_once(
 
 
 @pytest.mark.parametrize(
-    ("betas", "message"), [("[0.1,0.1]", "more than once"), ("[-1]", "beta must be above 0")]
+    ("betas", "message"),
+    [("[0.1,0.1]", "must be different numbers"), ("[-1]", "beta must be above 0")],
 )
 def test_betas_that_cannot_be_swept_are_one_clear_line(
     repository: Path, tmp_path: Path, betas: str, message: str
