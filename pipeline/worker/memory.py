@@ -16,7 +16,7 @@ import os
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt in glibc
 _KEPT = 2**30
-_KERNELS = "128"
+_KERNELS = b"128"
 _LARGE = 32 * 2**20
 """The largest value that glibc takes for tensors that have memory of their own."""
 
@@ -24,14 +24,15 @@ _LARGE = 32 * 2**20
 def keep_freed_memory() -> None:
     """Keep up to a GiB of freed memory in this process, with glibc; and few kernels, if no product
     has been computed yet."""
-    for capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(capacity, _KERNELS)
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        return  # the user has decided
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
+        mallopt, setenv = libc.mallopt, libc.setenv
     except (AttributeError, OSError, TypeError):
         return
+    for capacity in (b"ONEDNN_PRIMITIVE_CACHE_CAPACITY", b"LRU_CACHE_CAPACITY"):
+        setenv(capacity, _KERNELS, 0)  # in os.environ, libraries would be imported anew
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return  # the user has decided
     mallopt(_MMAP_THRESHOLD, _LARGE)
     mallopt(_TRIM_THRESHOLD, _KEPT)
     mallopt(_TOP_PAD, 2 * _LARGE)  # threads have heaps of this size, which are kept whole
