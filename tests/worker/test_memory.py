@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from pipeline.worker.memory import keep_freed_memory
+
 SCRIPT = """
 import sys
 from pathlib import Path
