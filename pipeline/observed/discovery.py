@@ -29,15 +29,9 @@ from pipeline.code.modules import in_library
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.errors import TemperError
-from pipeline.observed.observation import (
-    ABSENT,
-    LINK,
-    Observation,
-    folder_digest,
-    state_of,
-    target_of,
-    working_folder,
-)
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import working_folder
+from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
 from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.observed import taps
-from pipeline.observed.observation import Observation, note_source, unobserved
+from pipeline.observed.hook import HOOK, unobserved
+from pipeline.observed.observation import Observation
 
 _RUNS_A_MODULE = "<frozen runpy>"
 
@@ -40,7 +41,7 @@ def _note(observation: Observation, module: str, path: str, is_main: bool) -> No
     if not observation.rules.counts(path):
         return
     if is_main:  # ``if __name__ == "__main__":`` counts here
-        note_source(path)
+        HOOK.note_source(path)
         return
     with contextlib.suppress(OSError):  # what cannot be read cannot be imported either
         content = Path(path).read_bytes()

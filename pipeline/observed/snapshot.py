@@ -23,7 +23,8 @@ from typing import Any
 from pipeline.code.modules import in_library, is_core
 from pipeline.errors import TemperError
 from pipeline.observed import marks, natives
-from pipeline.observed.observation import MOST_MARKS, Observation, unobserved
+from pipeline.observed.hook import unobserved
+from pipeline.observed.observation import MOST_MARKS, Observation
 
 _PLAIN = SourceFileLoader.get_code
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.observed.observation import Hook
+    from pipeline.observed.hook import Hook
 
 _CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
 _NO_LOOKUPS = (_CORE, "<frozen importlib", "/torch/_dynamo/", "/torch/_inductor/")

@@ -22,7 +22,9 @@ from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import discover, home_of, started_python
-from pipeline.observed.observation import Observation, Rules, unobserved
+from pipeline.observed.hook import unobserved
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import Rules
 from pipeline.observed.snapshot import Snapshot
 from pipeline.plan.why import code_changes
 from pipeline.store.catalog import Catalog

@@ -27,7 +27,7 @@ from typing import Any
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import reference_to
 from pipeline.dag.step import Metrics
-from pipeline.observed.observation import unobserved
+from pipeline.observed.hook import unobserved
 from pipeline.wire.launcher import MASTER, NODE
 from pipeline.wire.spec import StepSpec
 from pipeline.worker.failure import FailedElsewhere, Failure

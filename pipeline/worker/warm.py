@@ -44,7 +44,9 @@ from typing import Any, NoReturn
 from pipeline.code import shelf
 from pipeline.code.imports import certain_imports
 from pipeline.code.modules import in_library, is_core
-from pipeline.observed.observation import Rules, state_of, witnessed
+from pipeline.observed.hook import witnessed
+from pipeline.observed.rules import Rules
+from pipeline.observed.states import state_of
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)

@@ -16,7 +16,9 @@ from pipeline import TemperError
 from pipeline.code import closure
 from pipeline.dag.canonical import hash_json, identity, portable, resolve_reference, restore
 from pipeline.observed.discovery import Home, Present, discover
-from pipeline.observed.observation import Observation, Rules, unobserved
+from pipeline.observed.hook import unobserved
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import Rules
 from pipeline.observed.snapshot import Snapshot
 from pipeline.references import reference_to
 from pipeline.store.manifest import Discovered

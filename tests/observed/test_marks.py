@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 
 from pipeline.observed import marks
-from pipeline.observed.observation import Observation, Rules
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import Rules
 from pipeline.observed.snapshot import Snapshot
 
 SOURCE = '''\

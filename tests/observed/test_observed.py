@@ -788,7 +788,8 @@ def test_gc_keeps_what_a_plan_would_use(project: Project) -> None:
 def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
     code = """
         import os, signal
-        from pipeline.observed.observation import Observation, Rules
+        from pipeline.observed.observation import Observation
+        from pipeline.observed.rules import Rules
 
         print(Observation.begin(Rules((), (), "x")).folder, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,81 @@
+"""Finds the files that a command, a shell script or a query names."""
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from pipeline.observed.rules import Rules
+from pipeline.observed.states import state_of
+
+_BELOW_A_VARIABLE = re.compile(r"""(?:\$\w+|[)}])["']?/([\w./-]+)""")
+"""In a command, the rest of a path like ``$HERE/file``, ``${HERE}/file`` or ``$(pwd)/file``."""
+_SCRIPT_BYTES = 2**16
+_LONGEST_PATH = 4096
+_LIKE_A_PATH = re.compile(r"[\w~-].*/.*|[./]*[\w~-].*/|.*\w\.\w+|/[\w.~-]+.*", re.DOTALL)
+_QUOTED = re.compile(r"'([^'\n]+)'")
+"""A text in a query of SQL, which may name a file."""
+_RUN_BY_SHELL = re.compile(r"#!.*\b\w*sh\b")
+
+
+def pieces(word: str) -> list[str]:
+    """A word of a command, and the words inside it if it is itself a command or an option, without
+    those to which output is redirected."""
+    found = [word]
+    if any(character.isspace() or character in "();<>|&" for character in word):
+        inside = shlex.shlex(word, posix=True, punctuation_chars=True)
+        inside.commenters = ""
+        with contextlib.suppress(ValueError):
+            words = ["", *inside]
+            found += [word for before, word in pairwise(words) if ">" not in before]
+    found += _BELOW_A_VARIABLE.findall(word)
+    found += [piece[2:] for piece in found if piece.startswith("-")]
+    return found + [piece.partition("=")[2] for piece in found if "=" in piece]
+
+
+def paths_in(text: str) -> Iterator[str]:
+    """What may be a path in a text: the whole, or a quoted part of a query. A bare word is none: it
+    is a name of a column more often than of a folder."""
+    if len(text) <= _LONGEST_PATH and "\0" not in text:
+        yield from filter(_LIKE_A_PATH.fullmatch, (text, *_QUOTED.findall(text)))
+
+
+def files_named(words: list[str], folder: str, rules: Rules) -> set[str]:
+    """The project files that the words of a command name, and those that the shell scripts among
+    them name from the folder in which the command runs or from their own."""
+    found: set[str] = set()
+    waiting = [(words, [folder])]
+    while waiting:
+        words, folders = waiting.pop()
+        files = {path for place in folders for path in _files_of(words, place, rules)}
+        new = set(filter(rules.is_project, files)) - found
+        found |= new
+        for path in new:
+            inner = _words_of_script(path, *(state_of(path) or ()))
+            waiting.append((inner, [*folders, os.path.dirname(path)]))
+    return found
+
+
+@lru_cache(256)
+def _words_of_script(path: str, *state: int) -> list[str]:
+    """The words of a shell script, which may name files; empty for any other file. A script that is
+    started again is read again only if its `state` has changed."""
+    with open(path, "rb") as file:
+        text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
+    is_script = path.endswith((".sh", ".bash")) or _RUN_BY_SHELL.match(text)
+    return [piece for line in text.split("\n") for piece in pieces(line)] if is_script else []
+
+
+def _files_of(words: list[str], folder: str, rules: Rules) -> Iterator[str]:
+    """The files that the words of a command name, as paths or, after ``-m``, as modules."""
+    for before, piece in pairwise(("", *words)):
+        inner = piece.replace(".", "/")
+        names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
+        for place in (folder, *rules.roots) if before == "-m" else [folder]:
+            for name in names:
+                path = os.path.abspath(os.path.join(place, name))
+                if state_of(path):
+                    yield path

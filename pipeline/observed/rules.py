@@ -1,0 +1,92 @@
+"""Says which files and folders count as dependencies of a step.
+
+A file or folder *counts* unless it lies in a place that is no dependency or is in the key already:
+libraries, the store, inputs, temporary folders, caches. If several rules match a path, the longest
+prefix wins: code in ``/tmp/project`` counts although ``/tmp`` does not, and a store inside the
+project does not count.
+"""
+
+import contextlib
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
+_MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
+"""In paths that Python and installers write below a project, from what the project itself holds."""
+_TEMPORARY = ("/tmp", "/var/tmp")
+_CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
+_ENDS_OF_CACHES = ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which paths count; see the module docstring. All are absolute paths.
+
+    Attributes:
+        roots: folders of project code; everything below them counts.
+        others: folders that do not count.
+        package: the step's package, which is project code wherever it lies.
+        start: the working folder in which the step starts.
+    """
+
+    roots: tuple[str, ...]
+    others: tuple[str, ...]
+    package: str
+    start: str = ""
+
+    @classmethod
+    def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
+        """The rules for these roots; nothing of ``known`` counts: the store, inputs and others."""
+        others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
+        return cls(tuple(_variants(roots)), others, package, working_folder())
+
+    def counts(self, path: str) -> bool:
+        """Whether a file or folder counts as a dependency."""
+        below = f"{path}/"
+        if any(name in below for name in _MADE_BY_TOOLS):
+            return False
+        longest = 0
+        if below.startswith(self.others):  # a fast check, which decides most paths
+            longest = max(len(other) for other in self.others if below.startswith(other))
+        for name in ("/site-packages/", "/dist-packages/"):
+            longest = max(longest, below.rfind(name) + len(name) if name in below else 0)
+        return longest == 0 or self._root(below) > longest
+
+    def is_project(self, path: str) -> bool:
+        """Whether a path lies in a folder of project code."""
+        return self._root(f"{path}/") > 0 and self.counts(path)
+
+    def _root(self, below: str) -> int:
+        return max((len(root) for root in self.roots if below.startswith(root)), default=0)
+
+
+def _variants(folders: Iterable[str]) -> Iterator[str]:
+    """Folders with a trailing slash, both as given and with symbolic links resolved."""
+    paths = (p for f in folders for p in (os.path.abspath(f), os.path.realpath(f)))
+    yield from sorted({f"{path.rstrip('/')}/" for path in paths} - {"/"})
+
+
+def _elsewhere() -> Iterator[str]:
+    """Folders of the machine, the interpreter and the user on which no result depends."""
+    yield from (*_SYSTEM, *_TEMPORARY, tempfile.gettempdir())
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        with contextlib.suppress(Exception):  # Python 3.13.0 raises in some cases
+            yield sysconfig.get_path(name)
+    yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+    for name, value in os.environ.items():
+        is_cache = name in _CACHE_VARIABLES or name.endswith(_ENDS_OF_CACHES)
+        if is_cache and os.path.isabs(value):
+            yield value
+
+
+def working_folder() -> str:
+    """The working folder; empty if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

@@ -1,0 +1,48 @@
+"""What stands for the state and the content of a file, a folder or a link."""
+
+import os
+import stat
+
+import blake3
+
+ABSENT = "absent"
+"""Stands for the digest of a file or folder that the step looked for and that did not exist."""
+LINK = "link to"
+"""Begins what stands for the digest of a symbolic link."""
+_BLOCK_BYTES = 4 * 2**20
+
+
+def state_of(path: str) -> list[int] | None:
+    """Numbers that change with a file's content; ``None`` without a file, empty for a folder."""
+    try:
+        now = os.stat(path)
+    except (OSError, ValueError):  # a manifest may name what no file system can
+        return None
+    if not stat.S_ISREG(now.st_mode):
+        return []
+    return [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+
+
+def target_of(link: str) -> str:
+    """Stands for the digest of a symbolic link of which the step asked where it points."""
+    try:
+        return f"{LINK} {os.readlink(link)}"
+    except (OSError, ValueError):
+        return ABSENT
+
+
+def file_digest(path: str) -> str:
+    hasher = blake3.blake3()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def folder_digest(folder: str) -> str:
+    """The digest of the names in a folder; :data:`ABSENT` if there is none."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
+    except (OSError, ValueError):
+        return ABSENT
+    return blake3.blake3("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
