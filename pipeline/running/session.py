@@ -2,24 +2,28 @@
 
 import contextlib
 import os
-import reprlib
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Never
 
-from pipeline.dag.step import Input, Step, StepFunction, look_again
+from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
-from pipeline.extras import require_installed
 from pipeline.observed.discovery import Present
-from pipeline.plan.labels import labels
-from pipeline.plan.planning import Plan, State, display_names, make_plan, topological
+from pipeline.plan.planning import Plan, State, display_names, make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.record import RunRecord, redacted
+from pipeline.running.wanted import (
+    check_names,
+    check_request,
+    chosen,
+    named,
+    require_packages,
+    visible_to_workers,
+)
 from pipeline.show.made import Made
 from pipeline.show.sinks import require_sinks
 from pipeline.store.catalog import Catalog
@@ -28,7 +32,6 @@ from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.text import hint, visible
 from pipeline.uncaught import shorten_in_notebooks
-from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from pipeline.wire.spec import Pause
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
@@ -95,10 +98,10 @@ def run(
     """
     from pipeline.show.terminal import make_console
 
-    roots = _named(roots)
-    _check_request(roots, jobs, launcher)
-    store = _visible_to_workers(store)
-    _check_names(force=force, only=only, sinks=sinks)
+    roots = named(roots)
+    check_request(roots, jobs, launcher)
+    store = visible_to_workers(store)
+    check_names(force=force, only=only, sinks=sinks)
     require_sinks(list(sinks))
     roots = chosen(make_plan(roots, store), only) if only else roots
     session = _Session(roots, store, console or make_console(), force)
@@ -232,119 +235,6 @@ def note_plan() -> None:
     """Let ``temper plan``, if it has started this process, know that a plan was shown."""
     if file := os.environ.get(PLAN_ONLY):
         Path(file).touch()
-
-
-def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> None:
-    """Refuse steps that will run on this machine and need packages that are not installed.
-
-    Raises:
-        TemperError: a package is missing; the message names it and how to install it.
-    """
-    if launcher is not None and set(launcher.use) != {"local"}:
-        return  # jobs run on machines with their own packages
-    for planned in plan.in_state(State.RUN, State.BLOCKED):
-        require_installed(planned.step.needs_packages, planned.step.name)
-
-
-def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
-    """Roots by name; for a list, by the steps' names and labels."""
-    if isinstance(roots, Step | str) or not isinstance(roots, Iterable):
-        given = str(roots) if isinstance(roots, Step) else reprlib.repr(roots)
-        raise TemperError(f"run({given}): give the steps that are wanted as a list or a dict")
-    if isinstance(roots, Mapping):
-        return {str(name): root for name, root in roots.items()}
-    steps: list[Step] = list(roots)
-    if not all(isinstance(step, Step) for step in steps):
-        return {repr(step): step for step in steps}  # `_check_request` refuses these
-    called = labels(topological(steps), {})
-    alone = Counter(step.name for step in steps)
-    given = Counter(step.label for step in steps)
-    names = [_result_name(step, called[step.fingerprint], alone, given) for step in steps]
-    meant: dict[str, set[str]] = {}
-    for step, name in zip(steps, names, strict=True):
-        meant.setdefault(name, set()).add(step.fingerprint)
-    return {
-        name if len(meant[name]) == 1 else f"{name} {step.fingerprint[:8]}": step
-        for name, step in zip(names, steps, strict=True)
-    }
-
-
-def _result_name(step: Step, label: str, alone: Mapping[str, int], given: Mapping[str, int]) -> str:
-    """The name of a result without a name: the step's label or name."""
-    if step.label and given[step.label] == 1:
-        return step.label
-    return step.name if alone[step.name] == 1 else f"{step.name} {label}".strip()
-
-
-def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
-    """The steps of a plan with these names, by display name.
-
-    Raises:
-        TemperError: no step has one of the names.
-    """
-    shown = display_names(plan)
-    chosen: dict[str, Step] = {}
-    for name in names:
-        step, _, prefix = name.partition("@")
-        found = [
-            p.step
-            for p in plan.steps
-            if p.step.name == step and (p.key or p.step.fingerprint).startswith(prefix)
-        ]
-        if not found:
-            known = ", ".join(dict.fromkeys(p.step.name for p in plan.steps))
-            raise TemperError(f"only: there is no step {name} in this experiment; it has: {known}")
-        chosen |= {shown[step.fingerprint]: step for step in found}
-    return chosen
-
-
-def _visible_to_workers(store: str | Store) -> Store:
-    store = store if isinstance(store, Store) else Store(store)
-    if store.url.startswith("memory:"):
-        raise TemperError(
-            f"store={store.url}: workers are processes and cannot see this one's memory; name a "
-            "folder or a bucket, as in store=store"
-        )
-    return store
-
-
-def _check_names(**options: Collection[str]) -> None:
-    for option, names in options.items():
-        if isinstance(names, str) or not isinstance(names, Collection):
-            raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
-
-
-def _check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:
-    from pipeline.launchers.config import LauncherConfig
-
-    if not isinstance(launcher, LauncherConfig | None):
-        raise TemperError(f"launcher={launcher!r}: give LauncherConfig(use=['local'])")
-    if type(jobs) is not int or jobs < 1:
-        raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
-    require_steps(roots)
-    if WORKER_ENVIRONMENT in os.environ:
-        raise TemperError(
-            'run() was called in the worker of a step; put it under `if __name__ == "__main__":`, '
-            "and pass other steps to a step as arguments"
-        )
-
-
-def require_steps(roots: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        TemperError: a result is no step, or there is none.
-    """
-    if not roots:
-        raise TemperError("no step is wanted; give at least one, as in {'model': STEP}")
-    for name, root in roots.items():
-        if isinstance(root, StepFunction):
-            raise TemperError(f"result {name!r} is {root.name}, uncalled: write {root.name}(…)")
-        if isinstance(root, Input):
-            raise TemperError(f"result {name!r} is {root}; name a whole step, not a part")
-        if not isinstance(root, Step):
-            raise TemperError(
-                f"result {name!r} is {reprlib.repr(root)}, which is no step; give each step a name"
-            )
 
 
 class _Session:
