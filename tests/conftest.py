@@ -45,6 +45,7 @@ os.environ.setdefault(  # to compile a program takes a third of the time
     "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 
+gc.disable()  # until all tests are collected: nothing of that is garbage
 os.environ.pop("TEMPER_STORE", None)  # the user's own store is none of the tests' business
 
 # The same examples in every run, however slow the machine is; `make attack` draws others.
@@ -105,6 +106,7 @@ def pytest_collection_finish() -> None:
     search seldom is enough: at each, JAX and Hypothesis do something of their own."""
     gc.freeze()
     gc.set_threshold(20_000)
+    gc.enable()
 
 
 @pytest.fixture

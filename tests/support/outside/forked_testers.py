@@ -23,7 +23,9 @@ from pathlib import Path
 
 LIBRARIES = (
     "torch._dynamo", "transformers.modeling_utils", "transformers.models.llama.modeling_llama",
-    "peft", "scipy.stats", "sympy", "requests", "jax", "openai", "luigi",
+    "peft", "scipy.stats", "sympy", "requests", "jax", "jax.experimental.pallas.tpu", "openai",
+    "luigi", "hypothesis.stateful", "hydra", "optuna", "IPython.core.interactiveshell",
+    "typer.testing",
 )  # fmt: skip
 """What nearly every process imports; one that is not installed is passed over."""
 
@@ -54,6 +56,7 @@ _kept: list[tuple[subprocess.Popen[bytes], tempfile.TemporaryDirectory[str]]] = 
 
 def serve() -> None:
     """Forks for each caller, until standard input ends; returns in a fork once it has worked."""
+    gc.disable()  # which a fork undoes when it has collected its tests
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
