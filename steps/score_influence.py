@@ -7,7 +7,7 @@ from steps.jax_backend.config import InfluenceConfig
 from steps.kinds import Influences, Model, PairTokens
 
 
-@step(makes=Influences, needs_packages=["jax"])
+@step(makes=Influences, needs_packages=["jax", "optax"])
 def score_influence(
     out: Output,
     tokens: PairTokens,

@@ -32,7 +32,7 @@ class JaxDevices:
     """
 
     name: ClassVar[str] = "jax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
+    needs_packages: ClassVar[tuple[str, ...]] = ("jax", "optax")
 
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
