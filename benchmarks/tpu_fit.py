@@ -4,8 +4,10 @@
     python benchmarks/tpu_fit.py 1b v5e:2x4                 one row
     python benchmarks/tpu_fit.py 1b v5e:2x4 2               of two slices
     python benchmarks/tpu_fit.py 1b v5e:2x4 1 train_sft     of another step
+    python benchmarks/tpu_fit.py 1b h100:8                  of GPUs
 
-Needs ``pip install 'temper-ml[tpu]'``. Only the shapes of weights are used: nothing is loaded.
+Needs ``pip install 'temper-ml[tpu]'``, for GPUs ``'temper-ml[cuda]'``. Only the shapes of
+weights are used: nothing is loaded.
 """
 
 import sys
@@ -17,7 +19,7 @@ from transformers import LlamaConfig
 
 from benchmarks.llamas import LLAMAS
 from steps.jax_backend.command import FittedStep, report
-from steps.jax_backend.fit import Step, compile_step
+from steps.jax_backend.fitting.fit import Step, compile_step
 from steps.jax_backend.rounds import scored_size
 from steps.models.config import ActivationCheckpointing
 

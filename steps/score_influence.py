@@ -7,7 +7,7 @@ from steps.jax_backend.config import InfluenceConfig
 from steps.kinds import Influences, Model, PairTokens
 
 
-@step(makes=Influences, needs_packages=["jax"])
+@step(makes=Influences, needs_packages=["jax", "optax"])
 def score_influence(
     out: Output,
     tokens: PairTokens,
@@ -16,17 +16,28 @@ def score_influence(
     config: InfluenceConfig = InfluenceConfig(),
 ) -> Metrics:
     """Write ``influences.jsonl``: of each pair of ``tokens``, by how much a step on it at a rate of
-    1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
+    1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first. With
+    ``config.projection`` also ``gradients.safetensors``: the projected gradients ``rows`` and
+    ``held_out`` of the losses of pairs, in the order of ``tokens`` and of ``held_out``.
 
     Args:
         held_out: trusted pairs. Their gradient is the direction in which the model should move.
         model: the model whose gradients are compared; before training, the model that training
             starts from.
     """
-    from steps.jax_backend.influence import read_rows_of, score_rows
+    from safetensors.torch import save_file
+
+    from steps.jax_backend.influence import project_rows, read_rows_of, score_rows
 
     rows, trusted = (read_rows_of(model.path, iter_rows(of.path)) for of in (tokens, held_out))
-    influences = score_rows(model.path, rows, trusted, config, out.progress).tolist()
+    if config.projection:
+        gradients = project_rows(model.path, [*rows, *trusted], config, out.progress)
+        of_rows, of_trusted = gradients.split([len(rows), len(trusted)])
+        kept = {"rows": of_rows.clone(), "held_out": of_trusted.clone()}
+        save_file(kept, out.path / "gradients.safetensors")
+        influences = (of_rows.double() @ of_trusted.double().mean(0)).tolist()
+    else:
+        influences = score_rows(model.path, rows, trusted, config, out.progress).tolist()
     found = [
         {"row": r.row, "pair": r.group_id, "influence": i}
         for r, i in zip(rows, influences, strict=True)

@@ -1,4 +1,4 @@
-"""``temper fit``: check whether a step fits a TPU slice, without a TPU."""
+"""``temper fit``: check whether a step fits a TPU slice or GPUs, without any."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from steps.models.config import ActivationCheckpointing, Dtype
 
 if TYPE_CHECKING:
-    from steps.jax_backend.fit import Fit
+    from steps.jax_backend.fitting.fit import Fit
 
 GIB = 2**30
 
@@ -36,9 +36,9 @@ class FittedStep(StrEnum):
 
 def fit(
     step: Annotated[FittedStep, typer.Argument(help="The step to compile.")],
-    on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4 or v5p:2x2x2.")],
+    on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4, or GPUs: h100:8.")],
     model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
-    tokens_per_forward: Annotated[int, typer.Option(help="The tokens of a chip's pack.")] = 2048,
+    tokens_per_forward: Annotated[int, typer.Option(help="The tokens of a device's pack.")] = 2048,
     scored: Annotated[
         int | None, typer.Option(help="Scored tokens; default: the step's share.")
     ] = None,
@@ -47,14 +47,14 @@ def fit(
     slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
     kernel: Annotated[bool, typer.Option(help="Attention as a TPU kernel of our own.")] = False,
 ) -> None:
-    """Compile a step for a TPU slice that need not be present; print its memory and whether it
-    fits.
+    """Compile a step of backend=jax for TPUs or GPUs that need not be present; print its memory and
+    whether it fits.
 
-    This proves that the step compiles, is sharded over the chips and fits. It does not measure
-    speed or check numbers on the chips. Of train_online the shapes are compiled; backend=jax does
+    This proves that the step compiles, is sharded over the devices and fits. It does not measure
+    speed or check numbers on them. Of train_online the shapes are compiled; backend=jax does
     not train online.
     """
-    from steps.jax_backend.fit import Step, TooLarge, compile_step
+    from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step
     from steps.jax_backend.rounds import scored_size, tokens_size
 
     tokens = tokens_size(tokens_per_forward, tokens_per_forward, kernel)
@@ -80,10 +80,10 @@ def fit(
 def report(found: "Fit", tokens: int, scored: int) -> str:
     """The report as text."""
     lines = [
-        f"{found.topology}: {found.chips} chips, {found.parameters / 1e9:.3f} B parameters, a pack "
-        f"of {tokens} tokens ({scored} scored) a chip",
+        f"{found.topology}: {found.chips} devices, {found.parameters / 1e9:.3f} B parameters, a "
+        f"pack of {tokens} tokens ({scored} scored) a device",
         f"{'program':<10}{'arguments':>12}{'results':>10}{'working':>10}{'beside it':>11}"
-        f"{'in all':>10}  GiB a chip; collectives in its text; CPU s to compile",
+        f"{'in all':>10}  GiB a device; collectives in its text; CPU s to compile",
     ]
     for p in found.programs:
         given = p.outputs - p.aliased
@@ -98,7 +98,7 @@ def report(found: "Fit", tokens: int, scored: int) -> str:
     limit = "of a memory that is not known here"
     if found.limit is not None:
         limit = f"of {found.limit / GIB:.0f}: {'it fits' if found.fits else 'it does not fit'}"
-    return "\n".join([*lines, f"at most {found.peak / GIB:.2f} GiB a chip {limit}"])
+    return "\n".join([*lines, f"at most {found.peak / GIB:.2f} GiB a device {limit}"])
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class JaxDevices:
     """
 
     name: ClassVar[str] = "jax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
+    needs_packages: ClassVar[tuple[str, ...]] = ("jax", "optax")
 
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
@@ -75,15 +75,21 @@ class InfluenceConfig:
 
     loss: the loss whose gradient is taken. If it uses a reference, the model itself is the
         reference.
+    projection: 0 computes influences exactly, without a row's gradient; with a number, each row's
+        gradient is computed, projected at random to so many numbers, and kept.
+    seed: of the random projection.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)
     dtype: Dtype = Dtype.float32
     tokens_per_forward: int = 1024
+    projection: int = 0
+    seed: int = 0
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
 
     def __post_init__(self) -> None:
         set_choice(self, "dtype", Dtype)
         require_count(self, "tokens_per_forward")
+        require_count(self, "projection", "seed", least=0)
         require_count(self, "devices", or_null=True)

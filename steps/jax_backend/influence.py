@@ -8,19 +8,30 @@ projected: with v = ∇L, computed once for all rows,
     ∇ℓ(z) · v  =  Σ over scored tokens s of  dℓ/d logp_s · (d/dε logp_s(w + ε v) at ε = 0)
 
 where one forward-mode pass (`jax.jvp`) gives the second factor for all rows of a pack.
+
+A projection instead computes the gradient of each row and keeps d numbers of it, so that gradients
+can be compared with each other, and with those of other held-out rows, later (as LESS does: Xia et
+al. 2024, https://arxiv.org/abs/2402.04333). Their products are those of the gradients in
+expectation, with a standard deviation of at most √(2 / d) of the product of the two lengths.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
+from jax import Array
 from torch import Tensor
 
 from steps.jax_backend.architecture import read_architecture
 from steps.jax_backend.config import InfluenceConfig
-from steps.jax_backend.devices import on_host
+from steps.jax_backend.devices import accurate, on_host
 from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs
 from steps.jax_backend.jax_trainer import JaxTrainer, losses_of
 from steps.jax_backend.rounds import RoundsBatch
@@ -46,10 +57,7 @@ def score_rows(
 
     If the loss uses a reference, the model itself is the reference, as at the start of training.
     """
-    scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, config.devices)
-    trainer = JaxTrainer(scorer, OptimizerConfig())
-    make_ready(scorer, folder, config.dtype, [*rows, *held_out], config.check)
-    try:
+    with _opened(folder, [*rows, *held_out], config) as trainer:
         direction = gradient_of(trainer, _objective(trainer, held_out, config.loss))
         parts = []
         for start in range(0, len(rows), _ROWS_AT_A_TIME):
@@ -57,6 +65,49 @@ def score_rows(
             parts.append(along(trainer, direction, _objective(trainer, some, config.loss)))
             on_progress(start + len(some), len(rows), {})
         return torch.cat(parts)
+
+
+def project_rows(
+    folder: Path,
+    rows: Sequence[TokenGroup],
+    config: InfluenceConfig,
+    on_progress: OnProgress = ignore_progress,
+) -> Tensor:
+    """The gradient of each pair's loss, projected to `config.projection` numbers: [n, d]."""
+    project = jax.jit(partial(projected, size=config.projection, seed=config.seed))
+    found = []
+    with _opened(folder, rows, config) as trainer:
+        for start in range(0, len(rows), _ROWS_AT_A_TIME):
+            objective = _objective(trainer, rows[start : start + _ROWS_AT_A_TIME], config.loss)
+            for number, group in enumerate(objective.groups):
+                loss = objective.batch_loss([number], None)
+                trainer.forward_backward(trainer.prepare([group]), loss).result()
+                found.append(np.asarray(project(trainer.take_gradient())))
+                on_progress(len(found), len(rows), {})
+    return torch.from_numpy(np.stack(found))
+
+
+def projected(gradient: Tree, size: int, seed: int | Array) -> Array:
+    """A count sketch (Weinberger et al. 2009, https://arxiv.org/abs/0902.2206): each number of a
+    gradient is added, with a random sign, to a random one of `size` sums."""
+    leaves = jax.tree.leaves(gradient)
+    sums = jnp.zeros(size, accurate(leaves[0].dtype))
+    for number, leaf in enumerate(leaves):
+        of_place, of_sign = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
+        place = jax.random.randint(of_place, leaf.shape, 0, size)
+        sums = sums.at[place].add(leaf * jax.random.rademacher(of_sign, leaf.shape, leaf.dtype))
+    return sums
+
+
+@contextmanager
+def _opened(
+    folder: Path, groups: Sequence[TokenGroup], config: InfluenceConfig
+) -> Iterator[JaxTrainer]:
+    scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, config.devices)
+    trainer = JaxTrainer(scorer, OptimizerConfig())
+    make_ready(scorer, folder, config.dtype, groups, config.check)
+    try:
+        yield trainer
     finally:
         trainer.close()
 

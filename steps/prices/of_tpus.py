@@ -160,7 +160,7 @@ def _is_being_made(path: Path) -> bool:
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compile a step, in a process of its own."""
-    from steps.jax_backend.fit import Step, TooLarge, compile_step
+    from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step
     from steps.jax_backend.rounds import tokens_size
     from steps.models.config import ActivationCheckpointing
 

@@ -8,11 +8,14 @@ import torch
 
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import oracle
 from tiny_models import VOCABULARY, model_folder, pair_records
 
 from steps.jax_backend.config import InfluenceConfig
-from steps.jax_backend.influence import score_rows
+from steps.jax_backend.influence import project_rows, projected, score_rows
 from steps.losses.base import PreferenceLoss
 from steps.losses.dpo import Dpo
 from steps.losses.simpo import Simpo
@@ -61,3 +64,34 @@ def test_a_row_with_its_sides_exchanged_pulls_the_other_way(tmp_path: Path) -> N
     torch.testing.assert_close(
         score_rows(folder, wrong, TRUSTED, config), -right, rtol=1e-3, atol=1e-6
     )
+
+
+def test_products_of_projections_are_in_expectation_those_of_gradients() -> None:
+    """Within what the docstring says of the deviation of one seed, and of the mean of many."""
+    draws = np.random.default_rng(0)
+    trees = [{"a": draws.normal(size=(9, 7)), "layers": {"b": draws.normal(size=30)}} for _ in "ab"]
+    first, second = (jax.tree.map(jnp.float32, tree) for tree in trees)
+    both = [np.concatenate([t["a"].ravel(), t["layers"]["b"]]) for t in (first, first, second)]
+    expected = np.stack(both) @ np.stack(both[1:]).T
+
+    @jax.vmap
+    def products(seed: jax.Array) -> jax.Array:
+        of_first, of_second = (projected(tree, 16, seed) for tree in (first, second))
+        return jnp.stack([of_first, of_first, of_second]) @ jnp.stack([of_first, of_second]).T
+
+    lengths = np.linalg.norm(both, axis=1)
+    off = (products(jnp.arange(2000)) - expected) / (lengths[:, None] * lengths[1:])
+    assert float(jnp.square(off).mean(0).max()) < 2 / 16
+    assert float(jnp.abs(off.mean(0)).max()) < 4 * (2 / 16 / 2000) ** 0.5
+
+
+def test_rows_are_projected_gradients(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    common = InfluenceConfig(Simpo(), Dtype.float64, tokens_per_forward=128, devices=1)
+    config = replace(common, projection=2**18)  # many more than parameters, so few sums are mixed
+    found = project_rows(folder, ROWS[:3], config)
+    with oracle.Float64():
+        exact = torch.stack([gradient(folder, [row], Simpo()) for row in ROWS[:3]])
+    size = (exact @ exact.T).diag().max()
+    torch.testing.assert_close(found @ found.T / size, exact @ exact.T / size, rtol=0, atol=0.02)
+    assert torch.equal(project_rows(folder, ROWS[1:3], config), found[1:])

@@ -141,9 +141,9 @@ from types import SimpleNamespace
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from steps.jax_backend.attending.with_kernel import attend_with_kernel
-from steps.jax_backend.fit import without_a_tpu, mesh_of
+from steps.jax_backend.fitting.targets import mesh_of, without_devices
 
-without_a_tpu()
+without_devices()
 for topology in sys.argv[1:]:
     mesh = mesh_of(topology, 1)
     where = NamedSharding(mesh, PartitionSpec("fsdp"))

@@ -1,4 +1,4 @@
-"""A step compiled for TPUs that are not there, at toy size."""
+"""A step compiled for TPUs and GPUs that are not there, at toy size."""
 
 import importlib.util
 import json
@@ -21,15 +21,19 @@ from steps.jax_backend.config import JaxTraining
 from steps.prices import model_sizes, of_tpus, of_training
 from steps.training.config import TrainConfig
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="the extra temper-ml[tpu] is not installed"
-)
+
+def _needs(package: str, extra: str) -> pytest.MarkDecorator:
+    is_missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(is_missing, reason=f"the extra temper-ml[{extra}] is not installed")
+
+
+needs_libtpu, needs_cuda = _needs("libtpu", "tpu"), _needs("jax_cuda12_plugin", "cuda")
 
 SCRIPT = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from steps.jax_backend.fit import Step, compile_step
+from steps.jax_backend.fitting.fit import Step, compile_step
 
 found = {}
 for topology in sys.argv[2:]:
@@ -42,11 +46,19 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@needs_libtpu
-def test_a_training_step_compiles_for_slices_of_tpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "targets",
+    [
+        pytest.param(["v5e:2x2", "v5p:2x2x1"], marks=needs_libtpu),
+        pytest.param(["a100:4", "b200:4"], marks=needs_cuda),
+    ],
+)
+def test_a_training_step_compiles_for_devices_that_are_not_there(
+    tmp_path: Path, targets: list[str]
+) -> None:
     policy = model_folder(tmp_path, lambda: llama(tied=False, intermediate=256))
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(policy), "v5e:2x2", "v5p:2x2x1"],
+        [sys.executable, "-c", SCRIPT, str(policy), *targets],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -96,17 +108,27 @@ def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
         assert known.note.startswith("does not compile for v5e:2x2: no TPU topology")
 
 
-@needs_libtpu
-def test_a_topology_that_is_not_known_is_an_error_that_names_some(tmp_path: Path) -> None:
-    from steps.jax_backend.fit import Step, compile_step
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        pytest.param("v5p-8", "", marks=needs_libtpu),
+        ("h100:12", "12 are no whole nodes of 8"),
+        ("a100:x", "invalid literal"),
+    ],
+)
+def test_a_target_that_is_not_known_is_an_error_that_names_some(
+    tmp_path: Path, target: str, fault: str
+) -> None:
+    from steps.jax_backend.fitting.fit import Step, compile_step
 
-    with pytest.raises(ValueError, match=r"no TPU topology 'v5p-8' .*; names are like v5e:2x4"):
-        compile_step(model_folder(tmp_path), "v5p-8", Step(128, 64))
+    expected = rf"no TPU topology or GPUs '{target}' \(.*{fault}.*; names are like v5e:2x4"
+    with pytest.raises(ValueError, match=expected):
+        compile_step(model_folder(tmp_path), target, Step(128, 64))
 
 
 def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
-    from steps.jax_backend.command import report
-    from steps.jax_backend.fit import GIB, Fit, Program
+    from steps.jax_backend.command import GIB, report
+    from steps.jax_backend.fitting.fit import Fit, Program
 
     forward = Program("forward", 4 * GIB, 2 * GIB, GIB, 0, {"all-gather": 3}, 12.0)
     backward = Program("backward", 7 * GIB, 4 * GIB, 2 * GIB, 4 * GIB, {}, 34.0)
@@ -116,9 +138,9 @@ def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
     assert [fit.beside(program) // GIB for program in fit.programs] == [12, 8, 0]
     assert (fit.peak // GIB, fit.fits) == (19, False)
     said = report(fit, 2048, 1024)
-    assert "8 chips, 1.000 B parameters, a pack of 2048 tokens (1024 scored) a chip" in said
+    assert "8 devices, 1.000 B parameters, a pack of 2048 tokens (1024 scored) a device" in said
     assert "3 all-gather; 12" in said
-    assert said.endswith("at most 19.00 GiB a chip of 16: it does not fit")
+    assert said.endswith("at most 19.00 GiB a device of 16: it does not fit")
 
 
 def test_the_command_line_has_it_once_the_package_is_installed() -> None:

@@ -1,13 +1,12 @@
-"""Check whether a training step fits a TPU slice, by compiling its programs without a TPU.
+"""Check whether a training step fits TPUs or GPUs, by compiling its programs without them.
 
-libtpu compiles for a topology, given by name ("v5e:2x4"), on any machine. It compiles the programs
-that a run would execute: forward, backward and update of `jax_trainer`, with one pack per chip and
-weights sharded over all chips. The compiler reports each program's memory on a chip, and its
-collectives. So the step compiles, partitions and fits; this does not measure speed or check numbers
-on the device. This module counts FLOPs itself, as the compiler counts the body of a loop only once.
+The compiler works on any machine (see `targets`). It compiles the programs that a run would
+execute: forward, backward and update of `jax_trainer`, with one pack per device (chip) and weights
+sharded over all of them. It reports each program's memory on a device, and its collectives. So the
+step compiles, partitions and fits; this does not measure speed or check numbers on the device. This
+module counts FLOPs itself, as the compiler counts the body of a loop only once.
 """
 
-import os
 import re
 import time
 from collections import Counter
@@ -19,15 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steps.jax_backend.adamw import clipped, updated
+from steps.jax_backend.adamw import clipped, state_of, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
 from steps.jax_backend.attending.with_kernel import open_kernel
 from steps.jax_backend.decoder import SCORE, token_logps
 from steps.jax_backend.devices import Devices, accurate
+from steps.jax_backend.fitting.targets import memory_of, mesh_of, without_devices
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
 from steps.jax_backend.jax_trainer import forward_and_backward
 from steps.jax_backend.pack_arrays import PackArrays
@@ -35,24 +33,9 @@ from steps.jax_backend.stacked import NOTHING, expected_shapes, shape_tree
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.training.config import OptimizerConfig
 
-GIB = 2**30
-CHIPS = {  # bytes of memory a chip, from Google Cloud's pages of each generation
-    "v4": 32 * GIB,
-    "v5e": 16 * GIB,
-    "v5p": 95 * GIB,
-    "v6e": 32 * GIB,
-}
 _COLLECTIVES = re.compile(
     r"= [^=]*? (all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all)(?:-start)?\("
 )
-_WITHOUT_A_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_MIN_LOG_LEVEL": "3",
-    "JAX_PLATFORMS": "cpu",
-}
 
 
 @dataclass(frozen=True)
@@ -99,7 +82,7 @@ class TooLarge(ValueError):
 class Fit:
     """The result of compiling a step for a topology.
 
-    limit: the memory of a chip in bytes; None for a generation that is not in `CHIPS`.
+    limit: the memory of a chip in bytes; None where that is not known.
     flops: the operations of a step with one pack on every chip, in which a token attends to half of
         the tokens.
     """
@@ -134,20 +117,19 @@ class Fit:
 def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fit:
     """Compile `step` for a topology; `config` is a config.json or a folder that contains one.
 
-    Needs the extra ``temper-ml[tpu]``, but no TPU. Raises ValueError for a topology that libtpu
-    does not know, and TooLarge if the compiler finds no memory for a program.
+    Needs the extra ``temper-ml[tpu]`` or ``temper-ml[cuda]``, but no device. Raises ValueError for
+    a name that no compiler knows, and TooLarge if the compiler finds no memory for a program.
     """
-    without_a_tpu()
+    without_devices()
     architecture, shapes = _described(config, step)
     devices = Devices(mesh_of(topology, slices))
     programs = tuple(_programs(architecture, shapes, devices, step))
-    generation = topology.partition(":")[0]
     return Fit(
         topology if slices == 1 else f"{slices} × {topology}",
         devices.count,
         sum(int(np.prod(shape)) for shape in shapes.values()),
         programs,
-        CHIPS.get(generation),
+        memory_of(topology),
         _flops(architecture, shapes, step) * devices.count,
     )
 
@@ -156,31 +138,6 @@ def _described(config: Path, step: Step) -> tuple[Architecture, dict[str, tuple[
     folder = config.parent if config.is_file() else config
     kind = AutoModelForSequenceClassification if step.rewards else AutoModelForCausalLM
     return read_architecture(folder), expected_shapes(folder, kind)
-
-
-def without_a_tpu() -> None:
-    """Lets libtpu compile on a machine that has none; before JAX has looked for devices."""
-    for name, value in _WITHOUT_A_TPU.items():
-        os.environ.setdefault(name, value)
-
-
-def mesh_of(topology: str, slices: int) -> Mesh:
-    """All chips of slices; raises ValueError for a topology that libtpu does not know."""
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
-    if slices > 1:
-        options["num_slices"] = slices
-    if topology.endswith(":1x1"):  # part of a host
-        options["chips_per_host_bounds"] = (1, 1, 1)
-    try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
-    except Exception as error:
-        raise ValueError(
-            f"no TPU topology {topology!r} ({str(error).splitlines()[0]}); names are like v5e:2x4, "
-            "v5p:2x2x2 or v6e:4x4, and the extra temper-ml[tpu] must be installed"
-        ) from error
-    if slices > 1:  # which JAX lays out as axes of their own, or not at all
-        return Mesh(np.array(found.devices), ("fsdp",))
-    return topologies.make_mesh(found, (len(found.devices),), ("fsdp",))
 
 
 def _programs(
@@ -197,7 +154,7 @@ def _programs(
         is_leaf=lambda leaf: isinstance(leaf, tuple),
     )
     pack = _pack(a, devices, step)
-    kernel = {"attend": open_kernel(a, devices.mesh, "tpu")} if step.kernel else {}
+    kernel = {"attend": open_kernel(a, devices.mesh, devices.kind)} if step.kernel else {}
     logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread, **kernel)
     with jax.sharding.use_abstract_mesh(devices.mesh.abstract_mesh):
         if not step.trains:
@@ -213,12 +170,13 @@ def _programs(
         yield program
         config = OptimizerConfig(weight_decay=0.1)
 
-        def update(weights: Any, moments: Any, gradient: Any) -> Any:
+        def update(weights: Any, state: Any, gradient: Any) -> Any:
             gradient, norm = clipped(gradient, config.max_grad_norm)
-            return *updated(weights, moments, gradient, (0.9, 1e-3, 0.9), config), norm
+            return *updated(weights, state, gradient, 1e-3, config), norm
 
         jitted = jax.jit(update, donate_argnums=(0, 1))
-        yield _compiled("update", jitted, weights, (weights, weights), weights)[0]
+        state = state_of(weights, (weights, weights), np.int32(0))
+        yield _compiled("update", jitted, weights, state, weights)[0]
 
 
 def _pack(a: Architecture, devices: Devices, step: Step) -> PackArrays:
@@ -242,7 +200,7 @@ def _compiled(name: str, function: Any, *arguments: Any) -> tuple[Program, Any]:
     started = time.process_time()
     traced = function.trace(*arguments)
     try:
-        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+        compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
