@@ -147,9 +147,7 @@ class Known:
         chosen = [paths[p] for p in difflib.get_close_matches(key, paths, cutoff=0.8)]
         if options := [f"{g}={value}" for g in chosen if value in self.groups[g]]:
             return options
-        whole = [
-            k for k in whole if difflib.get_close_matches(last, [k.rpartition(".")[2]], 1, 0.5)
-        ]
+        whole = [k for k in whole if did_you_mean(last, [k.rpartition(".")[2]], 0.5)]
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
 
 

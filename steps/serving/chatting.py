@@ -135,6 +135,8 @@ def _prompt(given: str | None) -> str | None:
         if not read.strip():
             raise TemperError("standard input has no prompt; write one there, or after --prompt")
         given = read
+    if given is not None and not given.strip():
+        raise TemperError("the prompt is empty; write one after --prompt")
     if given and re.search(r"[\ud800-\udfff]", given):  # Python reads other bytes as these
         raise TemperError("the prompt is no text in UTF-8; convert it, as with iconv")
     return given

@@ -5,6 +5,7 @@ in its log. Mistakes on the command line and in Python are made in this process;
 worker meets are made in one run, whose steps all fail.
 """
 
+import errno
 import gzip
 import io
 import json
@@ -55,6 +56,7 @@ from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
 from pipeline.plan.planning import make_plan
+from pipeline.running.attempts import Executor
 from pipeline.running.session import RunFailed, require_packages
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.config import LoadConfig
@@ -586,6 +588,20 @@ def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
     assert len(shown.splitlines()) <= 10
     log = shown.split("whole log: ")[1].splitlines()[0]
     assert "Traceback (most recent call last)" in Path(log).read_text()
+
+
+def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(executor: Executor, step: Step) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Executor, "execute", full)
+    console = Console(file=io.StringIO(), width=2000)
+    with pytest.raises(RunFailed):
+        run([mistaken("x")], store, console=console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    require_message(shown.split("✗ ")[1].splitlines()[0], "no space is left", "store=FOLDER")
 
 
 def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:

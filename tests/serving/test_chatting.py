@@ -57,6 +57,8 @@ def call(*arguments: str, stdin: str = "") -> str:
 def test_no_prompt_and_a_gguf_file_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
+    with pytest.raises(TemperError, match="the prompt is empty"):
+        call(str(file), "--prompt", " ")
     with pytest.raises(TemperError, match="standard input has no prompt"):
         call(str(tmp_path), stdin=" \n")
     with pytest.raises(TemperError, match=r"run it with llama\.cpp or Ollama"):
