@@ -256,6 +256,8 @@ def logs(
     data = opened.read(log)
     if data is None:
         raise TemperError(f"there is no log at {opened.url_of(log)}, or not yet")
+    if not data:
+        typer.echo(f"{artifact} has printed nothing", err=True)
     printing.show_lines(make_console(), data.decode(errors="replace").splitlines())
 
 
