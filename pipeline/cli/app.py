@@ -49,7 +49,7 @@ from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.taken_names import require_ours
-from pipeline.text import counted
+from pipeline.text import counted, did_you_mean
 
 
 class Whole(TyperGroup):
@@ -63,7 +63,26 @@ class Whole(TyperGroup):
 
 
 _ELSEWHERE = {
-    "train": "temper run RECIPE trains",
+    **dict.fromkeys(("train", "launch", "finetune"), "temper run RECIPE trains"),
+    **dict.fromkeys(("inference", "generate", "infer", "webchat"), "temper chat NAME answers"),
+    **dict.fromkeys(("webui", "dashboard"), "temper ui shows runs in a browser"),
+    **dict.fromkeys(
+        ("eval", "evaluate", "lm-eval"),
+        "recipes evaluate what they train; temper serve lets other programs do it",
+    ),
+    **dict.fromkeys(("api", "deploy", "vllm-serve"), "temper serve NAME answers OpenAI's clients"),
+    **dict.fromkeys(
+        ("merge-lora", "merge", "merge-adapter"), "an exported model has its adapters merged"
+    ),
+    "quantize": "a recipe writes a GGUF file with export_gguf=q8_0",
+    "preprocess": "temper run makes each step once, and temper show STEP --row ID shows a row",
+    "fetch": "temper recipes copy RECIPE FILE",
+    "upload": "temper push NAME OWNER/MODEL uploads a result",
+    "search": "temper tune looks for the best settings",
+    "sweep": "temper run RECIPE -m SETTING=1,2 tries each; temper tune looks for the best",
+    "clean": "temper gc",
+    "rm": "temper evict STEP deletes data; temper gc deletes what nobody needs",
+    "ls": "temper list",
     "export": "temper run dpo exports its model; export_hf and export_gguf are steps",
     "results": "temper report shows results, and temper list artifacts",
     "resume": "run the same command again, and it goes on",
@@ -77,10 +96,10 @@ class Commands(Whole):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         asked = args[0] if args else ""
-        if self.get_command(ctx, asked) is None:
+        if asked and not asked.startswith("-") and self.get_command(ctx, asked) is None:
             advice = _ELSEWHERE.get(asked, f"temper run {asked}" if asked in recipes() else "")
-            if advice:
-                raise TemperError(f"there is no command {asked}: {advice}")
+            similar = did_you_mean(asked, self.list_commands(ctx)) or "; temper -h lists them"
+            raise TemperError(f"there is no command {asked}{f': {advice}' if advice else similar}")
         return super().resolve_command(ctx, args)
 
 
@@ -237,6 +256,8 @@ def logs(
     data = opened.read(log)
     if data is None:
         raise TemperError(f"there is no log at {opened.url_of(log)}, or not yet")
+    if not data:
+        typer.echo(f"{artifact} has printed nothing", err=True)
     printing.show_lines(make_console(), data.decode(errors="replace").splitlines())
 
 

@@ -163,7 +163,7 @@ def _options(experiment: Experiment, group: str) -> dict[str, str]:
     found = {name: source_of(kind) for name, kind in types.items()}
     with contextlib.suppress(OSError):  # the group exists only as YAML
         names = ConfigStore.instance().list(group)
-        of_temper = ((name, CONF / group / name) for name in names)
+        of_temper = ((name, CONF / group / name) for name in names if name.endswith(".yaml"))
         found = {n.removesuffix(".yaml"): _first_comment(f) for n, f in of_temper} | found
     if experiment.folder is not None:
         own = sorted((experiment.folder / group).glob("*.yaml"))

@@ -76,10 +76,7 @@ _OTHER_OPTIONS = {
     **dict.fromkeys(("--dry-run", "-p", "-n"), "--plan shows what would run"),
     "--config": "temper run FILE.yaml takes settings from a file",
     "--force": "force=[STEP] makes a step again",
-    **dict.fromkeys(
-        ("--resume", "--resume-from-checkpoint", "--continue"),
-        "leave it out: what was interrupted goes on by itself",
-    ),
+    "--continue": "leave it out, since an interrupted run goes on by itself",
 }
 """Options of other tools that stand for no setting, and what to do here."""
 
@@ -112,9 +109,9 @@ class Known:
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
-        other_names = read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
         prefix, _, last = key.rpartition(".")
-        meant, _, fixed = other_names.get(last, last).partition("=")
+        is_ours = any(self._by_last_part("", last))
+        meant, _, fixed = (last if is_ours else _in_other_tools(last)).partition("=")
         typed = fixed or value
         chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
@@ -122,11 +119,18 @@ class Known:
         above = prefix.partition(".")[0]
         places = (self._by_last_part(place, meant) for place in (prefix, above, ""))
         found = next(filter(None, places), [])
+        found = [name for name in found if name.replace(".", "/") not in chosen]
         if found:
             return [f"{name}={typed}" if typed else name for name in found]
         if chosen:
             return [f"{g}={'|'.join(self.groups[g])}" for g in chosen]
         return self._alike(prefix, meant, key, value)
+
+    def advice(self, key: str) -> str:
+        """What to do in place of a setting that only other tools have; empty for any other."""
+        last = key.rpartition(".")[2]
+        meant = _in_other_tools(last)
+        return meant if " " in meant and not self._by_last_part("", last) else ""
 
     def _by_last_part(self, prefix: str, last: str) -> list[str]:
         below = f"{prefix}." if prefix else ""
@@ -143,13 +147,21 @@ class Known:
         chosen = [paths[p] for p in difflib.get_close_matches(key, paths, cutoff=0.8)]
         if options := [f"{g}={value}" for g in chosen if value in self.groups[g]]:
             return options
+        whole = [k for k in whole if did_you_mean(last, [k.rpartition(".")[2]], 0.5)]
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
+
+
+def _in_other_tools(name: str) -> str:
+    """What another tool's setting is called here, or a sentence if there is no such setting."""
+    return read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8")).get(name, name)
 
 
 def unknown_setting(key: str, value: str, known: Known) -> str:
     """The error for a setting that does not exist."""
     if below := [name for name in known.keys if name.startswith(f"{key}.")]:
         return f"{key} is no single setting; set one of it, as in {below[0]}="
+    if advice := known.advice(key):
+        return f"unknown config key {key!r}; {advice}"
     found = known.suggestions(key, value)[:MOST_SUGGESTIONS]
     meant = f"did you mean {' or '.join(found)}?" if found else "--help lists every setting"
     return f"unknown config key {key!r}; {meant}"
@@ -174,7 +186,7 @@ def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> N
         if argument.startswith("-"):
             name = option.lstrip("-").replace("-", "_")
             value = value or ("" if following.startswith("-") or "=" in following else following)
-            if said := _OTHER_OPTIONS.get(option.replace("_", "-")):
+            if said := _OTHER_OPTIONS.get(option.replace("_", "-")) or known_of().advice(name):
                 raise TemperError(f"unknown option {option}; {said}")
             found = known_of().suggestions(name, value)[:MOST_SUGGESTIONS]
             if near := difflib.get_close_matches(option, (*_OURS, *_HYDRA_OPTIONS), 1, 0.75):

@@ -245,8 +245,11 @@ def _answering() -> Iterator[None]:
     except ImportError as error:
         raise TemperError(f"launcher ray: {how_to_install('ray')}") from error
     except Exception as error:
-        raise EngineError(f"Ray does not answer: {_line(error)}") from error
+        raise EngineError(
+            f"Ray does not answer: {_line(error)}; is its dashboard at launcher.ray.address?"
+        ) from error
 
 
 def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    """The beginning of an error, without what Ray's client suggests to its own users."""
+    return " ".join(str(error).partition("Please check")[0].split())[:300].rstrip(". ")

@@ -263,7 +263,10 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _ask(command: Sequence[str]) -> str:
     answer = _run(command)
     if answer.returncode:
-        raise EngineError(f"{command[0]}: {_last_line(answer.stderr)}")
+        told = _last_line(answer.stderr).removeprefix(f"{command[0]}: ")
+        if "configuration source" in told:
+            told += "; this machine belongs to no cluster, unless SLURM_CONF names its slurm.conf"
+        raise EngineError(f"{command[0]}: {told}")
     return answer.stdout
 
 

@@ -1,7 +1,9 @@
 """Finds steps that may have been renamed: earlier steps with the same code and arguments."""
 
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.dag.canonical import Json, same
@@ -48,5 +50,14 @@ def _helpers(code: Mapping[str, str], function: str) -> Iterable[tuple[str, str]
 
 def _is_still_a_step(made: Manifest) -> bool:
     module, _, name = made.function.partition(":")
-    found = getattr(sys.modules.get(module), name, None)
+    if module not in sys.modules:
+        return _defines(module, name)
+    found = getattr(sys.modules[module], name, None)
     return isinstance(found, StepFunction) and found.name == made.step
+
+
+def _defines(module: str, name: str) -> bool:
+    """Whether a module that this experiment does not import has the function, by its source."""
+    places = (Path(folder, f"{module.replace('.', '/')}.py") for folder in sys.path)
+    sources = (place.read_text("utf-8", "replace") for place in places if place.is_file())
+    return any(re.search(rf"^def {re.escape(name)}\b", source, re.MULTILINE) for source in sources)

@@ -23,6 +23,7 @@ from luigi.worker import Worker
 
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
+from pipeline.foreseen import message_of, sentence
 from pipeline.launchers.orderly import await_children, uninterrupted
 from pipeline.plan.planning import topological
 from pipeline.running.attempts import Executor, Paused, StepFailed
@@ -83,8 +84,9 @@ class StepTask(luigi.Task):
     def on_failure(self, exception: BaseException) -> str:
         if isinstance(exception, Paused):
             return _PAUSED
-        log = exception.log if isinstance(exception, StepFailed) else ""
-        return f"{exception}\n{log}"
+        if isinstance(exception, StepFailed):
+            return f"{exception}\n{exception.log}"
+        return f"{message_of(exception, places=[self.store]) or sentence(exception)}\n"
 
 
 def _task(step: Step, store: str) -> StepTask:

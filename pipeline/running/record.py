@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.dag.step import Step
@@ -42,8 +43,9 @@ class RunRecord:
 
     @property
     def experiment(self) -> str:
-        """The name of the experiment: the script's name."""
-        return experiment_of([*sys.orig_argv, *sys.argv[:1]])
+        """The name of the experiment: that of its script or notebook."""
+        name = experiment_of([*sys.orig_argv, *sys.argv[:1]])
+        return _notebook() if name == "ipykernel_launcher" else name
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -114,3 +116,8 @@ def git_state() -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         return {}
     return {"commit": commit, "dirty": hashlib.sha256(changes).hexdigest() if changes else None}
+
+
+def _notebook() -> str:
+    """The name of the notebook, which Jupyter's server tells its kernels; other servers do not."""
+    return Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem

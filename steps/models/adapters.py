@@ -42,6 +42,7 @@ def add_adapter(
     """
     import peft
 
+    _require_modules(model, config.target_modules or ())
     targets = list(config.target_modules) if config.target_modules else "all-linear"
     described = peft.LoraConfig(
         r=config.r,
@@ -59,6 +60,19 @@ def add_adapter(
                 parameter.data = parameter.data.to(model.dtype)
     _require_untied(model)
     return cast("PeftModel", adapted)
+
+
+def _require_modules(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Raise ValueError if a name is no module's; `peft` passes over a name beside others."""
+    modules = dict(model.named_modules())
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in modules):
+            matrices = (name for name, m in modules.items() if isinstance(m, torch.nn.Linear))
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in matrices}))
+            raise ValueError(
+                f"target_modules names {target}, which {type(model).__name__} does not have; it "
+                f"has {known}"
+            )
 
 
 def _require_untied(model: PreTrainedModel) -> None:

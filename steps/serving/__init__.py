@@ -5,7 +5,8 @@
 command of ``temper``, through the entry points ``temper.commands``. Begin with ``chatting``.
 ``named_models`` finds the model that a person names, and the one that its training began from.
 ``replies`` lets a model answer, piece by piece. ``openai_app`` is the HTTP interface of ``serve``,
-for the requests of ``openai_requests``; ``openai_answers`` answers them one after the other.
+for the requests of ``openai_requests``; ``openai_answers`` answers them one after the other, and
+``token_logps`` scores their tokens.
 
 Uses ``pipeline`` and its command line, ``steps.generation``, ``steps.data``, ``steps.models``, and
 the model card of ``steps.export``.

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from steps.data.rows.rows import Message
     from steps.serving.replies import Drawing, Speaker
 
+
+def _require_mass(value: float) -> float:
+    if not 0 < value <= 1:
+        raise typer.BadParameter("it must be above 0 and at most 1; 1 leaves out no token")
+    return value
+
+
 OnPiece = Callable[[str], None]
 
 HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
@@ -45,7 +52,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Probability mass of nucleus sampling.", callback=_require_mass)
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Dtype of weights; bfloat16 on a GPU, else float32.")
@@ -135,6 +144,8 @@ def _prompt(given: str | None) -> str | None:
         if not read.strip():
             raise TemperError("standard input has no prompt; write one there, or after --prompt")
         given = read
+    if given is not None and not given.strip():
+        raise TemperError("the prompt is empty; write one after --prompt")
     if given and re.search(r"[\ud800-\udfff]", given):  # Python reads other bytes as these
         raise TemperError("the prompt is no text in UTF-8; convert it, as with iconv")
     return given

@@ -27,15 +27,16 @@ def engine(
 
     Prints the address and the token, which runs take from TEMPER_ENGINE_TOKEN. Ctrl-C ends it.
     """
-    from steps.generation.remote.connecting import TOKEN  # torch is slow to import
-    from steps.generation.remote.engine_server import EngineServer
-    from steps.generation.slots import SlotEngine
-    from steps.models.folders import load_model
-    from steps.scoring.scored_by import model_digest
-
-    given = os.environ.get(TOKEN)
-    token = given or secrets.token_hex()
     with opened(name, store) as model:
+        model.require_whole()
+        from steps.generation.remote.connecting import TOKEN  # torch is slow to import
+        from steps.generation.remote.engine_server import EngineServer
+        from steps.generation.slots import SlotEngine
+        from steps.models.folders import load_model
+        from steps.scoring.scored_by import model_digest
+
+        given = os.environ.get(TOKEN)
+        token = given or secrets.token_hex()
         drawing = SlotEngine(load_model(model.folder, dtype), model_digest(model.folder), slots)
     try:
         server = EngineServer(drawing, token, port)

@@ -10,19 +10,23 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from steps.serving.openai_requests import Asked
-from steps.serving.replies import Enough, Speaker
+from steps.serving.replies import Enough, Speaker, Written
+from steps.serving.token_logps import logprobs_of, text_of
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer; the last one says why it ended (`stop` or `length`), and its tokens."""
+    """A piece of an answer. The last one says why the answer ended (`stop` or `length`), how many
+    tokens it has, and their log-probabilities if they are asked for."""
 
     choice: int
     text: str
     finish: str | None = None
     tokens: int = 0
+    logprobs: dict[str, Any] | None = None
 
 
 class Answers:
@@ -33,14 +37,14 @@ class Answers:
         self._writing = ThreadPoolExecutor(1, "writing")
         self._reading = ThreadPoolExecutor(1, "reading")
 
-    async def read(self, prompts: Callable[[], list[list[int]]]) -> list[list[int]]:
+    async def read(self, prompts: Callable[[], list[list[int]]], asked: Asked) -> list[list[int]]:
         """The tokens of prompts, each of which leaves room for an answer.
 
         Raises ValueError if one cannot be answered.
         """
         read = await asyncio.get_running_loop().run_in_executor(self._reading, prompts)
         for ids in read:
-            self.speaker.room_after(ids)
+            self.speaker.room_after(ids, min(1, asked.most_tokens))
         return read
 
     async def write(self, prompts: Sequence[Sequence[int]], asked: Asked) -> AsyncGenerator[Piece]:
@@ -78,6 +82,9 @@ class Answers:
         for choice in range(len(prompts) * count):
             if left.is_set():
                 return
+            for echoed in asked.echoed[choice // count :][:1]:
+                known = isinstance(echoed, str)
+                tell(Piece(choice, echoed if known else text_of(self.speaker, echoed)))
             until = _UntilStop(asked.stop or [])
 
             def hear(text: str, choice: int = choice, until: _UntilStop = until) -> None:
@@ -86,11 +93,26 @@ class Answers:
                 if until.found or left.is_set():
                     raise Enough
 
-            drawing = asked.drawing(seed + choice)
             prompt = prompts[choice // count]
-            written = self.speaker.write(prompt, drawing, hear, asked.continues)
+            written = self._write(prompt, asked, seed + choice, hear)
             finish = "stop" if until.found or written.ended else "length"
-            tell(Piece(choice, until.held, finish, written.tokens))
+            logprobs = self._logprobs(prompt, written, asked)
+            tell(Piece(choice, until.held, finish, len(written.ids), logprobs))
+
+    def _write(
+        self, prompt: Sequence[int], asked: Asked, seed: int, hear: Callable[[str], None]
+    ) -> Written:
+        if asked.most_tokens == 0:  # the prompt is to be scored
+            return Written("", [], ended=False)
+        return self.speaker.write(prompt, asked.drawing(seed), hear, asked.continues)
+
+    def _logprobs(
+        self, prompt: Sequence[int], written: Written, asked: Asked
+    ) -> dict[str, Any] | None:
+        if asked.likeliest is None:
+            return None
+        begins = 0 if asked.echoed else len(prompt)
+        return logprobs_of(self.speaker, [*prompt, *written.ids], begins, asked.likeliest)
 
 
 class _UntilStop:

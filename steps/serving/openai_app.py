@@ -121,14 +121,14 @@ class _Interface:
             told = "the model has no chat template; it continues texts: POST /v1/completions"
             raise _Refused(400, told)
         messages = [turn.message() for turn in asked.messages]
-        prompts = await self._read(lambda: [speaker.prompt_of(messages)], "messages")
+        prompts = await self._read(lambda: [speaker.prompt_of(messages)], asked, "messages")
         return await self._answer(request, asked, prompts, _CHAT)
 
     async def complete(self, request: Request) -> Response:
         asked = await _asked(request, CompletionAsked)
         self._require_served(asked.model)
         tokens_of = self.answers.speaker.tokens_of
-        prompts = await self._read(lambda: [tokens_of(text) for text in asked.prompt], "prompt")
+        prompts = await self._read(lambda: [*map(tokens_of, asked.prompt)], asked, "prompt")
         return await self._answer(request, asked, prompts, _COMPLETION)
 
     def _described(self) -> dict[str, Any]:
@@ -139,9 +139,11 @@ class _Interface:
             told = f"there is no model {name!r}; this server has {self.served!r}"
             raise _Refused(404, told, "model", "model_not_found")
 
-    async def _read(self, prompts: Callable[[], list[list[int]]], param: str) -> list[list[int]]:
+    async def _read(
+        self, prompts: Callable[[], list[list[int]]], asked: Asked, param: str
+    ) -> list[list[int]]:
         try:
-            return await self.answers.read(prompts)
+            return await self.answers.read(prompts, asked)
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLong) else ""
             raise _Refused(400, str(error), param, code) from error
@@ -207,7 +209,7 @@ _COMPLETION = _Form(
 
 
 def _choice(piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
-    rest = {"index": piece.choice, "logprobs": None, "finish_reason": piece.finish}
+    rest = {"index": piece.choice, "logprobs": piece.logprobs, "finish_reason": piece.finish}
     return {**content, **rest}
 
 

@@ -4,6 +4,7 @@ A field that would change the answer, and that the server does not know, is refu
 answer without it would be wrong in silence. Types are checked strictly.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -20,6 +21,7 @@ from steps.serving.replies import Drawing
 
 _COMPLETION_TOKENS = 16
 """The most tokens of a plain completion if a request names no number, as at OpenAI."""
+_MOST_PROMPTS = 128
 _NO_LIMIT = 2**31
 
 
@@ -34,15 +36,22 @@ def _unless(*without_effect: Any) -> AfterValidator:
     return AfterValidator(require)
 
 
-def _require_unset(value: Any) -> Any:
-    if value is not None:
-        raise ValueError(UNSUPPORTED)
-    return value
+def _prompts(value: Any) -> Any:
+    """A text, or a list of token ids, stands for the list of it."""
+    prompts = [value] if isinstance(value, str) or _is_tokens(value) else value
+    if not isinstance(prompts, list) or not 1 <= len(prompts) <= _MOST_PROMPTS:
+        raise ValueError(f"give 1 to {_MOST_PROMPTS} prompts")
+    if not all(isinstance(prompt, str) or _is_tokens(prompt) for prompt in prompts):
+        raise ValueError("a prompt is a text or a list of token ids")
+    return prompts
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value) and bool(value)
 
 
 UNSUPPORTED = "this server does not support it; leave it out"
 Unsupported = Annotated[Any, _unless()]
-NotEvenZero = Annotated[Any, AfterValidator(_require_unset)]
 Called = Annotated[Any, _unless("none", "auto")]
 Format = Annotated[Any, _unless({"type": "text"})]
 Modalities = Annotated[Any, _unless(["text"])]
@@ -51,6 +60,7 @@ Ignored = Any
 """A field without an effect on the answer."""
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
+Prompt = str | list[int]
 Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A text stands for the list of it."""
 Parted = BeforeValidator(lambda value: [_Text(text=value)] if isinstance(value, str) else value)
@@ -118,23 +128,32 @@ class Asked(_Known):
     """Whether an answer continues the text of its prompt."""
 
     model: str
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Annotated[list[Text], Field(max_length=4), Listed] | None = None
+    stop: Annotated[list[Text], Listed] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: Ignored = None
-    logprobs: Unsupported = None
     logit_bias: Unsupported = None
     frequency_penalty: Unsupported = None
     presence_penalty: Unsupported = None
 
     @property
     def most_tokens(self) -> int:
-        return self.max_tokens or _COMPLETION_TOKENS
+        return _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def echoed(self) -> Sequence[Prompt]:
+        """The prompts that answers begin with; empty if they do not."""
+        return ()
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many tokens to name in each place with their log-probabilities; None for neither."""
+        return None
 
     def drawing(self, seed: int) -> Drawing:
         """How an answer is sampled; temperature and top_p are 1 by default, as at OpenAI."""
@@ -148,6 +167,7 @@ class Asked(_Known):
 class ChatAsked(Asked):
     """A request for the next message of a conversation."""
 
+    max_tokens: Count | None = None
     messages: Annotated[list[_Turn], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     metadata: Ignored = None
@@ -161,6 +181,7 @@ class ChatAsked(Asked):
     audio: Unsupported = None
     function_call: Called = None
     functions: Unsupported = None
+    logprobs: Unsupported = None
     modalities: Modalities = None
     response_format: Format = None
     tool_choice: Called = None
@@ -177,8 +198,22 @@ class CompletionAsked(Asked):
 
     continues = True
 
-    prompt: Annotated[list[str], Field(min_length=1, max_length=128), Listed]
+    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
     best_of: BestOf = None
-    echo: Unsupported = None
-    logprobs: NotEvenZero = None  # 0 asks for the logprobs of the tokens that are drawn
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Unsupported = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "CompletionAsked":
+        if self.stream and self.logprobs is not None:
+            raise ValueError("logprobs come with whole answers: leave out stream")
+        return self
+
+    @property
+    def echoed(self) -> Sequence[Prompt]:
+        return self.prompt if self.echo else ()
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs

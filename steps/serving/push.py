@@ -76,8 +76,14 @@ def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) ->
     api = HfApi(library_name="temper")
     with _told_without_secrets():
         created = api.create_repo(repo, private=not public, exist_ok=True)
-        if not public and not api.model_info(created.repo_id).private:
+        is_private = bool(api.model_info(created.repo_id).private)
+        if not public and not is_private:
             raise TemperError(f"everybody can read {repo}; add --public to upload to it")
+        if public and is_private:
+            raise TemperError(
+                f"{repo} is private already, which --public does not change: leave it out, or "
+                "change the repository's settings on the Hub"
+            )
         sent = {**files, **_card_of(repo, files)}
         additions = [CommitOperationAdd(name, content) for name, content in sent.items()]
         return api.create_commit(created.repo_id, additions, commit_message=message).commit_url
@@ -96,6 +102,7 @@ def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
 @contextmanager
 def _told_without_secrets() -> Iterator[None]:
     """Turn errors of the Hub or the network into one line without secrets."""
+    from huggingface_hub import get_token
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -107,8 +114,9 @@ def _told_without_secrets() -> Iterator[None]:
     except HfHubHTTPError as error:
         status = error.response.status_code
         told = error.server_message or f"it answered with status {status}"
-        advice = "; check the token: hf auth whoami" if status in (401, 403) else ""
-        raise TemperError(f"the Hub refused: {_safe(told)}{advice}") from None
+        known = "check the token: hf auth whoami" if get_token() else "log in: hf auth login"
+        advice = f"; {known}" if status in (401, 403) else ""
+        raise TemperError(f"the Hub refused: {_safe(told).rstrip('.')}{advice}") from None
     except Exception as error:  # versions use different HTTP libraries; tracebacks have headers
         reason = _safe(str(error.__cause__ or error)) or type(error).__name__
         raise TemperError(f"the upload failed: {reason}; run it again to go on") from None

@@ -47,12 +47,12 @@ class Written:
     """What a model has written.
 
     Attributes:
-        tokens: their number, with the one that ends the answer.
+        ids: its tokens, with the one that ends the answer.
         ended: whether the model ended the answer itself.
     """
 
     text: str
-    tokens: int
+    ids: list[int]
     ended: bool
 
 
@@ -109,8 +109,14 @@ class Speaker:
             raise ValueError(f"the chat template refuses this conversation: {ids}")
         return ids
 
-    def tokens_of(self, text: str) -> list[int]:
-        return list(self.tokenizer(text)["input_ids"])
+    def tokens_of(self, prompt: str | list[int]) -> list[int]:
+        """The tokens of a text, or these tokens if the model has them; else raises ValueError."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        known = self.model.get_input_embeddings().weight.size(0)  # type: ignore[union-attr]
+        if foreign := [token for token in prompt if not 0 <= token < known]:
+            raise ValueError(f"the model has tokens from 0 to {known - 1}, and none {foreign[0]}")
+        return prompt
 
     def write(
         self, ids: Sequence[int], drawing: Drawing, on_piece: OnPiece, continues: bool = False
@@ -142,16 +148,16 @@ class Speaker:
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces
             )
         ended = bool(pieces.ids) and pieces.ids[-1] in ends
-        return Written(pieces.text, len(pieces.ids), ended)
+        return Written(pieces.text, pieces.ids, ended)
 
-    def room_after(self, ids: Sequence[int]) -> int:
-        """How many tokens the model can write after these."""
+    def room_after(self, ids: Sequence[int], least: int = 1) -> int:
+        """How many tokens the model can write after these; at least as many are needed."""
         if not ids:
             raise ValueError("there is nothing to answer; write a prompt")
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if not most:
             return 2**31
-        if len(ids) >= most:
+        if len(ids) + least > most:
             raise TooLong(f"the prompt has {len(ids)} tokens, and the model takes {most}")
         return most - len(ids)
 

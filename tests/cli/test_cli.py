@@ -179,6 +179,14 @@ def test_the_log_of_a_failed_attempt_is_shown(lab: Lab) -> None:
     assert temper(lab, "logs", f"fail@{attempt.name[:10]}") == log
 
 
+def test_a_step_that_has_printed_nothing_is_said_to_have(lab: Lab) -> None:
+    lab.run(numbers=lab.numbers())
+    (log,) = (Path(lab.store.root) / "attempts" / "numbers").glob("*/*/log.txt")
+    log.write_text("")
+    said = command_line.temper("logs", "numbers", "--store", lab.store.root)
+    assert (said.status, said.out, said.err) == (0, "", "numbers has printed nothing\n")
+
+
 # --- running -------------------------------------------------------------------------------------
 
 

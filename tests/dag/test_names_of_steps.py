@@ -265,6 +265,14 @@ def test_a_step_that_seems_renamed_is_told_what_to_say(
     )
 
 
+def test_a_step_that_only_other_experiments_import_does_not_seem_renamed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.run(product=lab.product())
+    monkeypatch.delitem(sys.modules, "toy_steps")
+    assert reason(lab, product(lab, renamed("scale"))) == "never run"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [

@@ -5,6 +5,7 @@ in its log. Mistakes on the command line and in Python are made in this process;
 worker meets are made in one run, whose steps all fail.
 """
 
+import errno
 import gzip
 import io
 import json
@@ -55,6 +56,7 @@ from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
 from pipeline.plan.planning import make_plan
+from pipeline.running.attempts import Executor
 from pipeline.running.session import RunFailed
 from pipeline.running.wanted import require_packages
 from steps.data.formats.choice import FormatChoice
@@ -198,6 +200,12 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.beta=${dpo.loss.beta}"], ["dpo.loss.beta refers to itself"]),
     (["--dry-run"], ["--plan shows what would run"]),
     (["--resume"], ["goes on by itself"]),
+    (["packing=true"], ["leave it out, since rows are packed without padding"]),
+    (["--deepspeed", "zero3.json"], ["with launcher.steps.STEP.gpus=8"]),
+    (["dpo.push_to_hub=true"], ["temper push NAME OWNER/MODEL"]),
+    (["dpo.warmup_ratio=0.1"], ["did you mean dpo.optimizer.warmup_steps=0.1?"]),
+    (["lora=true"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
+    (["finetuning_type=lora"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
     (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
@@ -583,6 +591,20 @@ def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
     assert "Traceback (most recent call last)" in Path(log).read_text()
 
 
+def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(executor: Executor, step: Step) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Executor, "execute", full)
+    console = Console(file=io.StringIO(), width=2000)
+    with pytest.raises(RunFailed):
+        run([mistaken("x")], store, console=console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    require_message(shown.split("✗ ")[1].splitlines()[0], "no space is left", "store=FOLDER")
+
+
 def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:
     class Input:
         pass
@@ -604,6 +626,10 @@ SHELL: list[tuple[list[str], list[str]]] = [
     (["plan", "nope.py"], ["no script nope.py"]),
     (["plan", "dpo"], ["a recipe: temper run dpo --plan"]),
     (["sft"], ["there is no command sft: temper run sft"]),
+    (["merge-lora", "model"], ["has its adapters merged"]),
+    (["lm-eval"], ["temper serve"]),
+    (["lst"], ["there is no command lst; did you mean list?"]),
+    (["frobnicate"], ["temper -h lists them"]),
     (["export"], ["there is no command export", "export_hf"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),

@@ -4,11 +4,13 @@ import inspect
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import script
 
+from pipeline import Store
 from pipeline.redaction import shown, without_secrets
 from pipeline.running import record
 from pipeline.running.session import RunFailed
@@ -122,3 +124,16 @@ def test_the_commit_and_a_digest_of_the_changes_are_kept(
     file.write_text("1")
     (tmp_path / "new.py").unlink()
     assert ask_git() == clean
+
+
+@pytest.mark.parametrize(
+    ("told", "name"), [("/home/me/losses tried.ipynb", "losses tried"), ("", "notebook")]
+)
+def test_an_experiment_in_a_notebook_is_called_after_it(
+    told: str, name: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = "/venv/lib/ipykernel_launcher.py"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "1.json"])
+    monkeypatch.setattr(sys, "argv", [kernel, "-f", "1.json"])
+    monkeypatch.setenv("JPY_SESSION_NAME", told)
+    assert record.RunRecord.begin({}, store).experiment == name

@@ -57,6 +57,8 @@ def call(*arguments: str, stdin: str = "") -> str:
 def test_no_prompt_and_a_gguf_file_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
+    with pytest.raises(TemperError, match="the prompt is empty"):
+        call(str(file), "--prompt", " ")
     with pytest.raises(TemperError, match="standard input has no prompt"):
         call(str(tmp_path), stdin=" \n")
     with pytest.raises(TemperError, match=r"run it with llama\.cpp or Ollama"):
@@ -233,9 +235,12 @@ def test_a_prompt_that_is_no_text_is_refused(chat_model: Path) -> None:
         call(str(chat_model), "-p", "caf\udce9")
 
 
-def test_settings_that_cannot_be_are_refused(chat_model: Path) -> None:
-    with pytest.raises(TemperError, match="top_p must be above 0"):
-        call(str(chat_model), "-p", PROMPT, "--top-p", "0")
+def test_settings_that_cannot_be_are_refused_before_a_model_is_looked_for() -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(chat)
+    refused = CliRunner().invoke(app, ["no-model", "-p", PROMPT, "--top-p", "0"])
+    assert refused.exit_code == 2
+    assert "must be above 0" in refused.output
 
 
 class Terminal:

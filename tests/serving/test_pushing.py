@@ -113,6 +113,10 @@ def test_a_repository_that_everybody_can_read_is_not_written_to_unasked(
     done = push(folder, hub.url, "me/open", "--yes")
     assert done.error == "error: everybody can read me/open; add --public to upload to it"
     assert not hub.repositories["me/open"].files
+    hub.repositories["me/closed"] = Repository(private=True)
+    done = push(folder, hub.url, "me/closed", "--yes", "--public")
+    assert done.error.startswith("error: me/closed is private already, which --public does not")
+    assert not hub.repositories["me/closed"].files
     done = push(folder, hub.url, "me/open", "--yes", "--public")
     assert done.status == 0, done.err
     assert "README.md" in hub.repositories["me/open"].files
@@ -123,7 +127,7 @@ def test_a_repository_that_everybody_can_read_is_not_written_to_unasked(
     [
         (["somebody-else/model"], TOKEN, "the Hub refused: You don't have the rights"),
         (["me/model"], "hf_anotherTokenThatIsWrong", "check the token: hf auth whoami"),
-        (["me/model"], None, "hf auth"),
+        (["me/model"], None, "log in: hf auth login"),
     ],
 )
 def test_what_a_hub_refuses_is_one_line_without_the_token(

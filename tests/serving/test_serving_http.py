@@ -16,8 +16,10 @@ from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
 
 import pytest
+import torch
 from openai import BadRequestError, NotFoundError, OpenAI
 from places import REPOSITORY
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import TemperError
 from steps.data.rows.rows import Message
@@ -169,17 +171,17 @@ def test_an_odd_request_is_refused_as_openai_would(odd: str, served: OpenAI) -> 
 @pytest.mark.slow
 def test_a_broken_request_gets_an_error_object_and_a_cut_one_harms_nobody(served: OpenAI) -> None:
     host, port = served.base_url.host, served.base_url.port
-    zero = b'{"model": "model", "prompt": "1 +", "logprobs": 0}'
+    odd = b'{"model": "model", "prompt": "1 +", "suffix": "0"}'
     for method, path, body, headers, status in (
         ("POST", "/v1/chat/completions", b"{", {}, 400),
-        ("POST", "/v1/completions", zero, {}, 400),
+        ("POST", "/v1/completions", odd, {}, 400),
         ("GET", "/v1/chat/completions", None, {}, 405),
         ("POST", "/v1/embeddings", b"{}", {}, 404),
         ("POST", "/v1/completions", b" " * (LARGEST_BODY + 1), {}, 413),
-        ("POST", "/v1/completions", zero, {"Host": "example.com"}, 403),
-        ("POST", "/v1/completions", zero, {"Host": "[::1"}, 403),
-        ("POST", "/v1/completions", zero, {"Origin": "http://example.com"}, 403),
-        ("POST", "/v1/completions", zero, {"Host": "[::1]:1", "Origin": "http://[::1]:1"}, 400),
+        ("POST", "/v1/completions", odd, {"Host": "example.com"}, 403),
+        ("POST", "/v1/completions", odd, {"Host": "[::1"}, 403),
+        ("POST", "/v1/completions", odd, {"Origin": "http://example.com"}, 403),
+        ("POST", "/v1/completions", odd, {"Host": "[::1]:1", "Origin": "http://[::1]:1"}, 400),
     ):
         with closing(HTTPConnection(str(host), port, timeout=60)) as connection:
             connection.request(method, path, body, headers)
@@ -201,3 +203,83 @@ def test_fields_that_ask_for_nothing_are_taken_and_overlong_prompts_have_openai_
     with pytest.raises(BadRequestError) as refused:
         ask(served, messages=[{"role": "user", "content": "1 " * 99}])
     assert refused.value.code == "context_length_exceeded"
+
+
+def complete(client: OpenAI, prompt: Any, **fields: Any) -> Any:
+    return client.completions.create(model="model", prompt=prompt, temperature=0, **fields)
+
+
+@pytest.mark.slow
+def test_a_prompt_may_be_token_ids_and_is_scored_where_it_is_echoed(
+    served: OpenAI, chat_model: Path
+) -> None:
+    """The log-probabilities are those of a plain forward by transformers."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(chat_model)
+    ids = tokenizer("12 + 3 = 15").input_ids
+    of_ids, of_text = complete(served, [ids, tokenizer("1 +").input_ids], max_tokens=4).choices
+    assert of_ids.text == complete(served, "12 + 3 = 15", max_tokens=4).choices[0].text
+    assert of_text.text == complete(served, "1 +", max_tokens=4).choices[0].text
+
+    model = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32)
+    with torch.no_grad():
+        logps = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    expected = [row[token].item() for row, token in zip(logps, ids[1:], strict=False)]
+    (scored,) = complete(served, [ids], max_tokens=0, echo=True, logprobs=3).choices
+    first, *values = scored.logprobs.token_logprobs
+    assert first is None
+    assert values == pytest.approx(expected, abs=1e-5)
+    for row, likeliest in zip(logps, scored.logprobs.top_logprobs[1:], strict=False):
+        assert max(likeliest.values()) == pytest.approx(row.max().item(), abs=1e-5)
+        assert 3 <= len(likeliest) <= 4
+    assert "".join(scored.logprobs.tokens) == scored.text == tokenizer.decode(ids)
+    assert scored.logprobs.text_offset[-1] == len(scored.text) - len(scored.logprobs.tokens[-1])
+
+    (drawn,) = complete(served, [ids], max_tokens=4, logprobs=0).choices
+    assert len(drawn.logprobs.token_logprobs) == 4
+    assert drawn.logprobs.top_logprobs is None
+    assert all(logp < 0 for logp in drawn.logprobs.token_logprobs)
+    echoed = complete(served, "1 +", max_tokens=4, echo=True, stream=True)
+    assert "".join(part.choices[0].text for part in echoed) == "1 +" + of_text.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "fields", "told"),
+    [
+        ([[10**6]], {}, "the model has tokens from 0 to"),
+        ([-1], {}, "none -1"),
+        ([], {}, "give 1 to 128 prompts"),
+        ([[1], "a", 2], {}, "a prompt is a text or a list of token ids"),
+        ("1 +", {"logprobs": 1, "stream": True}, "leave out stream"),
+        ("1 +", {"max_tokens": -1}, "max_tokens"),
+        ([1] * 97, {"max_tokens": 0}, "takes 96"),
+    ],
+)
+def test_a_completion_that_cannot_be_is_refused(
+    prompt: Any, fields: dict[str, Any], told: str, served: OpenAI
+) -> None:
+    with pytest.raises(BadRequestError, match=told):
+        complete(served, prompt, **fields)
+
+
+@pytest.mark.slow
+def test_lm_eval_scores_choices_through_the_server_as_it_does_in_its_own_process(
+    served: OpenAI, chat_model: Path
+) -> None:
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    pairs = [("1 + 2 =", " 3"), ("1 + 2 =", " 4"), ("12 + 30 is", " 42."), ("12 + 30", " is 41.")]
+    asked: Any = [
+        Instance("loglikelihood", {}, pair, at, metadata=("task", 0, 1))
+        for at, pair in enumerate(pairs)
+    ]
+    url, name = f"{served.base_url}completions", str(chat_model)
+    theirs: Any = HFLM(pretrained=name, device="cpu", dtype="float32")
+    expected = theirs.loglikelihood(asked)
+    for batch in (1, 3):
+        ours = LocalCompletionsAPI(base_url=url, model="model", tokenizer=name, batch_size=batch)
+        for found, known in zip(ours.loglikelihood(asked), expected, strict=True):
+            assert found[0] == pytest.approx(known[0], abs=1e-4)
+            assert found[1] == known[1]

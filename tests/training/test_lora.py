@@ -228,8 +228,9 @@ def test_an_adapter_of_a_matrix_that_is_head_and_embeddings_is_refused(
 
 
 def test_modules_that_the_model_lacks_are_named(policy: Path) -> None:
-    with pytest.raises(ValueError, match="W_pack"):
-        add_adapter(load_model(policy), LoraConfig(target_modules=["W_pack"]), seed=0)
+    for targets in (["W_pack"], ["q_proj", "W_pack"]):
+        with pytest.raises(ValueError, match=r"names W_pack, .* it has down_proj, .*q_proj"):
+            add_adapter(load_model(policy), LoraConfig(target_modules=targets), seed=0)
 
 
 def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) -> None:
