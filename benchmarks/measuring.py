@@ -20,6 +20,7 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # else each process compiles what no installer has compiled
     "PYTHONPATH": str(REPOSITORY),
 }
 

@@ -33,6 +33,13 @@ def pairs() -> list[tuple[list[int], list[int], list[int]]]:
     return [(ids(12), [*ids(14), END], [*ids(14), END]) for _ in range(STEPS * BATCH_SIZE)]
 
 
+def texts() -> Iterator[dict[str, str]]:
+    """The pairs as text, for TRL, which adds the end of text itself."""
+    for pair in pairs():
+        prompt, chosen, rejected = (" ".join(f"w{i}" for i in ids if i != END) for ids in pair)
+        yield {"prompt": f"{prompt} ", "chosen": chosen, "rejected": rejected}
+
+
 def write_model(folder: Path) -> None:
     """A tiny Llama with a tokenizer of one token for each word."""
     import torch
@@ -71,12 +78,7 @@ def _draws(seed: int) -> Iterator[int]:
 
 def _job(folder: Path) -> dict[str, Any]:
     rows, ids = folder / "rows.jsonl", folder / "ids.json"
-    # TRL adds the end of text itself.
-    texts = [[" ".join(f"w{i}" for i in part if i != END) for part in pair] for pair in pairs()]
-    with rows.open("w") as lines:
-        for prompt, chosen, rejected in texts:
-            row = {"prompt": f"{prompt} ", "chosen": chosen, "rejected": rejected}
-            lines.write(json.dumps(row) + "\n")
+    rows.write_text("".join(json.dumps(row) + "\n" for row in texts()))
     ids.write_text(json.dumps(pairs()))
     return {
         "setting": "default",

@@ -58,11 +58,9 @@ _SIGNALS = sorted(signal.valid_signals())
 _INTERPRETER = 100
 """The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
 _IMPORTED_HERE = 0.8
-"""The time of an import with few garbage collections; a fresh interpreter has the usual ones."""
+"""The time of an import without garbage collections; a fresh interpreter has the usual ones."""
 _LOADS = {"transformers": ("torch", "safetensors")}
 """Packages most of which imports others, where these are installed."""
-_COLLECTED_EVERY = 10_000
-"""Garbage is collected after so many new objects, while libraries are imported."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         wanted = {**wanted, "functions": functions, "control": control.fileno()}
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    with _rarely_collected():
+    with _uncollected():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
         _remember_unfit(unfit)
@@ -390,11 +388,11 @@ def _numbers_seeded() -> str | None:
 
 
 @contextlib.contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """Few garbage collections in the block. Frequent ones take a fifth of the time of large
-    imports, and find next to nothing."""
+def _uncollected() -> Iterator[None]:
+    """No garbage collections in the block. They take a sixth of the time of large imports, and
+    find next to nothing. A threshold of zero ends them; libraries may call ``gc.enable``."""
     usual = gc.get_threshold()
-    gc.set_threshold(_COLLECTED_EVERY)
+    gc.set_threshold(0)
     try:
         yield
     finally:

@@ -414,7 +414,6 @@ def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options
 
 def _varlen_fits(query: Tensor, value: Tensor, options: _Options) -> bool:
     """Whether the installed variable-length flash attention supports these inputs and options."""
-    available, window = _varlen_options(), options.reach.window
     return (
         query.device.type in _WITH_FLASH
         and query.dtype in (torch.bfloat16, torch.float16)
@@ -424,12 +423,18 @@ def _varlen_fits(query: Tensor, value: Tensor, options: _Options) -> bool:
         and options.sinks is None
         and options.reach.chunk is None
         and options.dropout == 0.0
-        and ("window_size" in available or ("is_causal" in available and not window))
+        and _varlen_takes(options.reach.window)
     )
+
+
+def _varlen_takes(window: int | None) -> bool:
+    available = _varlen_options()
+    return "window_size" in available or ("is_causal" in available and not window)
 
 
 @functools.cache
 def _varlen_options() -> frozenset[str]:
+    """The parameters of the installed function; ask last, since its import takes long."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -1,5 +1,6 @@
-"""What only runs on a GPU, traced on PyTorch's meta device: shapes, dtypes and devices of every
-operation, and no number. Nothing here needs or shows a GPU; it finds what would not even run."""
+"""What only runs on a GPU, traced on PyTorch's meta device, or with fake tensors where code asks
+for CUDA: shapes, dtypes and devices of every operation, and no number. Nothing here needs or shows
+a GPU; it finds what would not even run."""
 
 import functools
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.varlen  # or a counter that is older knows nothing of it
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -19,7 +21,7 @@ from steps.models import recomputing
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.recomputing import checkpoint_activations
-from steps.scoring import attention
+from steps.scoring import attention, gradients
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import TokenLogps, forward_backward, token_logps
@@ -76,6 +78,29 @@ def counted(model: Any, groups: list[TokenGroup]) -> dict[str, int]:
         assert parameter.grad.is_meta
         assert (parameter.grad.dtype, parameter.grad.shape) == (parameter.dtype, parameter.shape)
     return {f"{name}": flops for name, flops in counter.get_flop_counts()["Global"].items()}
+
+
+class Named(TorchDispatchMode):
+    """Notes the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_of_embeddings_add_in_one_order_on_a_gpu() -> None:
+    with FakeTensorMode(), Named() as noted:
+        weight = nn.Parameter(torch.empty(9, 4, device="cuda", dtype=torch.bfloat16))
+        rows = torch.empty(3, device="cuda", dtype=torch.int64)
+        gradients.add_rows(weight, rows, torch.empty(3, 4, device="cuda"))
+        assert weight.grad is not None
+        assert (weight.grad.device.type, weight.grad.dtype) == ("cuda", torch.bfloat16)
+    assert "aten::index_put_" in noted.names
+    assert "aten::index_add_" not in noted.names  # its atomic additions have no order
 
 
 @pytest.mark.parametrize("how", list(ActivationCheckpointing))
