@@ -43,6 +43,7 @@ from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head
 from steps.scoring.packing import make_pack, padded_rows
+from steps.shared.products import of_changing_rows
 
 
 class SlotEngine(OwnModel):
@@ -219,14 +220,15 @@ class _Writing:
     ) -> Tensor:
         """The logits after each token of one forward, or after those of `rows`."""
         base: Any = self.model.base_model
-        hidden = base(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, turn=turn
-        ).last_hidden_state[0]
-        if rows is None:
-            return output_head(self.model).logits(hidden)
-        hidden = hidden.index_select(0, rows)
-        padded = functional.pad(hidden, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
-        return output_head(self.model).logits(padded)[: len(rows)]
+        with of_changing_rows():
+            hidden = base(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, turn=turn
+            ).last_hidden_state[0]
+            if rows is None:
+                return output_head(self.model).logits(hidden)
+            hidden = hidden.index_select(0, rows)
+            padded = functional.pad(hidden, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
+            return output_head(self.model).logits(padded)[: len(rows)]
 
 
 def _as_group(request: Request) -> TokenGroup:

@@ -5,11 +5,19 @@ oneDNN takes half the time there, and no more with 256 bits (AVX2). Factors and 
 both; oneDNN adds in the order of the inputs, and its errors are up to 2.2 times MKL's. For two rows
 or more, a row's result does not depend, in any bit, on the other rows.
 
+A call of oneDNN with other rows than the last one has a cost of its own, which is most of a small
+product's. A sampler has other rows in every forward, so its small weights go to PyTorch too: see
+`of_changing_rows`. Which of the two computes never depends on the number of rows, as then a row's
+result would depend on the others.
+
 A layer keeps its class, its name and its parameters, so adapters, state dicts and exports treat it
 as before. Another dtype or device, a shard, an empty batch or a function transform goes to
 PyTorch's own product, call by call.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -20,6 +28,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+
+_SMALL = 2**16
+"""Weights with fewer elements are small."""
+
+_rows_change = ContextVar("rows_change", default=False)
+
+
+@contextmanager
+def of_changing_rows() -> Iterator[None]:
+    """In the block, products of this thread with small weights are PyTorch's own."""
+    before = _rows_change.set(True)
+    try:
+        yield
+    finally:
+        _rows_change.reset(before)
 
 
 def use_onednn(model: PreTrainedModel) -> None:
@@ -65,6 +88,8 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _is_for_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not _HAS_ONEDNN or torch.is_autocast_enabled("cpu"):
+        return False
+    if weight.numel() < _SMALL and _rows_change.get():
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False

@@ -1,5 +1,6 @@
 """Linear layers by oneDNN: the same values, the same bits in any company, the same layers."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
-from steps.shared.products import is_by_onednn, linear
+from steps.scoring.packing import padded_rows
+from steps.shared.products import is_by_onednn, linear, of_changing_rows
 
 TRANSPOSED = "transposed"
 
@@ -65,6 +67,27 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert torch.equal(
                 linear(rows[start : start + count], weight), together[start:][:count]
             )
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(96, 256), (100, 33), (576, 1536)])
+def test_a_samplers_row_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    rows, weight = torch.randn(512, inputs), torch.randn(outputs, inputs)
+    with of_changing_rows():
+        every = linear(rows, weight)
+        for count in {padded_rows(count) for count in (1, 33, 70, 200, 333, 500)}:
+            assert linear(rows[-count:].clone(), weight).equal(every[-count:])
+
+
+def test_only_a_samplers_own_products_with_small_weights_change() -> None:
+    torch.manual_seed(0)
+    rows, small, large = torch.randn(64, 96), torch.randn(256, 96), torch.randn(1024, 96)
+    before, of_large = linear(rows, small), linear(rows, large)
+    with of_changing_rows(), ThreadPoolExecutor(1) as trainer:
+        assert linear(rows, small).equal(functional.linear(rows, small))
+        assert linear(rows, large).equal(of_large)
+        assert trainer.submit(linear, rows, small).result().equal(before)
+    assert linear(rows, small).equal(before)
 
 
 @pytest.mark.parametrize("architecture", [llama, gpt2])
