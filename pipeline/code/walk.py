@@ -12,11 +12,12 @@ known from the beginning.
 
 import dataclasses
 import inspect
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +44,7 @@ from pipeline.code.form import (
     Use,
     flat,
     read_table,
+    word_set,
     words,
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
@@ -66,7 +68,7 @@ hints types: typing_extensions.get_type_hints annotationlib dataclasses.fields
 nothing: inspect.isfunction inspect.isclass inspect.ismodule inspect.ismethod inspect.Parameter
 nothing: inspect.iscoroutinefunction inspect.isgeneratorfunction inspect.isabstract inspect.unwrap
 nothing: inspect.isbuiltin inspect.isgenerator timeit.default_timer pdb.set_trace warnings.warn
-names modules: pickle
+names modules: pickle joblib.dump shelve
 messages: traceback sys.exc_info sys.exception unittest asyncio.gather asyncio.wait
 lookups: sys.modules sys.__dict__ runpy.run_path timeit code cProfile profile pdb doctest trace
 lookups: yaml.unsafe_load yaml.unsafe_load_all yaml.UnsafeLoader yaml.Loader yaml.full_load
@@ -78,8 +80,11 @@ texts: warnings contextlib.redirect_stderr
 names texts modules: logging
 hints: functools.singledispatch functools.singledispatchmethod
 docs names types: operator.attrgetter
-types: operator.methodcaller omegaconf
+types: operator.methodcaller
+hints types: omegaconf dacite cattrs tyro simple_parsing jsonargparse draccus mashumaro msgspec
+hints types: dataclasses_json
 docs: help
+docs hints names: transformers.utils.get_json_schema
 """) | dict.fromkeys((f"logging.{name}" for name in _LOGGING), frozenset())
 """Library functions that read code, by a beginning of their name, and what they read of it."""
 _NAMELESS = ("abc.ABC", "typing.Generic", "typing.Protocol", "typing.final")
@@ -95,12 +100,17 @@ _IMPORTERS = words("""
     importlib.import_module importlib.__import__ runpy pkgutil.resolve_name pkgutil.get_loader
     pkgutil.find_loader importlib.util builtins.__import__
 """)
-_QUIET = words("""
+_QUIET = word_set("""
     dataclasses functools typing typing_extensions abc contextlib enum torch.no_grad
     torch.inference_mode torch.nn torch.autograd builtins types collections torch.utils.data
     json threading
 """)
 """Libraries whose decorators, bases and functions read nothing of a definition but its effects."""
+
+
+def _is_in(target: Target, known: Set[str]) -> bool:
+    """Whether a library's name is one of these names, or lies in one."""
+    return not known.isdisjoint(itertools.accumulate(str(target).split("."), "{}.{}".format))
 
 
 @dataclass(frozen=True)
@@ -275,6 +285,7 @@ class _Walk:
         self._waiting: list[Unit] = []
         self._pieces: dict[Unit, tuple[Piece, ...]] = {}
         self._knew_itself = calls_itself
+        self._is_quiet_name = cache(self._keeps_to_project)
 
     # --- going -------------------------------------------------------------------------------
 
@@ -535,11 +546,22 @@ class _Walk:
         names = (name for s in self.statements(unit) if s.is_class for name in s.bases)
         return [target.unit for target in self.project.targets(names) if not target.library]
 
-    def _is_quiet_name(self, name: Ref) -> bool:
+    def _keeps_to_project(self, name: Ref, below: frozenset[Unit] = frozenset()) -> bool:
+        """Whether no library that may read definitions gets what this name decorates, or what
+        derives from it: it is none of a library, nor an object of one (``app = typer.Typer()``)."""
         return all(
-            not target.library or self.project.is_core(name) or str(target).startswith(_QUIET)
+            self.project.is_core(name) or _is_in(target, _QUIET)
+            if target.library
+            else target.unit in below
+            or all(self._is_of_project(part, below) for part in self.project.statements(target))
             for target in self.project.meaning(name)
         )
+
+    def _is_of_project(self, part: Statement, below: frozenset[Unit]) -> bool:
+        below |= {(part.module, name) for name in part.binds}
+        used = (*part.decorators[: part.own_decorators], *part.bases, *part.metaclass)
+        used += part.makers if part.kind == "other" else ()
+        return all(name is not None and self._is_quiet_name(name, below) for name in used)
 
     def _is_nameless(self, statement: Statement) -> bool:
         """Whether the name of a class appears only where code asks for it. The name of a dataclass

@@ -253,6 +253,73 @@ def test_an_edit_of_a_method_is_seen_wherever_its_class_is_used(project: Project
     assert project.edit("models.py", "value = 3", "value = 4") == set()
 
 
+def test_a_library_whose_name_begins_like_a_known_one_is_another(project: Project) -> None:
+    """``json_forms`` may read the hints of a class, which ``json`` does not."""
+    project.write(
+        "steps.py",
+        """
+        def train(out):
+            from APP.settings import Setting, plain
+            return Setting(), plain(1)
+        """,
+    )
+    project.write(
+        "settings.py",
+        """
+        import functools
+        from json_forms import form
+
+        @form
+        class Setting:
+            rate: float = 1
+
+            def named(self) -> str:
+                return ""
+
+        @functools.cache
+        def plain(n: int):
+            return n
+        """,
+    )
+    assert "settings:Setting" in project.edit("settings.py", "-> str", "-> object")
+    assert project.edit("settings.py", "n: int", "n: object") == set()
+
+
+def test_a_docstring_counts_if_an_object_of_a_library_takes_its_function(project: Project) -> None:
+    """A base class of the project reads no docstring, whatever its methods give to libraries."""
+    project.write(
+        "steps.py",
+        """
+        def train(out):
+            from APP.tools import Child, agent
+
+            return agent.run(Child().forward(1))
+        """,
+    )
+    project.write(
+        "tools.py",
+        '''
+        import torch
+        from agents_library import Agent
+
+        agent = Agent("searcher")
+
+        class Base:
+            def forward(self, x):
+                return torch.relu(x)
+
+        class Child(Base):
+            """A child."""
+
+        @agent.tool
+        def searched(query: str):
+            """Searches."""
+        ''',
+    )
+    assert project.edit("tools.py", "Searches", "Looks")
+    assert project.edit("tools.py", "A child", "Some child") == set()
+
+
 def test_an_edit_of_a_decorator_is_seen(project: Project) -> None:
     project.write(
         "steps.py",
