@@ -276,10 +276,11 @@ def test_lm_eval_scores_choices_through_the_server_as_it_does_in_its_own_process
         for at, pair in enumerate(pairs)
     ]
     url, name = f"{served.base_url}completions", str(chat_model)
-    theirs: Any = HFLM(pretrained=name, device="cpu", dtype="float32")
-    expected = theirs.loglikelihood(asked)
+    untyped: Any = HFLM
+    expected = untyped(pretrained=name, device="cpu", dtype="float32").loglikelihood(asked)
+    untyped = LocalCompletionsAPI
     for batch in (1, 3):
-        ours = LocalCompletionsAPI(base_url=url, model="model", tokenizer=name, batch_size=batch)
+        ours = untyped(base_url=url, model="model", tokenizer=name, batch_size=batch)
         for found, known in zip(ours.loglikelihood(asked), expected, strict=True):
             assert found[0] == pytest.approx(known[0], abs=1e-4)
             assert found[1] == known[1]
