@@ -8,6 +8,7 @@
 A process sees one version of each, until :func:`forget_sources`.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -155,7 +156,7 @@ def _look_at(url: str) -> _Source:
     except TemperError:
         raise
     except Exception as error:  # libraries behind fsspec have no common base class of errors
-        message = f"cannot read input {shown(url)}: {shown(_one_line(error))}"
+        message = f"cannot read input {shown(url)}: {shown(_one_line(error))}{_remedy(error, url)}"
         # the library's error may contain a secret URL, and Python would print it as the cause
         raise TemperError(message) from (error if shown(url) == url else None)
     if not files and os.path.isdir(path):
@@ -172,6 +173,8 @@ def _look_at(url: str) -> _Source:
 def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
     """The file at ``path``, or the files below it, with the file system's information on each."""
     if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(path)  # unlike `isfile`, it tells a folder that nobody may enter from none
         return {path: {}} if os.path.isfile(path) else {n: {} for n in files_below(path)}
     try:
         info = fs.info(path)
@@ -279,6 +282,12 @@ def _commit_of(kind: str, repo: str, revision: str) -> str:
             f"({_one_line(error)}); give the full 40-digit commit as its revision"
         ) from error
     return commit
+
+
+def _remedy(error: Exception, url: str) -> str:
+    if isinstance(error, PermissionError) and "://" not in url:
+        return "; let this user read it (chmod), or copy it"
+    return "; check the address, the network and the credentials" if "://" in url else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -352,6 +352,19 @@ def not_as_root() -> Iterator[None]:
         os.seteuid(user)
 
 
+@pytest.mark.parametrize("closed", ["rows.jsonl", "folder", "."])
+def test_what_this_user_may_not_read_is_told_from_what_does_not_exist(
+    shared_folder: Path, closed: str
+) -> None:
+    data = shared_folder / ("rows.jsonl" if closed == "rows.jsonl" else "folder/rows.jsonl")
+    data.parent.mkdir(exist_ok=True)
+    data.write_text("{}")
+    (shared_folder / closed).chmod(0)
+    with not_as_root(), pytest.raises(TemperError, match="let this user read it"):
+        look(data)
+    (shared_folder / closed).chmod(0o700)
+
+
 def test_a_run_that_is_stopped_stops_reading_and_keeps_no_half_digest(
     tmp_path: Path, cache_folder: Path, settled: float
 ) -> None:
