@@ -45,11 +45,12 @@ def test_updates_are_torch_s_before_and_after_a_checkpoint(
         if number == 3:
             ours[1].load_state(theirs.state())
             theirs.load_state(ours[0].state())
-        for parameter in model.parameters():
+        gradients = {}
+        for name, parameter in model.named_parameters():
             size = 10.0 ** (number % 3 - 2)
             noise = torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
             parameter.grad = size * noise
-        gradients = {name: to_numpy(p.grad.clone()) for name, p in model.named_parameters()}
+            gradients[name] = to_numpy(parameter.grad.clone())
         rate = config.learning_rate * (number + 1) / 6
         norm = theirs.step(rate)
         for updater in ours if number >= 3 else ours[:1]:
