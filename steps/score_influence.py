@@ -7,7 +7,7 @@ from steps.jax_backend.config import InfluenceConfig
 from steps.kinds import Influences, Model, PairTokens
 
 
-@step(makes=Influences, needs_packages=["jax", "optax"])
+@step(makes=Influences, needs_packages=["jax"])
 def score_influence(
     out: Output,
     tokens: PairTokens,

@@ -1,4 +1,4 @@
-"""optax's AdamW. It equals `steps.training.optimizer` up to rounding; the state has the same names.
+"""AdamW in JAX. It equals `steps.training.optimizer` up to rounding, and names its state the same.
 
     model/NAME                    the updated weights; for a bfloat16 model, float32 master weights
     optimizer/exp_avg/NAME        the running mean of gradients
@@ -6,17 +6,19 @@
     optimizer/step/NAME           the number of updates
 
 So each of the two can load checkpoints of the other.
+
+optax's AdamW is not used: it computes 1 − β₂ᵗ in float32, so its updates differ from torch's by
+1e-5 where β₂ is 0.999, and by 9e-5 where it is 0.9999. Here the host computes that in float64.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import torch
 from jax import Array
 from torch import Tensor
@@ -25,9 +27,6 @@ from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.stacked import Tree, by_name, stacked, to_numpy, to_torch
 from steps.models.pieces import Whole
 from steps.training.config import OptimizerConfig
-
-_MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
-"""torch's names of the moments, and optax's."""
 
 
 class JaxUpdater:
@@ -48,7 +47,8 @@ class JaxUpdater:
         self.trained = devices.put_weights(jax.tree.map(lambda w: w.astype(held), weights))
         self._devices, self._dtype, self._config = devices, dtype, config
         self._shapes = {name: array.shape for name, array in by_name(weights)}
-        self._state: Any = None
+        self._moments: tuple[Tree, Tree] | None = None
+        self._steps = 0
         self.gradient: Tree | None = None
         self._spare: Tree | None = None
         self._clip = jax.jit(partial(clipped, max_norm=config.max_grad_norm), donate_argnums=0)
@@ -72,35 +72,32 @@ class JaxUpdater:
         self.gradient = None
         if not math.isfinite(norm := float(norm)):
             raise FloatingPointError(f"the gradient norm is {norm}")
-        if self._state is None:
-            moments = (self._zeros(self.trained), self._zeros(self.trained))
-            self._state = state_of(self.trained, moments, np.int32(0))
-        self.trained, self._state = self._update(self.trained, self._state, gradient, rate)
+        moments = self._moments or (self._zeros(self.trained), self._zeros(self.trained))
+        self._steps += 1
+        c = self._config
+        corrections = (1 - c.adam_beta1**self._steps, 1 - c.adam_beta2**self._steps)
+        scalars = (1 - rate * c.weight_decay, rate / corrections[0], math.sqrt(corrections[1]))
+        self.trained, self._moments = self._update(self.trained, moments, gradient, scalars)
         self._spare = gradient
         return norm
 
     def state(self) -> dict[str, Tensor]:
         """As `Updater.state`, on the host."""
         tensors = {f"model/{name}": to_torch(array) for name, array in by_name(self.trained)}
-        if self._state is None:
-            return tensors
-        for key, name in _MOMENTS.items():
-            moments = by_name(optax.tree.get(self._state, name))
-            tensors |= {f"optimizer/{key}/{n}": to_torch(array) for n, array in moments}
-        steps = float(optax.tree.get(self._state, "count"))
-        return tensors | {f"optimizer/step/{n}": torch.tensor(steps) for n in self._shapes}
+        for key, tree in zip(("exp_avg", "exp_avg_sq"), self._moments or (), strict=False):
+            tensors |= {f"optimizer/{key}/{n}": to_torch(array) for n, array in by_name(tree)}
+        steps = {f"optimizer/step/{n}": torch.tensor(float(self._steps)) for n in self._shapes}
+        return tensors | (steps if self._moments else {})
 
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
         """As `Updater.load_state`."""
         trained = self._tree(_below(tensors, "model/"))
+        moments = [_below(tensors, f"optimizer/{key}/") for key in ("exp_avg", "exp_avg_sq")]
+        self._moments = (self._tree(moments[0]), self._tree(moments[1])) if moments[0] else None
         steps = {float(count[...]) for count in _below(tensors, "optimizer/step/").values()}
         if len(steps) > 1:
             raise ValueError(f"its parameters were updated {sorted(steps)} times, not all equally")
-        state = None
-        if steps:
-            moments = [self._tree(_below(tensors, f"optimizer/{key}/")) for key in _MOMENTS]
-            state = state_of(trained, moments, np.int32(max(steps)))
-        self.trained, self._state = trained, state
+        self.trained, self._steps = trained, int(max(steps, default=0))
 
     def weights(self) -> dict[str, Tensor]:
         """As `Updater.weights`, on the host."""
@@ -128,38 +125,38 @@ class JaxUpdater:
 def clipped(gradient: Tree, max_norm: float | None) -> tuple[Tree, Array]:
     """The gradient scaled down to a global 2-norm of `max_norm`, and the norm it had."""
     dtype = accurate(jax.tree.leaves(gradient)[0].dtype)
-    norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(dtype), gradient))
+    squares = [jnp.sum(jnp.square(g.astype(dtype))) for g in jax.tree.leaves(gradient)]
+    norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
     if max_norm is None:
         return gradient, norm
     scale = jnp.minimum(1.0, max_norm / (norm + 1e-6))
     return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient), norm
 
 
-def adamw(config: OptimizerConfig, rate: Any = 0.0) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) at a rate. As in torch, matrices alone decay."""
-    moments = (config.adam_beta1, config.adam_beta2, config.adam_epsilon)
-    return optax.adamw(rate, *moments, weight_decay=config.weight_decay, mask=_matrices)
-
-
-def state_of(weights: Tree, moments: Sequence[Tree], steps: Any) -> Any:
-    """The optimiser's state after some steps."""
-    empty = jax.eval_shape(adamw(OptimizerConfig()).init, weights)
-    return optax.tree.set(empty, count=steps, mu=moments[0], nu=moments[1])
-
-
 def updated(
-    weights: Tree, state: Any, gradient: Tree, rate: float | Array, config: OptimizerConfig
-) -> tuple[Tree, Any]:
-    """Weights and the optimiser's state after a step."""
-    changes, state = adamw(config, rate).update(gradient, state, weights)
-    return cast(Tree, optax.apply_updates(weights, changes)), state
+    weights: Tree,
+    moments: tuple[Tree, Tree],
+    gradient: Tree,
+    scalars: tuple[float, float, float],
+    config: OptimizerConfig,
+) -> tuple[Tree, tuple[Tree, Tree]]:
+    """One step of AdamW (Loshchilov and Hutter 2019), in the order in which torch rounds."""
+    decay, rate, correction = scalars
+    beta1, beta2, epsilon = config.adam_beta1, config.adam_beta2, config.adam_epsilon
 
+    def of(w: Array, m: Array, v: Array, g: Array, is_matrix: bool) -> tuple[Array, ...]:
+        w = w * jnp.asarray(decay, w.dtype) if is_matrix and config.weight_decay else w
+        m = m + (g - m) * (1 - beta1)
+        v = v * beta2 + g * g * (1 - beta2)
+        scale = jnp.sqrt(v) / jnp.asarray(correction, w.dtype) + epsilon
+        return w - jnp.asarray(rate, w.dtype) * m / scale, m, v
 
-def _matrices(weights: Tree) -> Tree:
-    """Which weights are matrices: the first axis of a stack is no axis of a weight."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, w: w.ndim >= (3 if path[0].key == "layers" else 2), weights
-    )
+    # The first axis of a stack is no axis of a weight: torch decays matrices, layer by layer.
+    matrices: Any = {name: w.ndim >= 2 for name, w in weights.items() if name != "layers"}
+    matrices["layers"] = {name: w.ndim >= 3 for name, w in weights["layers"].items()}
+    new = jax.tree.map(of, weights, *moments, gradient, matrices)
+    w, m, v = jax.tree.transpose(jax.tree.structure(weights), jax.tree.structure((0, 0, 0)), new)
+    return w, (m, v)
 
 
 def _below(tensors: Mapping[str, Whole], prefix: str) -> dict[str, Whole]:

@@ -9,7 +9,7 @@ from steps.losses.dpo import Dpo
 from steps.models.config import Dtype
 from steps.scoring.config import ReferenceConfig, ScoringBackend
 from steps.shared.checks import require, require_count, set_choice
-from steps.shared.execution_detail import detail_field
+from steps.shared.execution_detail import added_field, detail_field
 from steps.training.config import TrainConfig, TrainingBackend
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class JaxDevices:
     """
 
     name: ClassVar[str] = "jax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("jax", "optax")
+    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
 
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
@@ -83,8 +83,8 @@ class InfluenceConfig:
     loss: PreferenceLoss = field(default_factory=Dpo)
     dtype: Dtype = Dtype.float32
     tokens_per_forward: int = 1024
-    projection: int = 0
-    seed: int = 0
+    projection: int = added_field(0, before=0)
+    seed: int = added_field(0, before=0)
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
 
@@ -92,4 +92,6 @@ class InfluenceConfig:
         set_choice(self, "dtype", Dtype)
         require_count(self, "tokens_per_forward")
         require_count(self, "projection", "seed", least=0)
+        for name in ("projection", "seed"):
+            require(getattr(self, name) < 2**31, f"{name} must be below 2**31", getattr(self, name))
         require_count(self, "devices", or_null=True)

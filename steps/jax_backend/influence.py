@@ -89,13 +89,14 @@ def project_rows(
 
 def projected(gradient: Tree, size: int, seed: int | Array) -> Array:
     """A count sketch (Weinberger et al. 2009, https://arxiv.org/abs/0902.2206): each number of a
-    gradient is added, with a random sign, to a random one of `size` sums."""
+    gradient is added, with a random sign, to a random one of `size` sums, whatever its dtype."""
     leaves = jax.tree.leaves(gradient)
     sums = jnp.zeros(size, accurate(leaves[0].dtype))
     for number, leaf in enumerate(leaves):
         of_place, of_sign = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
-        place = jax.random.randint(of_place, leaf.shape, 0, size)
-        sums = sums.at[place].add(leaf * jax.random.rademacher(of_sign, leaf.shape, leaf.dtype))
+        place = jax.random.randint(of_place, leaf.shape, 0, size, jnp.int32)
+        is_negative = jax.random.bits(of_sign, leaf.shape, jnp.uint8) & 1
+        sums = sums.at[place].add(jnp.where(is_negative, -leaf, leaf))
     return sums
 
 

@@ -86,10 +86,15 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _product(rows, weight, bias)
 
 
+def _is_small(weight: Tensor) -> bool:
+    """Whether a weight is small, and of a shape with which PyTorch's product of a row does not
+    depend on the other rows: few outputs, or odd numbers of inputs, have kernels of their own."""
+    outputs, inputs = weight.shape
+    return weight.numel() < _SMALL and min(outputs, inputs) >= 16 and inputs % 4 == 0
+
+
 def _is_for_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not _HAS_ONEDNN or torch.is_autocast_enabled("cpu"):
-        return False
-    if weight.numel() < _SMALL and _rows_change.get():
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
@@ -99,6 +104,8 @@ def _is_for_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and rows.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
     )
+    if has_right_shapes and _rows_change.get() and _is_small(weight):
+        return False
     return has_right_shapes and all(
         (type(factor) is Tensor or type(factor) is nn.Parameter)
         and factor.dtype == torch.float32

@@ -113,7 +113,7 @@ def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
     [
         pytest.param("v5p-8", "", marks=needs_libtpu),
         ("h100:12", "12 are no whole nodes of 8"),
-        ("a100:x", "invalid literal"),
+        ("a100:x", "give the number of GPUs, as in a100:8"),
     ],
 )
 def test_a_target_that_is_not_known_is_an_error_that_names_some(

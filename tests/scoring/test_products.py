@@ -69,7 +69,9 @@ def test_a_row_has_the_same_bits_in_any_company(
             )
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(96, 256), (100, 33), (576, 1536)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(96, 256), (100, 33), (576, 1536), (10, 10), (30, 7)]
+)
 def test_a_samplers_row_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> None:
     torch.manual_seed(0)
     rows, weight = torch.randn(512, inputs), torch.randn(outputs, inputs)

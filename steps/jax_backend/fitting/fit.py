@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steps.jax_backend.adamw import clipped, state_of, updated
+from steps.jax_backend.adamw import clipped, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
 from steps.jax_backend.attending.with_kernel import open_kernel
 from steps.jax_backend.decoder import SCORE, token_logps
@@ -170,13 +170,12 @@ def _programs(
         yield program
         config = OptimizerConfig(weight_decay=0.1)
 
-        def update(weights: Any, state: Any, gradient: Any) -> Any:
+        def update(weights: Any, moments: Any, gradient: Any) -> Any:
             gradient, norm = clipped(gradient, config.max_grad_norm)
-            return *updated(weights, state, gradient, 1e-3, config), norm
+            return *updated(weights, moments, gradient, (0.9, 1e-3, 0.9), config), norm
 
         jitted = jax.jit(update, donate_argnums=(0, 1))
-        state = state_of(weights, (weights, weights), np.int32(0))
-        yield _compiled("update", jitted, weights, state, weights)[0]
+        yield _compiled("update", jitted, weights, (weights, weights), weights)[0]
 
 
 def _pack(a: Architecture, devices: Devices, step: Step) -> PackArrays:

@@ -112,7 +112,10 @@ def _tpus(target: str, slices: int) -> Mesh:
 
 def _gpus(target: str, slices: int) -> Mesh:
     """On nodes of eight; all of a slice are on one fast network."""
-    kind, count = _kind(target), int(target.partition(":")[2])
+    kind, _, number = target.partition(":")
+    if not number.isdecimal():
+        raise ValueError(f"give the number of GPUs, as in {kind}:8")
+    count = int(number)
     of_node = min(count, _GPUS_OF_A_NODE)
     if count < 1 or count % of_node:
         raise ValueError(f"{count} are no whole nodes of {_GPUS_OF_A_NODE}")

@@ -27,7 +27,7 @@ class TorchaxTraining(TrainingBackend):
     """
 
     name: ClassVar[str] = "torchax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("torchax", "jax", "optax")
+    needs_packages: ClassVar[tuple[str, ...]] = ("torchax", "jax")
 
     check: bool = detail_field(True)
 
