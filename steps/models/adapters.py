@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from steps.models.config import LoraConfig
 from steps.models.quantized import quantization_of
@@ -67,7 +68,12 @@ def _require_modules(model: PreTrainedModel, targets: Sequence[str]) -> None:
     modules = dict(model.named_modules())
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in modules):
-            matrices = (name for name, m in modules.items() if isinstance(m, torch.nn.Linear))
+            embeddings = cast("nn.Embedding", model.get_input_embeddings())
+            matrices = (
+                name
+                for name, m in modules.items()
+                if isinstance(m, (nn.Linear, Conv1D)) and m.weight is not embeddings.weight
+            )
             known = ", ".join(sorted({name.rpartition(".")[2] for name in matrices}))
             raise ValueError(
                 f"target_modules names {target}, which {type(model).__name__} does not have; it "

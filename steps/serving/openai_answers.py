@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from steps.serving.openai_requests import Asked
+from steps.serving.openai_requests import Asked, Prompt
 from steps.serving.replies import Enough, Speaker, Written
 from steps.serving.token_logps import logprobs_of, text_of
 
@@ -82,7 +82,8 @@ class Answers:
         for choice in range(len(prompts) * count):
             if left.is_set():
                 return
-            for echoed in asked.echoed[choice // count :][:1]:
+            echoed = asked.echoed[choice // count] if asked.echoed else None
+            if echoed is not None:
                 known = isinstance(echoed, str)
                 tell(Piece(choice, echoed if known else text_of(self.speaker, echoed)))
             until = _UntilStop(asked.stop or [])
@@ -96,7 +97,10 @@ class Answers:
             prompt = prompts[choice // count]
             written = self._write(prompt, asked, seed + choice, hear)
             finish = "stop" if until.found or written.ended else "length"
-            logprobs = self._logprobs(prompt, written, asked)
+            if left.is_set():
+                return
+            cut = until.passed if until.found else None
+            logprobs = self._logprobs(prompt, written, asked, echoed, cut)
             tell(Piece(choice, until.held, finish, len(written.ids), logprobs))
 
     def _write(
@@ -107,22 +111,34 @@ class Answers:
         return self.speaker.write(prompt, asked.drawing(seed), hear, asked.continues)
 
     def _logprobs(
-        self, prompt: Sequence[int], written: Written, asked: Asked
+        self,
+        prompt: Sequence[int],
+        written: Written,
+        asked: Asked,
+        echoed: Prompt | None,
+        cut: int | None,
     ) -> dict[str, Any] | None:
         if asked.likeliest is None:
             return None
-        begins = 0 if asked.echoed else len(prompt)
-        return logprobs_of(self.speaker, [*prompt, *written.ids], begins, asked.likeliest)
+        return logprobs_of(self.speaker, prompt, written.ids, asked.likeliest, echoed, cut)
 
 
 class _UntilStop:
-    """Passes text on up to a stop text, and holds back what may be the beginning of one."""
+    """Passes text on up to a stop text, and holds back what may be the beginning of one.
+
+    Attributes:
+        passed: the length of all text that was passed on.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.stops, self.held, self.found = stops, "", False
+        self.stops, self.held, self.found, self.passed = stops, "", False, 0
 
     def hear(self, text: str) -> str:
-        text = self.held + text
+        text = self._up_to_stop(self.held + text)
+        self.passed += len(text)
+        return text
+
+    def _up_to_stop(self, text: str) -> str:
         if places := [text.find(stop) for stop in self.stops if stop in text]:
             self.held, self.found = "", True
             return text[: min(places)]

@@ -4,33 +4,97 @@ They are the model's own, at temperature 1, however the answer was drawn. One fo
 and answer gives all of them, so a token's value does not depend on whether the model wrote it.
 """
 
+import re
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from steps.generation.sampling import decoded
 from steps.models.folders import evaluating
 from steps.models.positions import forget_lengths
 from steps.serving.replies import Speaker
 
+LEAST = -9999.0
+"""Stands for the log-probability of what cannot be, as at OpenAI: JSON has no infinity."""
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
-def logprobs_of(speaker: Speaker, ids: Sequence[int], begins: int, top: int) -> dict[str, Any]:
-    """OpenAI's object for the tokens from ``begins`` on; the first token of all has no value.
+
+def logprobs_of(
+    speaker: Speaker,
+    prompt: Sequence[int],
+    written: Sequence[int],
+    top: int,
+    echoed: str | Sequence[int] | None = None,
+    cut: int | None = None,
+) -> dict[str, Any]:
+    """OpenAI's object for the tokens of an answer; the first token of all has no value.
 
     Args:
         top: how many of the likeliest tokens to name in each place, beside the token itself.
+        echoed: the prompt as given, if the answer's text begins with it.
+        cut: the length of what the model wrote, if a stop text ended it.
     """
-    places = range(begins, len(ids))
-    texts = [_text_after(speaker, ids[max(0, at - 1) : at], ids[at]) for at in places]
+    ids, begins = [*prompt, *written], len(prompt)
+    shares = _shares(speaker, prompt, written)
+    offsets = _offsets(shares)
+    if cut is not None:
+        offsets = [offset for offset in offsets if offset < cut]
+    places = range(begins, begins + len(offsets))
+    if echoed is not None:
+        of_prompt = _shares(speaker, [], prompt, special=not isinstance(echoed, str))
+        length = len(echoed if isinstance(echoed, str) else text_of(speaker, echoed))
+        before = [min(offset, length) for offset in _offsets(of_prompt)]
+        offsets = [*before, *(length + offset for offset in offsets)]
+        shares, places = [*of_prompt, *shares], range(len(offsets))
+    texts = [_name(speaker, ids[at], share) for at, share in zip(places, shares, strict=False)]
     logits = _logits(speaker, ids)
-    scores = [_scores(speaker, ids, at, logits, top) if at else (None, None) for at in places]
+    scores = [
+        _scores(speaker, ids, at, text, logits, top) if at else (None, None)
+        for at, text in zip(places, texts, strict=True)
+    ]
     return {
         "tokens": texts,
         "token_logprobs": [own for own, _ in scores],
         "top_logprobs": [likeliest for _, likeliest in scores] if top else None,
-        "text_offset": [*accumulate(map(len, texts), initial=0)][:-1],
+        "text_offset": offsets,
     }
+
+
+def _offsets(shares: Sequence[str]) -> list[int]:
+    return [*accumulate(map(len, shares), initial=0)][:-1]
+
+
+def _shares(
+    speaker: Speaker, before: Sequence[int], ids: Sequence[int], special: bool = False
+) -> list[str]:
+    """What each token adds to the text of all; a character is its last token's.
+
+    Tokens are decoded together while later ones can change their text.
+
+    Args:
+        special: whether the text has special tokens.
+    """
+    decode = partial(text_of if special else _plain_text_of, speaker)
+    shares: list[str] = []
+    run: list[int] = []
+    for at, token in enumerate(ids, 1):
+        run.append(token)
+        known = len(decode(before))
+        text = decode([*before, *run])[known:]
+        name = str(speaker.tokenizer.convert_ids_to_tokens(token))
+        is_open = text.endswith("\ufffd") or _BYTE.fullmatch(name) or not decode([token])
+        if is_open and at < len(ids):
+            continue
+        parts = (decode([*before, *run[:end]])[known:] for end in range(1, len(run)))
+        ends = [*(_common(part, text) for part in parts), len(text)]
+        shares += [text[start:end] for start, end in pairwise(accumulate([0, *ends], max))]
+        before, run = run, []
+    return shares
 
 
 def text_of(speaker: Speaker, ids: Sequence[int]) -> str:
@@ -38,6 +102,15 @@ def text_of(speaker: Speaker, ids: Sequence[int]) -> str:
     return speaker.tokenizer.decode(
         list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )  # type: ignore[return-value]
+
+
+def _common(one: str, other: str) -> int:
+    """The length of the beginning that two texts share."""
+    return sum(accumulate((a == b for a, b in zip(one, other, strict=False)), min))
+
+
+def _plain_text_of(speaker: Speaker, ids: Sequence[int]) -> str:
+    return decoded(speaker.tokenizer, ids)
 
 
 @torch.no_grad()
@@ -50,17 +123,42 @@ def _logits(speaker: Speaker, ids: Sequence[int]) -> torch.Tensor:
 
 
 def _scores(
-    speaker: Speaker, ids: Sequence[int], at: int, logits: torch.Tensor, top: int
+    speaker: Speaker, ids: Sequence[int], at: int, text: str, logits: torch.Tensor, top: int
 ) -> tuple[float, dict[str, float]]:
     """The log-probability of the token in a place, and those of the likeliest there, by text."""
     logps = logits[at - 1].float().log_softmax(-1)
-    best = logps.topk(min(top, len(logps))).indices.tolist()
+    if logps.isnan().any():
+        raise FloatingPointError("the model's logits are NaN or infinite, so no token has a logp")
+    logps = logps.clamp(min=LEAST)
     likeliest: dict[str, float] = {}
+    best = logps.topk(min(top, len(logps))).indices.tolist()
     for token in [*best, ids[at]]:  # of tokens with equal texts, the likeliest counts
-        likeliest.setdefault(_text_after(speaker, ids[at - 1 : at], token), logps[token].item())
+        named = text if token == ids[at] else _name_after(speaker, ids[at - 1], token)
+        likeliest.setdefault(named, logps[token].item())
     return logps[ids[at]].item(), likeliest
 
 
-def _text_after(speaker: Speaker, before: Sequence[int], token: int) -> str:
-    """What a token adds to the text; some tokenizers drop the space before a text's first word."""
-    return text_of(speaker, [*before, token])[len(text_of(speaker, before)) :]
+def _name_after(speaker: Speaker, before: int, token: int) -> str:
+    """Some tokenizers drop the space before a text's first word."""
+    share = text_of(speaker, [before, token])[len(text_of(speaker, [before])) :]
+    return _name(speaker, token, share)
+
+
+def _name(speaker: Speaker, token: int, share: str) -> str:
+    """What a token adds to the text. If that is nothing, the token's own text, as a special token
+    has it; and OpenAI's `bytes:…` for a part of a character."""
+    own = text_of(speaker, [token])
+    raw = _bytes_of(speaker, token) if "\ufffd" in own else b""
+    try:
+        raw.decode()
+        return share or own
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{part:02x}" for part in raw)
+
+
+def _bytes_of(speaker: Speaker, token: int) -> bytes:
+    """What a tokenizer of bytes calls a token's bytes; nothing if the token's name is a text."""
+    name = str(speaker.tokenizer.convert_ids_to_tokens(token))
+    if byte := _BYTE.fullmatch(name):
+        return bytes.fromhex(byte[1])
+    return bytes(_BYTE_OF[letter] for letter in name) if set(name) <= set(_BYTE_OF) else b""

@@ -3,6 +3,7 @@
 No test depends on speed: an answer to "go on" ends only if the server notices that nobody reads it.
 """
 
+import json
 import os
 import signal
 import socket
@@ -87,6 +88,20 @@ def test_an_answer_ends_when_its_client_leaves() -> None:
         assert ask(client, "next").choices[0].message.content == "next"
         raw(client, "false").close()
         assert ask(client, "next").choices[0].message.content == "next"
+
+
+def test_nothing_is_scored_for_a_client_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[Any] = []
+    monkeypatch.setattr("steps.serving.openai_answers.logprobs_of", lambda *of: scored.append(of))
+    speaker = HeldSpeaker()
+    with serving(speaker) as client:
+        asked: dict[str, Any] = {"model": "model", "prompt": GO_ON, "logprobs": 1}
+        left = HTTPConnection("127.0.0.1", client.base_url.port, timeout=HANGS_SECONDS)
+        left.request("POST", "/v1/completions", json.dumps(asked))
+        wait_until(lambda: bool(speaker.begun))
+        left.close()
+        client.completions.create(**{**asked, "prompt": "x"})
+    assert len(scored) == 1
 
 
 def test_clients_that_leave_while_they_wait_for_their_turn_keep_nobody_waiting() -> None:

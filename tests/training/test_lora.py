@@ -20,7 +20,7 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
@@ -231,6 +231,12 @@ def test_modules_that_the_model_lacks_are_named(policy: Path) -> None:
     for targets in (["W_pack"], ["q_proj", "W_pack"]):
         with pytest.raises(ValueError, match=r"names W_pack, .* it has down_proj, .*q_proj"):
             add_adapter(load_model(policy), LoraConfig(target_modules=targets), seed=0)
+
+
+def test_modules_of_gpt2_are_named_without_the_head_that_is_refused() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match=r"it has c_attn, c_fc, c_proj$"):
+        add_adapter(model, LoraConfig(target_modules=["q_proj"]), seed=0)
 
 
 def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) -> None:
