@@ -28,7 +28,6 @@ def engine(
     Prints the address and the token, which runs take from TEMPER_ENGINE_TOKEN. Ctrl-C ends it.
     """
     with opened(name, store) as model:
-        model.require_whole()
         from steps.generation.remote.connecting import TOKEN  # torch is slow to import
         from steps.generation.remote.engine_server import EngineServer
         from steps.generation.slots import SlotEngine

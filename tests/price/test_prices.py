@@ -134,6 +134,7 @@ def test_the_memory_of_an_attempt_is_not_that_of_who_started_it(store: Store) ->
     assert made["sum"].manifest.provenance["spent"]["memory"] < len(large)
 
 
+@pytest.mark.real_workers  # so that memory is not that of many tests before
 def test_a_price_follows_what_earlier_attempts_took(store: Store) -> None:
     run({"sum": sum_rows(write_rows(1000))}, store, console=Console(quiet=True))
     (made,) = Catalog(store).history("sum_rows")
