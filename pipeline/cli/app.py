@@ -96,7 +96,8 @@ class Commands(Whole):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         asked = args[0] if args else ""
-        if asked and not asked.startswith("-") and self.get_command(ctx, asked) is None:
+        is_command = asked and not asked.startswith("-") and not ctx.resilient_parsing
+        if is_command and self.get_command(ctx, asked) is None:
             advice = _ELSEWHERE.get(asked, f"temper run {asked}" if asked in recipes() else "")
             similar = did_you_mean(asked, self.list_commands(ctx)) or "; temper -h lists them"
             raise TemperError(f"there is no command {asked}{f': {advice}' if advice else similar}")

@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -80,9 +80,8 @@ texts: warnings contextlib.redirect_stderr
 names texts modules: logging
 hints: functools.singledispatch functools.singledispatchmethod
 docs names types: operator.attrgetter
-types: operator.methodcaller
-hints types: omegaconf dacite cattrs tyro simple_parsing jsonargparse draccus mashumaro msgspec
-hints types: dataclasses_json
+types: operator.methodcaller omegaconf
+hints types: dacite cattrs tyro simple_parsing jsonargparse draccus mashumaro dataclasses_json
 docs: help
 docs hints names: transformers.utils.get_json_schema
 """) | dict.fromkeys((f"logging.{name}" for name in _LOGGING), frozenset())
@@ -285,7 +284,6 @@ class _Walk:
         self._waiting: list[Unit] = []
         self._pieces: dict[Unit, tuple[Piece, ...]] = {}
         self._knew_itself = calls_itself
-        self._is_quiet_name = cache(self._keeps_to_project)
 
     # --- going -------------------------------------------------------------------------------
 
@@ -546,22 +544,11 @@ class _Walk:
         names = (name for s in self.statements(unit) if s.is_class for name in s.bases)
         return [target.unit for target in self.project.targets(names) if not target.library]
 
-    def _keeps_to_project(self, name: Ref, below: frozenset[Unit] = frozenset()) -> bool:
-        """Whether no library that may read definitions gets what this name decorates, or what
-        derives from it: it is none of a library, nor an object of one (``app = typer.Typer()``)."""
+    def _is_quiet_name(self, name: Ref) -> bool:
         return all(
-            self.project.is_core(name) or _is_in(target, _QUIET)
-            if target.library
-            else target.unit in below
-            or all(self._is_of_project(part, below) for part in self.project.statements(target))
+            not target.library or self.project.is_core(name) or _is_in(target, _QUIET)
             for target in self.project.meaning(name)
         )
-
-    def _is_of_project(self, part: Statement, below: frozenset[Unit]) -> bool:
-        below |= {(part.module, name) for name in part.binds}
-        used = (*part.decorators[: part.own_decorators], *part.bases, *part.metaclass)
-        used += part.makers if part.kind == "other" else ()
-        return all(name is not None and self._is_quiet_name(name, below) for name in used)
 
     def _is_nameless(self, statement: Statement) -> bool:
         """Whether the name of a class appears only where code asks for it. The name of a dataclass

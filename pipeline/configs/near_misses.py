@@ -110,8 +110,7 @@ class Known:
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
         prefix, _, last = key.rpartition(".")
-        is_ours = any(self._by_last_part("", last))
-        meant, _, fixed = (last if is_ours else _in_other_tools(last)).partition("=")
+        meant, _, fixed = (last if self._is_ours(last) else _in_other_tools(last)).partition("=")
         typed = fixed or value
         chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
@@ -130,7 +129,12 @@ class Known:
         """What to do in place of a setting that only other tools have; empty for any other."""
         last = key.rpartition(".")[2]
         meant = _in_other_tools(last)
-        return meant if " " in meant and not self._by_last_part("", last) else ""
+        return meant if " " in meant and not self._is_ours(last) else ""
+
+    def _is_ours(self, last: str) -> bool:
+        """Whether the last part of a key is that of one of these settings, or nearly."""
+        lasts = {key.rpartition(".")[2] for key in self.keys}
+        return bool(difflib.get_close_matches(last, lasts, 1, 0.85))
 
     def _by_last_part(self, prefix: str, last: str) -> list[str]:
         below = f"{prefix}." if prefix else ""

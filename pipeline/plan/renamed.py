@@ -1,5 +1,6 @@
 """Finds steps that may have been renamed: earlier steps with the same code and arguments."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -12,6 +13,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 
 _MOST_NAMES = 30
+_ENDS_OF_MODULES = (".py", "/__init__.py")
 
 
 def made_under_another_name(
@@ -58,6 +60,12 @@ def _is_still_a_step(made: Manifest) -> bool:
 
 def _defines(module: str, name: str) -> bool:
     """Whether a module that this experiment does not import has the function, by its source."""
-    places = (Path(folder, f"{module.replace('.', '/')}.py") for folder in sys.path)
-    sources = (place.read_text("utf-8", "replace") for place in places if place.is_file())
-    return any(re.search(rf"^def {re.escape(name)}\b", source, re.MULTILINE) for source in sources)
+    path, defines = (
+        module.replace(".", "/"),
+        re.compile(rf"^\s*def {re.escape(name)}\b", re.MULTILINE),
+    )
+    for place in (f"{folder}/{path}{end}" for folder in sys.path for end in _ENDS_OF_MODULES):
+        with contextlib.suppress(OSError):  # most are not there
+            if defines.search(Path(place).read_text("utf-8", "replace")):
+                return True
+    return False

@@ -285,41 +285,6 @@ def test_a_library_whose_name_begins_like_a_known_one_is_another(project: Projec
     assert project.edit("settings.py", "n: int", "n: object") == set()
 
 
-def test_a_docstring_counts_if_an_object_of_a_library_takes_its_function(project: Project) -> None:
-    """A base class of the project reads no docstring, whatever its methods give to libraries."""
-    project.write(
-        "steps.py",
-        """
-        def train(out):
-            from APP.tools import Child, agent
-
-            return agent.run(Child().forward(1))
-        """,
-    )
-    project.write(
-        "tools.py",
-        '''
-        import torch
-        from agents_library import Agent
-
-        agent = Agent("searcher")
-
-        class Base:
-            def forward(self, x):
-                return torch.relu(x)
-
-        class Child(Base):
-            """A child."""
-
-        @agent.tool
-        def searched(query: str):
-            """Searches."""
-        ''',
-    )
-    assert project.edit("tools.py", "Searches", "Looks")
-    assert project.edit("tools.py", "A child", "Some child") == set()
-
-
 def test_an_edit_of_a_decorator_is_seen(project: Project) -> None:
     project.write(
         "steps.py",
