@@ -454,20 +454,21 @@ class Effects:
         parts = self.project.statements(target)
         return bool(parts) and all(not p.special and self._is_quiet_class(p) for p in parts)
 
-    def _is_enum(self, part: Statement) -> bool:
-        return any(
+    def _is_enum(self, part: Statement, below: tuple[Statement, ...] = ()) -> bool:
+        """Whether a class is an enum; as in `class Module(Module)`, a base may have its name."""
+        return part not in below and any(
             str(target).startswith("enum.")
             if target.library
-            else any(map(self._is_enum, self.project.statements(target)))
+            else any(self._is_enum(p, (*below, part)) for p in self.project.statements(target))
             for target in self.project.targets(part.bases)
         )
 
-    def _is_quiet_enum(self, part: Statement) -> bool:
+    def _is_quiet_enum(self, part: Statement, below: tuple[Statement, ...] = ()) -> bool:
         """Whether creating the members of an enum runs no project code."""
         hooks = {"__new__", "__init__", *_ENUM_HOOKS}
-        bases = self.project.parts(part.bases)
+        bases = (base for base in self.project.parts(part.bases) if base not in (*below, part))
         is_plain = not hooks.intersection((*part.special, *part.methods))
-        return is_plain and all(map(self._is_quiet_enum, bases))
+        return is_plain and all(self._is_quiet_enum(base, (*below, part)) for base in bases)
 
     def _is_own(self, reference: Ref | None) -> bool:
         """Whether it is project code, or may be."""

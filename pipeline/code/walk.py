@@ -550,29 +550,34 @@ class _Walk:
             for target in self.project.meaning(name)
         )
 
-    def _is_nameless(self, statement: Statement) -> bool:
+    def _is_nameless(self, statement: Statement, below: tuple[Statement, ...] = ()) -> bool:
         """Whether the name of a class appears only where code asks for it. The name of a dataclass
         or enum appears in the text of its values."""
         if statement.metaclass or None in statement.bases:
             return False
         names = (*statement.decorators[: statement.own_decorators], *statement.bases)
+        below = (*below, statement)  # as in `class Module(Module)`, a base may have its name
         return all(
             str(target).startswith(_NAMELESS)
             if target.library
-            else all(p.is_class and self._is_nameless(p) for p in self.project.statements(target))
+            else all(
+                p in below or (p.is_class and self._is_nameless(p, below))
+                for p in self.project.statements(target)
+            )
             for target in self.project.targets(names)
         )
 
-    def _only_keeps_text(self, called: Ref) -> bool:
+    def _only_keeps_text(self, called: Ref, below: tuple[Statement, ...] = ()) -> bool:
         """Whether it is a logger, or an exception that only stores its text."""
-        return all(map(self._keeps_text, self.project.meaning(called)))
+        return all(self._keeps_text(target, below) for target in self.project.meaning(called))
 
-    def _keeps_text(self, target: Target) -> bool:
+    def _keeps_text(self, target: Target, below: tuple[Statement, ...] = ()) -> bool:
         if target.library:
             return True
         parts = self.project.statements(target)
         return bool(parts) and all(
-            self._is_plain_error(part) if part.is_class else self._is_logger(part) for part in parts
+            self._is_plain_error(part, below) if part.is_class else self._is_logger(part)
+            for part in parts
         )
 
     def _is_set(self, target: Target, use: str) -> bool:
@@ -595,9 +600,13 @@ class _Walk:
             return str(target).startswith(("logging", "warnings", "sys.stderr"))
         return any(self._is_logger(part) for part in self.project.statements(target))
 
-    def _is_plain_error(self, part: Statement) -> bool:
-        return not part.special and all(
-            base is not None and self._only_keeps_text(base) for base in part.bases
+    def _is_plain_error(self, part: Statement, below: tuple[Statement, ...] = ()) -> bool:
+        return part in below or (
+            not part.special
+            and all(
+                base is not None and self._only_keeps_text(base, (*below, part))
+                for base in part.bases
+            )
         )
 
     def _is_logger(self, part: Statement) -> bool:

@@ -285,6 +285,35 @@ def test_a_library_whose_name_begins_like_a_known_one_is_another(project: Projec
     assert project.edit("settings.py", "n: int", "n: object") == set()
 
 
+def test_a_class_may_derive_from_another_one_of_its_name(project: Project) -> None:
+    project.write(
+        "steps.py",
+        """
+        import enum
+        from collections import UserDict as Module
+        from json import JSONDecodeError as Failure
+        from enum import Enum as Colour
+
+        class Module(Module):
+            def size(self):
+                return 1
+
+        class Failure(Failure):
+            pass
+
+        class Colour(Colour):
+            RED = 1
+
+        def train(out):
+            if out is None:
+                raise Failure("no output", "", 0)
+            return Module().size(), Colour.RED
+        """,
+    )
+    assert project.edit("steps.py", "return 1", "return 2") == {"steps:Module"}
+    assert project.edit("steps.py", "RED = 1", "RED = 2") == {"steps:Colour"}
+
+
 def test_an_edit_of_a_decorator_is_seen(project: Project) -> None:
     project.write(
         "steps.py",
