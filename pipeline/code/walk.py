@@ -12,10 +12,9 @@ known from the beginning.
 
 import dataclasses
 import inspect
-import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -44,7 +43,6 @@ from pipeline.code.form import (
     Use,
     flat,
     read_table,
-    word_set,
     words,
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
@@ -99,17 +97,18 @@ _IMPORTERS = words("""
     importlib.import_module importlib.__import__ runpy pkgutil.resolve_name pkgutil.get_loader
     pkgutil.find_loader importlib.util builtins.__import__
 """)
-_QUIET = word_set("""
+_QUIET = tuple(
+    f"{name}."
+    for name in words("""
     dataclasses functools typing typing_extensions abc contextlib enum torch.no_grad
     torch.inference_mode torch.nn torch.autograd builtins types collections torch.utils.data
     json threading
 """)
-"""Libraries whose decorators, bases and functions read nothing of a definition but its effects."""
+)
+"""Libraries whose decorators, bases and functions read nothing of a definition but its effects.
 
-
-def _is_in(target: Target, known: Set[str]) -> bool:
-    """Whether a library's name is one of these names, or lies in one."""
-    return not known.isdisjoint(itertools.accumulate(str(target).split("."), "{}.{}".format))
+Each name ends with a dot, so that only whole names are found at the beginning of a target's.
+"""
 
 
 @dataclass(frozen=True)
@@ -546,7 +545,7 @@ class _Walk:
 
     def _is_quiet_name(self, name: Ref) -> bool:
         return all(
-            not target.library or self.project.is_core(name) or _is_in(target, _QUIET)
+            not target.library or self.project.is_core(name) or f"{target}.".startswith(_QUIET)
             for target in self.project.meaning(name)
         )
 
