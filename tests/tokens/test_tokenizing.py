@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from places import SHARED_ROWS
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from steps.data.rows.reasons import MalformedRow, Reason
@@ -254,6 +264,32 @@ def test_what_is_counted_of_a_pair_is_what_is_counted_of_its_sides() -> None:
     tokens = tokenize_pair(tokenizer, pair(" yes", "no"), ROOMY)
 
     assert tokens.findings.merged == findings(tokenizer, " yes").merged == 1
+
+
+def test_white_space_of_the_header_is_prompt_though_a_prompt_alone_would_lose_it() -> None:
+    header = "{{ '<assistant>a\n' if m.role == 'assistant' else '<user>' }}"
+    asked = HEADER.replace("<assistant>", "<assistant>a{{ '\n' }}")
+    tokenizer = letters(TURNS.replace("<{{ m.role }}>", header) + asked)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Strip()  # pyright: ignore
+
+    tokens = tokenize_pair(tokenizer, pair("yes", "no"), ROOMY)
+
+    assert text(tokenizer, tokens.prompt.ids) == "<user>hi</s><assistant>a\n"
+    assert text(tokenizer, tokens.chosen.ids) == "yes</s>"
+
+
+def test_an_end_of_turn_that_absorbs_white_space_is_trained_on_in_every_turn() -> None:
+    tokenizer = letters(OWN_END_OF_TURN.replace("<end>", "[E]{{ '\n' }}"))
+    tokenizer.backend_tokenizer.add_tokens([AddedToken("[E]", rstrip=True, normalized=False)])
+    row = ConversationRow("row 1", (*PROMPT, *said("yes"), *PROMPT, *said("no")))
+    every = TokenizeConfig(train_on=TrainOn.all_turns)
+
+    (result,) = tokenize_conversations(tokenization(tokenizer, every), [row])
+
+    assert not isinstance(result, MalformedRow)
+    trained = compress(result.tokens.ids, result.tokens.mask)
+    assert text(tokenizer, list(trained)) == "yes[E]no[E]"
+    assert not result.findings.merged
 
 
 def test_a_conversation_that_the_template_rejects_is_refused_with_its_words() -> None:

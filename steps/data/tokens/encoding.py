@@ -33,6 +33,8 @@ quickly. The larger cache saves a tenth of the time and changes no tokens. As ma
 ids are remembered here, as long as they are short."""
 
 _CHARACTERS_REMEMBERED = 2**21
+_END = 12
+"""The length of a text's end that shows what becomes of its last white space."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,39 @@ class Encoder:
     Attributes:
         anchors: the ids of special tokens at which a text may be split, by their text.
         unknown: the id for text outside the vocabulary, which may stand for several characters.
-        greedy: matches, at the end of a text, an added token that absorbs following white space.
+        greedy: the added tokens that absorb following white space.
     """
 
     core: "Tokenizer"
     anchors: dict[str, int]
     unknown: int | None
-    greedy: re.Pattern[str]
+    greedy: dict[str, int]
 
     @cached_property
     def anchor_pattern(self) -> re.Pattern[str]:
         return re.compile(any_of(self.anchors))
+
+    @cached_property
+    def greedy_pattern(self) -> re.Pattern[str]:
+        """Matches a greedy token at the end of a text."""
+        return re.compile(rf"(?:{any_of(self.greedy)})\s*\Z")
+
+    def drops_end(self, text: str) -> bool:
+        """Whether white space at the end of a text has no token, as after a normalizer that strips
+        each part between special tokens."""
+        end = text[-_END:]
+        if not end[-1:].isspace():
+            return False
+        if end not in self._drops:
+            if len(self._drops) > WORDS_REMEMBERED:
+                self._drops.clear()
+            whole, bare = self.whole_ids([end, end.rstrip()])
+            self._drops[end] = whole == bare
+        return self._drops[end]
+
+    @cached_property
+    def _drops(self) -> dict[str, bool]:
+        return {}
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
@@ -70,7 +94,8 @@ class Encoder:
     def pieces(self, texts: Sequence[str]) -> list["Pieces"]:
         """The token ids of each text, with the characters that each token covers."""
         encodings = self.core.encode_batch(list(texts), add_special_tokens=False)
-        return [_pieces(encoding) for encoding in encodings]
+        greedy = frozenset(self.greedy.values())
+        return [_pieces(encoding, greedy) for encoding in encodings]
 
     def framed(self, texts: Sequence[str], end: int) -> list[list[int]]:
         """The token ids of each text with the tokens that the tokenizer's post-processor adds, and
@@ -86,23 +111,27 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Token ids and the characters that each covers, without gaps between tokens."""
+    """Token ids and the characters that each covers, without gaps between tokens; and the ids of
+    tokens that absorb following white space."""
 
     ids: list[int]
     covers: list[Span]
+    greedy: frozenset[int] = frozenset()
 
     def mask(self, text: str, spans: Sequence[Span]) -> tuple[list[bool], int]:
         """Which tokens are completely within one of `spans`, and how many are only partly in one.
 
         A token that begins with white space before a span (as after a header that ends in a space)
         counts as within the span if it also contains other characters of it: it is the answer's
-        first word.
+        first word. So does an end of turn that absorbs the white space after it: its id is that of
+        the end alone.
         """
         mask, straddling = [False] * len(self.ids), 0
         for index, (start, end) in enumerate(self.covers):
             for first, last in spans:
                 if start < last and first < end:
-                    within = first <= start and end <= last
+                    absorbed = self.ids[index] in self.greedy and text[last:end].isspace()
+                    within = first <= start and (end <= last or absorbed)
                     straddling += not within
                     begins = start < first and end <= last and not text[first:end].isspace()
                     mask[index] = within or (begins and text[start:first].isspace())
@@ -131,12 +160,12 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
         and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
     }
     unknown = tokenizer.unk_token_id
-    greedy = any_of(str(t) for t in tokenizer.added_tokens_decoder.values() if t.rstrip)
+    greedy = {str(t): index for index, t in tokenizer.added_tokens_decoder.items() if t.rstrip}
     return Encoder(
         core,
         anchors,
         unknown if isinstance(unknown, int) else None,
-        re.compile(rf"(?:{greedy})\s*\Z"),
+        greedy,
     )
 
 
@@ -262,7 +291,7 @@ def _framed(ids: list[int], added: list[int], end: int) -> list[int]:
     return [*before, *ids[first:last], *after]
 
 
-def _pieces(encoding: "Encoding") -> Pieces:
+def _pieces(encoding: "Encoding", greedy: frozenset[int]) -> Pieces:
     """The reported offsets, widened to all characters of the token.
 
     Byte-level tokenizers report a token without its leading white space. A character of several
@@ -273,4 +302,4 @@ def _pieces(encoding: "Encoding") -> Pieces:
     for start, end in encoding.offsets:
         covers.append((min(start, reached), end))
         reached = max(reached, end)
-    return Pieces(encoding.ids, covers)
+    return Pieces(encoding.ids, covers, greedy)

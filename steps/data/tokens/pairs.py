@@ -144,8 +144,10 @@ def _tail_start(encoder: Encoder, chosen: Answered, rejected: Answered) -> int |
     if not simple or chosen.before != rejected.before:
         return None
     starts = (side.text[len(side.before) :][:1] for side in (chosen, rejected))
-    if any(map(str.isspace, starts)) and encoder.greedy.search(chosen.before):
+    if any(map(str.isspace, starts)) and encoder.greedy_pattern.search(chosen.before):
         return None  # a token of the prompt reaches into a response
+    if encoder.drops_end(chosen.before):
+        return None  # the prompt alone would lack a token of the header
     return encoder.last_anchor(chosen.before)
 
 
