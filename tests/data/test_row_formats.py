@@ -102,10 +102,14 @@ def test_an_ultrafeedback_row_becomes_a_pair() -> None:
             "chosen": [human("Capital of France?"), gpt("Paris.")],
             "rejected": [gpt("Rome.")],
         },
+        {
+            "chosen": f" {json.dumps([QUESTION, PARIS])}",
+            "rejected": f"\n{json.dumps([QUESTION, ROME])}",
+        },
     ],
     ids=[
         "implicit prompt", "strings (TRL standard)", "prompt messages", "response turns",
-        "TRL conversational", "mixed", "null prompt", "ShareGPT keys",
+        "TRL conversational", "mixed", "null prompt", "ShareGPT keys", "JSON text",
     ],
 )  # fmt: skip
 def test_every_spelling_of_one_pair_gives_the_same_pair(record: dict[str, Any]) -> None:
@@ -257,6 +261,9 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ("content not a string", {**BOTH, "chosen": [QUESTION, {"role": "assistant"}]}, "chosen[1]"),
     ("content not a string", {**BOTH, "rejected": [QUESTION, "Rome."]}, "rejected[1]"),
     ("content not a string", {**BOTH, "rejected": 7}, "rejected is int 7"),
+    ("content not a string", {**BOTH, "chosen": str([QUESTION, PARIS])}, "json.dumps"),
+    ("content not a string", {**BOTH, "chosen": json.dumps([QUESTION, PARIS])[:-1]}, "no JSON"),
+    ("content not a string", {**BOTH, "system": {"text": "Hi"}}, "system is dict"),
     ("content not a string", {**BOTH, "prompt": {"text": "Q"}}, "prompt is dict"),
     ("not valid Unicode", {"prompt": "Q", "chosen": "\ud800", "rejected": "b"}, "chosen"),
     ("not valid Unicode", {**BOTH, "tools": [{"name": "\ud800"}]}, "tools"),
@@ -330,6 +337,17 @@ def test_a_record_that_is_no_row_is_refused_with_its_reason(
 
     assert caught.value.reason == reason
     assert named in caught.value.detail
+
+
+def test_a_message_may_say_nothing_under_any_key() -> None:
+    said = {"conversations": [{"from": "system", "value": ""}, human("Capital?"), gpt("Paris.")]}
+    row = ChatFormat(messages="conversations").parse(said, "1")
+    assert row.messages == (system(""), user("Capital?"), PARIS)
+
+
+@pytest.mark.parametrize("spelled", ["0.30000000000000004", "-1.5e-05", ".5", "7.", "1E3"])
+def test_a_score_in_a_text_is_read_as_python_and_pandas_write_numbers(spelled: str) -> None:
+    assert PAIR.parse({**BOTH, "score_chosen": spelled}, "1").score_chosen == float(spelled)
 
 
 def test_a_score_missing_from_a_table_is_no_score() -> None:

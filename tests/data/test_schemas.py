@@ -327,6 +327,10 @@ NAMES = {"chosen": "left", "rejected": "right", "better": "verdict"}
         ("A", None, "l"), ("b", None, "r"), ("response_a", None, "l"), ("model_b", None, "r"),
         (0, "0", "l"), (1, "0", "r"), (True, "1", "l"), ("1", "1", "l"), (2, "1", "r"),
         (-0.5, "negative", "l"), (3, "negative", "r"), (3, "positive", "l"),
+        (-2 / 3, "negative", "l"), ("0.3333333333333333", "positive", "l"),
+        ("-1e-05", "negative", "l"), ("-", "negative", "verdict not understood"),
+        (float("nan"), "negative", "verdict not understood"),
+        (float("nan"), "1", "verdict not understood"),
         ("left", "left", "l"), ("right", "left", "r"), ("Left", "left", "l"), ("RIGHT", None, "r"),
         (True, "true", "l"), (False, "True", "r"), ("True", "true", "l"), (1.0, "true", "l"),
         ("neither", "left", "tie"), ("", "left", "verdict not understood"),
@@ -401,6 +405,12 @@ def test_scored_completions_become_pairs_with_their_scores(pairs: str, expected:
     assert rows[0].score_chosen - rows[0].score_rejected == max(
         r.score_chosen - r.score_rejected for r in rows
     )
+
+
+def test_the_best_completion_is_paired_with_the_worst_of_another_text() -> None:
+    again = [*FOUR["completions"], {"text": "best", "score": 0}]
+    (row,) = loaded([FOUR | {"completions": again}])
+    assert (row.score_chosen, row.rejected[0]["content"]) == (4, "worst")
 
 
 def test_completions_that_are_all_equally_good_are_a_tie() -> None:

@@ -119,7 +119,7 @@ _TELLING = frozenset(
         "preference", "initial_reason_steps", "context", "history", "functions", "documents",
         "winner_tie", "split", "weight", "status",
         "definition", "document", "passage", "choices", "options", "references",
-        "function_description",
+        "function_description", "margin",
     )
 )  # fmt: skip
 """Columns that probably matter, in any format and any case."""

@@ -42,6 +42,7 @@ from steps.data.records.record_fields import (
     are_texts,
     for_template,
     found,
+    is_number,
     score,
     show,
     texts_in,
@@ -59,7 +60,6 @@ _TIES = {"tie", "ties", "tied", "bothbad", "both", "neither", "equal", "equally"
 _MODELS = (("model_a", "model_b"), ("model_1", "model_2"))
 _SIGNS = {"negative": -1.0, "positive": 1.0}
 _BOOLEANS = {"true": "1", "false": "0"}
-_NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 _WHOLE = re.compile(r"([+-]?\d{1,9})\.0{1,9}")
 
 
@@ -194,10 +194,16 @@ class PreferenceFormat(RecordFormat):
 
     def _verdict(self, value: Any, record: Mapping[str, Any]) -> float:
         """Above zero for the first side, below for the second, zero for neither."""
-        if value is None or (said := _spelled(value)) == "":
+        if value is None or (said := _spelled(value)) in ("", "nan"):
             raise MalformedRow("verdict not understood", f"{self.better} is missing")
-        if self.first in _SIGNS and _NUMBER.fullmatch(said):
-            return _SIGNS[self.first] * float(said)
+        if self.first in _SIGNS:
+            if is_number(value):
+                return _SIGNS[self.first] * float(value)
+            if not _is_tie(said):
+                raise MalformedRow(
+                    "verdict not understood", f"{self.better} is {show(value)}, expected a number"
+                )
+            return 0.0
         if self.first is not None:
             if said == _spelled(self.first):
                 return 1.0

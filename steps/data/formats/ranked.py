@@ -14,7 +14,7 @@ The rows have the labels `RECORD#1`, `RECORD#2` and so on, the widest margin fir
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import Any, ClassVar, Self
 
 from steps.data.formats import RecordFormat
@@ -67,7 +67,9 @@ class RankedFormat(RecordFormat):
         scored = list(self._scored(record))
         chosen = pairs_of(scored, self.pairs)
         if not chosen:
-            raise MalformedRow("tie", f"no two of {len(scored)} completions differ in score")
+            raise MalformedRow(
+                "tie", f"no two of {len(scored)} completions differ in score and text"
+            )
         shared: dict[str, Any] = {
             "system": self.system,
             "turns": self.turns,
@@ -132,11 +134,12 @@ class RankedFormat(RecordFormat):
 def pairs_of(scored: Iterable[Scored], pairs: str) -> list[tuple[Scored, Scored]]:
     """The pairs of completions that `pairs` selects, better and worse, the widest margin first."""
     scored = sorted(scored, key=lambda one: -one[1])
-    if pairs == "best_vs_worst":
-        made = [(scored[0], scored[-1])] if len(scored) > 1 else []
-    elif pairs == "adjacent":
-        made = list(pairwise(scored))
+    if pairs == "adjacent":
+        made = pairwise(scored)
+    elif pairs == "all":
+        made = combinations(scored, 2)
     else:
-        made = list(combinations(scored, 2))
+        made = product(scored, reversed(scored))
     different = [(a, b) for a, b in made if a[1] > b[1] and a[0] != b[0]]
-    return sorted(different, key=lambda pair: pair[1][1] - pair[0][1])
+    different.sort(key=lambda pair: pair[1][1] - pair[0][1])
+    return different[:1] if pairs == "best_vs_worst" else different

@@ -60,7 +60,10 @@ def cut_off(error: Exception, last: str) -> MalformedRow:
 def as_object(value: object) -> Mapping | MalformedRow:
     if isinstance(value, Mapping):
         return value
-    return MalformedRow("not an object", f"found a {type(value).__name__}, expected an object")
+    hint = "; a file that is one list is named .json" if isinstance(value, list) else ""
+    return MalformedRow(
+        "not an object", f"found a {type(value).__name__}, expected an object{hint}"
+    )
 
 
 def _records(blocks: Iterable[bytes], start: int, parse: Parse) -> Iterator[Item]:

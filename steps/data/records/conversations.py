@@ -61,10 +61,14 @@ _SPEAKERS = {
     **dict.fromkeys(("Assistant", "ASSISTANT"), "assistant"),
     "FUNCTION RESPONSE": "tool",
 }
+_OPENS = re.compile(r"\s*[\[{]")
 _END = re.compile(r"\s*(?:<\|endoftext\|>|</s>)\s*\Z")
 
 THOUGHTS = re.compile("think|reasoning|trajector|rationale|(?:^|_)cot(?:_|$)", re.IGNORECASE)
 """Names of columns with the thoughts of an answer."""
+
+_WRITTEN_OUT = re.compile(r"""\s*(?:array\()?\[\s*\{\s*["'](?:role|from|content|value)["']\s*:""")
+"""How messages begin that were written as text, by Python or by a broken JSON writer."""
 
 _RENDERED = re.compile(
     r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
@@ -241,6 +245,12 @@ def _one_turn(value: Any, field: str) -> str:
             f"{field} holds turns of a dialogue, such as 'Human:' and 'Assistant:'; give messages, "
             "or the format hh_rlhf, whose chosen and rejected are whole dialogues",
         )
+    if _WRITTEN_OUT.match(found):
+        raise MalformedRow(
+            "content not a string",
+            f"{field} holds messages as a text that is no JSON ({found.strip()[:20]!r}); write "
+            "them with json.dumps, or as JSON Lines or Parquet",
+        )
     if _RENDERED.match(found):
         raise MalformedRow(
             "dialogue in one string",
@@ -272,7 +282,7 @@ def history(value: Any, field: str) -> Messages:
 
 def unpacked(value: Any) -> Any:
     """The messages of a JSON text; other values, and texts that are no messages, unchanged."""
-    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+    if not isinstance(value, str) or not _OPENS.match(value):
         return value
     decoded = parsed_json(value)
     listed = decoded if is_list(decoded) else [decoded]
@@ -286,7 +296,9 @@ def read_system(record: Mapping[str, Any], field: str | None) -> str | None:
     for name in names:
         value = found(record, name)
         if value is not None and value != "":
-            return content_text(value.get("parts") if isinstance(value, Mapping) else value, name)
+            return content_text(
+                value.get("parts", value) if isinstance(value, Mapping) else value, name
+            )
     return None
 
 

@@ -43,7 +43,8 @@ def read_message(item: Any, field: str) -> Message:
             "content not a string", f"{field} is {show(item)}, expected role and content"
         )
     role, calls = item.get("role", item.get("from")), _calls(item, field)
-    key = next((key for key in _CONTENTS if item.get(key) not in (None, "")), "content")
+    there = [key for key in _CONTENTS if item.get(key) is not None]
+    key = next((key for key in there if item[key] != ""), next(iter(there), "content"))
     content = item.get(key)
     if role in _CALLS:
         role, content, calls = "assistant", None, _call_in(content, f"{field}.{key}")

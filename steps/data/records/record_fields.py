@@ -12,7 +12,9 @@ from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Tools
 
 _PLAIN = frozenset({list, str, dict, type(None)})
-_DECIMAL = re.compile(r"\s*([+-]?\d{1,15}(\.\d{1,15})?|nan)\s*", re.IGNORECASE)
+_DECIMAL = re.compile(
+    r"\s*([+-]?(\d{1,40}\.?\d{0,40}|\.\d{1,40})(e[+-]?\d{1,3})?|nan)\s*", re.IGNORECASE | re.ASCII
+)
 
 MOST_NESTED = 100
 """How deep tools, tool calls and template arguments may be nested. Later code (templates, JSON,
