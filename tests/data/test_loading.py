@@ -576,6 +576,7 @@ def test_adjacent_ratings_of_one_prompt_become_pairs_also_after_a_kill(tmp_path:
 
     records = [rated(n, score) for n in range(25) for score in (1, 4, 2)[: 2 + n % 2]]
     records += [{"prompt": "Unusable"}, rated(50, 3), rated(51, 2), rated(51, 2), rated(50, 1)]
+    records += [rated(52, 1) | {"system": "Be brief."}, rated(52, 4) | {"system": "Be kind."}]
     path = write(tmp_path / "rows.jsonl", records)
     calm, _ = loaded(tmp_path / "calm", path, test_fraction=0.0)
 
@@ -584,7 +585,7 @@ def test_adjacent_ratings_of_one_prompt_become_pairs_also_after_a_kill(tmp_path:
     assert {(row.chosen[0]["content"], row.score_chosen) for row in rows} == {("Worth 4.", 4.0)}
     assert {row.score_rejected for row in rows} == {1.0}
     reasons = [entry.reason for entry in calm.ledger() if entry.reason]
-    assert reasons == ["one completion", "one completion", "tie", "one completion"]
+    assert reasons == ["one completion", "one completion", "tie", *["one completion"] * 3]
 
     killed = Folder(tmp_path / "killed", tmp_path / "scratch", killed_at=15)
     with pytest.raises(KeyboardInterrupt):

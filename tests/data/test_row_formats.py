@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, get_args
 
 import pytest
@@ -345,8 +346,10 @@ def test_a_message_may_say_nothing_under_any_key() -> None:
     assert row.messages == (system(""), user("Capital?"), PARIS)
 
 
-@pytest.mark.parametrize("spelled", ["0.30000000000000004", "-1.5e-05", ".5", "7.", "1E3"])
-def test_a_score_in_a_text_is_read_as_python_and_pandas_write_numbers(spelled: str) -> None:
+@pytest.mark.parametrize(
+    "spelled", ["0.30000000000000004", "-1.5e-05", ".5", "7.", "1E3", Decimal("1.50")]
+)
+def test_a_score_is_read_as_python_pandas_and_databases_write_numbers(spelled: Any) -> None:
     assert PAIR.parse({**BOTH, "score_chosen": spelled}, "1").score_chosen == float(spelled)
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from steps.data.formats import RecordFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.readers import Item
+from steps.data.records.conversations import systems_of
 from steps.data.records.record_fields import found
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
@@ -22,8 +23,7 @@ _MOST_RECORDS = 1000
 @dataclass(frozen=True)
 class RatedFormat(RecordFormat):
     """Names of fields: each record has a `prompt`, a `completion` and its `score` (higher is
-    better). Records of one prompt stand one after another; the first has their tools and system
-    prompt."""
+    better). Records of one prompt stand one after another, with equal tools and system prompts."""
 
     prompt: str = "prompt"
     completion: str = "response"
@@ -54,14 +54,19 @@ class RatedFormat(RecordFormat):
         ranked = RankedFormat(completions=_RECORDS, text=self.completion, **shared)
         return ranked.parse(record, row)
 
+    def asked(self, record: Mapping[str, Any]) -> list[Any]:
+        """All that a completion answers, unless the record has no prompt."""
+        systems = systems_of(self.system_field)
+        return [found(record, name) for name in (self.prompt, self.tools, *systems)]
 
-def of_one_prompt(items: Iterable[Item], prompt: str) -> Iterator[Item]:
-    """Join adjacent records whose field `prompt` is equal, at most 1,000 of them. A joined record
-    has the number of its last one, from which reading goes on."""
+
+def of_one_prompt(items: Iterable[Item], named: RatedFormat) -> Iterator[Item]:
+    """Join adjacent records that answer the same, at most 1,000 of them. A joined record has the
+    number of its last one, from which reading goes on."""
     last = 0
     joined: list[Mapping[str, Any]] = []
     for number, record in items:
-        if joined and not _joins(joined, record, prompt):
+        if joined and not _joins(joined, record, named):
             yield last, {**joined[0], _RECORDS: joined}
             joined = []
         if isinstance(record, MalformedRow):
@@ -74,10 +79,8 @@ def of_one_prompt(items: Iterable[Item], prompt: str) -> Iterator[Item]:
 
 
 def _joins(
-    joined: list[Mapping[str, Any]], record: Mapping[str, Any] | MalformedRow, prompt: str
+    joined: list[Mapping[str, Any]], record: Mapping[str, Any] | MalformedRow, named: RatedFormat
 ) -> bool:
-    if isinstance(record, MalformedRow):
+    if isinstance(record, MalformedRow) or found(record, named.prompt) is None:
         return False
-    asked = found(record, prompt)
-    same = asked is not None and asked == found(joined[0], prompt)
-    return same and len(joined) < _MOST_RECORDS
+    return named.asked(record) == named.asked(joined[0]) and len(joined) < _MOST_RECORDS

@@ -81,7 +81,7 @@ class Parser:
         folder = _folder_of(shard)
         records = open_shard(shard, start)
         if isinstance(bare, RatedFormat):
-            records = of_one_prompt(records, bare.prompt)
+            records = of_one_prompt(records, bare)
         ignored = IgnoredKeys(self.format)
         return ((item[0], self._parsed(item[1], bare, folder, ignored)) for item in records)
 

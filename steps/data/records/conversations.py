@@ -290,16 +290,19 @@ def unpacked(value: Any) -> Any:
 
 
 def read_system(record: Mapping[str, Any], field: str | None) -> str | None:
-    """The system prompt that a record keeps in a field of its own, if the format names one.
-    `system` stands for that or another usual name."""
-    names = _SYSTEMS if field == "system" else () if field is None else (field,)
-    for name in names:
+    """The system prompt that a record keeps in a field of its own, if the format names one."""
+    for name in systems_of(field):
         value = found(record, name)
         if value is not None and value != "":
             return content_text(
                 value.get("parts", value) if isinstance(value, Mapping) else value, name
             )
     return None
+
+
+def systems_of(field: str | None) -> tuple[str, ...]:
+    """The columns of system prompts; `system` stands for that or another usual name."""
+    return _SYSTEMS if field == "system" else () if field is None else (field,)
 
 
 def with_system(conversation: Messages, system: str | None) -> Messages:

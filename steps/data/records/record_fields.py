@@ -5,6 +5,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, TypeGuard
 
 from steps.data.readers import Cell
@@ -93,7 +94,7 @@ def is_number(value: Any) -> bool:
     """Whether a value is a number, or a text with one, as judges' ratings often are."""
     if isinstance(value, str):
         return _DECIMAL.fullmatch(value) is not None
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
 def for_template(record: Mapping[str, Any], names: Any) -> dict[str, Any]:
