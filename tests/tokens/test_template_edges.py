@@ -205,6 +205,28 @@ def test_all_tokens_that_end_a_turn_are_trained_on_whatever_kind_of_turn_it_is()
     ]
 
 
+def test_a_call_ends_before_its_result_which_may_open_with_the_same_name() -> None:
+    named = family(
+        "<|start|>bot<|text|>{{ m.content }}" + CALLS + "<|end|>",
+        OTHER.replace("m.role", "loop.previtem.tool_calls[0].function.name if m.name else m.role"),
+        "<|start|>bot<|text|>",
+    )
+    found = trained(named, *ROUND, train_on=TrainOn.all_turns)
+    assert found == [f"{WRITTEN}<|end|>", "It is sunny there.<|end|>"]
+
+
+def test_words_of_a_call_that_are_written_only_after_its_result_cost_the_row() -> None:
+    late = family(
+        "<|bot|>{{ m.content if not m.tool_calls or loop.last }}" + CALLS + "<|end|>",
+        "<|{{ m.role }}|>{{ m.content }}<|end|>"
+        "{{ loop.previtem.content if loop.previtem and m.role == 'tool' }}",
+        "<|bot|>",
+    )
+    spoken = (ROUND[0], called(CALL, text="I look."), *ROUND[2:])
+    lost = "assistant turn not found in the rendered text"
+    assert told(late, *spoken, train_on=TrainOn.all_turns) == {lost}
+
+
 def test_turns_end_alike_with_reasoning_and_calls_and_without() -> None:
     name = "the document ends in a token of its own"
     assert trained(name, *ASK) == ["Yes.<|end|>"]

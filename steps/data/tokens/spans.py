@@ -20,6 +20,7 @@ tokens at that place, without the next header.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -246,10 +247,27 @@ class SpanFinder:
     def _found(self, trace: "_Trace", turn: int) -> tuple[Place, Place]:
         """Where a turn begins and ends, which depends on the shape, and on no text."""
         own = trace.own(turn)
+        if own and turn < len(trace.shape.chat.messages) - 1:
+            own = self._without_echo(trace, turn, own)
         start = None if own is None else self._start(trace, turn, own)
         if start is None or own is None:
             raise _not_found(turn)
         return start, self._end(trace, turn, own, start)
+
+    def _without_echo(self, trace: "_Trace", turn: int, own: range) -> range | None:
+        """The slots of a turn without those at its end that belong to the next message, as the name
+        of a called function before its result (Gemma 4). None if words of the turn come only after
+        that message."""
+        alone = self.tracer.form(trace.shape, turn + 1)
+        said = Counter(n for n in (alone.names if alone else ()) if trace.owner(n) == turn)
+        names, stop = trace.form.names, own.start
+        for index in own:
+            if said[names[index]]:
+                said[names[index]] -= 1
+                stop = index + 1
+        if any(name in names[own.stop :] and name not in names[: own.stop] for name in +said):
+            return None
+        return range(own.start, stop) if stop > own.start else own
 
     def _start(self, trace: "_Trace", turn: int, own: range) -> Place | None:
         """Where generation of the turn would begin."""
