@@ -216,7 +216,7 @@ def main(
     console, samples = Console(width=120), {}
     with tempfile.TemporaryDirectory(prefix="temper-bench-", dir=folder) as temporary:
         place = Path(temporary)
-        at = model_at(model, smollm2, place)
+        at = model_at(model, smollm2, place, rows)
         workload = make_workload(rows, at.folder, pairs, batch_size, longest, place)
         console.print(f"{at}\n{workload}")
         bench = Bench(workload, at, batch_size, trl, place, device)

@@ -70,14 +70,17 @@ class Model:
         return f"{self.name}: backbone {self.backbone / 1e6:.1f}M, head {self.head / 1e6:.1f}M"
 
 
-def model_at(name: str, smollm2: Path | None, place: Path) -> Model:
-    """`smollm2`, one of the shapes `SMALL` with random weights, or a folder."""
+def model_at(name: str, smollm2: Path | None, place: Path, rows: Path | None = None) -> Model:
+    """`smollm2`, one of the shapes `SMALL` with random weights, or a folder. A small vocabulary is
+    trained on the `rows`."""
     if name not in NAMED:
         return _described(name, Path(name))
     pretrained = smollm2 or _import_smollm2(place / "smollm2")
     if name == "smollm2":
         return _described("SmolLM2-135M", pretrained)
-    return _described(f"a random {name}", _random_llama(pretrained, SMALL[name], place / name))
+    return _described(
+        f"a random {name}", _random_llama(pretrained, SMALL[name], place / name, _source(rows))
+    )
 
 
 def make_workload(
@@ -89,7 +92,7 @@ def make_workload(
     """
     from steps.training.schedule import batch_indices
 
-    source = rows or (ULTRAFEEDBACK if ULTRAFEEDBACK.exists() else HOUSE_STYLE)
+    source = _source(rows)
     fitting = _tokenised(source, tokenizer, longest)
     taken = [pair for _, pair in zip(range(pairs), fitting, strict=False)]
     if len(taken) < pairs:
@@ -155,14 +158,14 @@ def _described(name: str, folder: Path) -> Model:
     return Model(name, folder, backbone, head)
 
 
-def _random_llama(tokenizer: Path, shape: dict[str, Any], folder: Path) -> Path:
+def _random_llama(tokenizer: Path, shape: dict[str, Any], folder: Path, rows: Path) -> Path:
     """With the tokenizer of a folder, or one of its kind with the vocabulary of the shape."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     words = AutoTokenizer.from_pretrained(tokenizer)
     if "vocab_size" in shape:
-        words = words.train_new_from_iterator(_texts(), shape["vocab_size"])
+        words = words.train_new_from_iterator(_texts(rows), shape["vocab_size"])
     torch.manual_seed(0)
     config = LlamaConfig(
         **{"vocab_size": len(words), **shape},
@@ -177,9 +180,13 @@ def _random_llama(tokenizer: Path, shape: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def _texts() -> Iterator[str]:
-    """What the responses of the default rows say."""
-    with (ULTRAFEEDBACK if ULTRAFEEDBACK.exists() else HOUSE_STYLE).open() as lines:
+def _source(rows: Path | None) -> Path:
+    return rows or (ULTRAFEEDBACK if ULTRAFEEDBACK.exists() else HOUSE_STYLE)
+
+
+def _texts(rows: Path) -> Iterator[str]:
+    """What the responses say."""
+    with rows.open() as lines:
         for row in map(json.loads, lines):
             yield from (row[side][-1]["content"] for side in ("chosen", "rejected"))
 
