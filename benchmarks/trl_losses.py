@@ -53,7 +53,7 @@ BETA = 0.5
 
 def with_short_prompts() -> list[tuple[list[int], list[int], list[int]]]:
     """The pairs, with only the last token of each prompt."""
-    return [(prompt[-1:], *responses) for prompt, *responses in pairs()]
+    return [(prompt[-1:], chosen, rejected) for prompt, chosen, rejected in pairs()]
 
 
 def labelled() -> list[tuple[list[int], list[int], bool]]:
