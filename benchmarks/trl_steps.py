@@ -9,7 +9,7 @@ the pairs, so this file is sufficient to reproduce them.
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ def pairs() -> list[tuple[list[int], list[int], list[int]]]:
     return [(ids(12), [*ids(14), END], [*ids(14), END]) for _ in range(STEPS * BATCH_SIZE)]
 
 
-def texts() -> Iterator[dict[str, str]]:
-    """The pairs as text, for TRL, which adds the end of text itself."""
-    for pair in pairs():
+def texts(of: Iterable[tuple[list[int], ...]] = ()) -> Iterator[dict[str, str]]:
+    """The pairs, or those given, as text, for TRL, which adds the end of text itself."""
+    for pair in of or pairs():
         prompt, chosen, rejected = (" ".join(f"w{i}" for i in ids if i != END) for ids in pair)
         yield {"prompt": f"{prompt} ", "chosen": chosen, "rejected": rejected}
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import torch
+
 from steps.shared.execution_detail import kept
 
 Result = TypeVar("Result")
@@ -19,11 +21,17 @@ class SerialQueue:
     Torch releases the interpreter's lock while kernels run, so the caller can prepare a batch at
     the same time. After the first call that raises, all later calls, also those already queued,
     raise PoisonedError, which names that first error.
+
+    The thread works on the GPU of the thread that made the queue: by default, each thread begins
+    with the first GPU, also in a rank that has another one.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix=name, initializer=torch.cuda.set_device, initargs=(device,)
+        )
         self._fault: BaseException | None = None
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:

@@ -134,9 +134,9 @@ class Pack:
         queries = [s.stop - s.start for s in self.segments]
         keys = [s.num_keys for s in self.segments]
         return VarlenLayout(
-            torch.tensor(rows).to(device, non_blocking=True),
-            _offsets(queries).to(device, non_blocking=True),
-            _offsets(keys).to(device, non_blocking=True),
+            without_waiting(torch.tensor(rows), device),
+            without_waiting(_offsets(queries), device),
+            without_waiting(_offsets(keys), device),
             max(queries),
             max(keys),
         )
@@ -167,6 +167,13 @@ def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...
     if not any(group.images for group in groups):
         return ()
     return tuple(group.images for group in groups for _ in group.responses)
+
+
+def without_waiting(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to `device`. Not from pinned memory, a large copy to a GPU would
+    wait for all work in its queue."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def lengths_of(groups: Sequence[TokenGroup], responses: int | None = None) -> Tensor:

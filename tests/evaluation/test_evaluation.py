@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, permutation_test
 
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.divergence import kl_per_token, sampled_kl
@@ -93,11 +94,28 @@ def test_pairs_show_a_difference_that_two_means_side_by_side_hide(
     assert found.difference["low"] < 0.3 < found.difference["high"]
 
 
+@pytest.mark.parametrize("pairs", [2, 13, 14, 60, 700])
+def test_p_values_are_those_of_scipy(random: np.random.Generator, pairs: int) -> None:
+    one, other = random.normal(0, 1, pairs).round(1), random.normal(0.2, 1, pairs).round(1)
+    by_scipy = permutation_test(
+        (other - one,),
+        lambda x, axis: x.mean(axis=axis),
+        permutation_type="samples",
+        n_resamples=9999,
+        rng=np.random.default_rng(0),
+    )
+    assert paired_means(one, other).p == pytest.approx(by_scipy.pvalue, rel=1e-12)
+    gained, lost = int((other > one).sum()), int((other < one).sum())
+    exact = binomtest(gained, gained + lost).pvalue
+    assert paired_shares(one > other, other > one).p == pytest.approx(exact, rel=1e-9)
+
+
 def test_p_values_of_models_that_are_the_same_are_uniform(random: np.random.Generator) -> None:
     ps = [paired_means(random.normal(size=20), random.normal(size=20)).p for _ in range(20)]
     assert 0 <= sum(p < 0.1 for p in ps) <= 5
     assert max(ps) > 0.5
     assert paired_means([1.0, 2.0], [1.0, 2.0]).p == 1.0
+    assert paired_means([0.0], [1.0]).p == 1.0  # one pair shows nothing
 
 
 def test_a_share_is_compared_by_the_pairs_on_which_two_models_disagree() -> None:

@@ -1,10 +1,11 @@
 """Twenty steps beside TRL's trainers for every loss that both have: the same model, pairs, order
-and rate, in float32. `benchmarks/trl_losses.py` recorded TRL's losses, and says what is missing.
+and rate, in float32. `benchmarks/trl_losses.py` recorded TRL's losses.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from trl_records import records
@@ -12,16 +13,19 @@ from trl_records import records
 from benchmarks import trl_losses, trl_steps
 from steps.losses.apo_down import ApoDown
 from steps.losses.apo_zero import ApoZero
-from steps.losses.base import PreferenceLoss, ReferenceLoss
+from steps.losses.base import PreferenceLoss, ReferenceLoss, UnpairedLoss
 from steps.losses.cpo import Cpo
 from steps.losses.hinge import Hinge
 from steps.losses.ipo import Ipo
+from steps.losses.kto import Kto
+from steps.losses.orpo import Orpo
 from steps.losses.reference_free.alphapo import AlphaPo
 from steps.losses.reference_free.cpo_hinge import CpoHinge
 from steps.losses.reference_free.cpo_ipo import CpoIpo
 from steps.losses.robust import Robust
 from steps.losses.simpo import Simpo
 from steps.losses.token_level.ld_dpo import LdDpo
+from steps.losses.unpaired.apo_zero_unpaired import ApoZeroUnpaired
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.whole_batch.aot_unpaired import AotUnpaired
 from steps.losses.with_reference.bco_pair import BcoPair
@@ -33,12 +37,21 @@ from steps.losses.with_reference.sigmoid_norm import SigmoidNorm
 from steps.losses.with_reference.sppo_hard import SppoHard
 from steps.losses.with_reference.wpo import Wpo
 from steps.models.workplace import Workplace
+from steps.scoring import reference as references
+from steps.scoring.examples import TokenGroup
 from steps.scoring.reference import run_reference
-from steps.training.config import DpoConfig, OptimizerConfig, ReferenceFreeConfig, Schedule
-from steps.training.recipes import run_dpo, run_reference_free
+from steps.training import recipes
+from steps.training.config import (
+    DpoConfig,
+    KtoConfig,
+    OptimizerConfig,
+    ReferenceFreeConfig,
+    Schedule,
+)
+from steps.training.recipes import run_dpo, run_kto, run_reference_free
 
 BETA = trl_losses.BETA
-OURS: dict[str, PreferenceLoss] = {
+OURS: dict[str, PreferenceLoss | UnpairedLoss] = {
     "hinge": Hinge(BETA),
     "ipo": Ipo(BETA),
     "robust": Robust(BETA, label_smoothing=0.1),
@@ -62,6 +75,9 @@ OURS: dict[str, PreferenceLoss] = {
     "cpo_ipo": CpoIpo(beta=BETA, nll_weight=1.0),
     "simpo": Simpo(beta=BETA, gamma=0.5),
     "alphapo": AlphaPo(alpha=0.25, beta=BETA, gamma=0.5),
+    "orpo": Orpo(beta=BETA),
+    "kto": Kto(beta=BETA, desirable_weight=1.5),
+    "apo_zero_unpaired": ApoZeroUnpaired(beta=BETA, undesirable_weight=0.5),
 }
 THEIRS: dict[str, list[float]] = json.loads(trl_losses.GOLDEN.read_text())
 
@@ -75,7 +91,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[flo
         "batch_size": trl_steps.BATCH_SIZE,
         "optimizer": OptimizerConfig(trl_steps.RATE, Schedule.constant),
     }
-    dpo, free = DpoConfig(**shared), ReferenceFreeConfig(**shared)
+    dpo, free, kto = DpoConfig(**shared), ReferenceFreeConfig(**shared), KtoConfig(**shared)
 
     model, reference = work / "model", work / "reference"
     run_reference(model, records(), dpo.reference(), Workplace(reference, work / "scratch"))
@@ -83,13 +99,52 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[flo
     def train(name: str) -> list[float]:
         loss, out = OURS[name], work / name
         place = Workplace(out, work / f"{name}-scratch")
-        if isinstance(loss, ReferenceLoss):
+        if isinstance(loss, UnpairedLoss):
+            own = Workplace(work / f"{name}-reference", work / f"{name}-scratch")
+            with pytest.MonkeyPatch.context() as patch:
+                for module in (references, recipes):
+                    patch.setattr(module, "mismatched", mismatched_by_trl)
+                run_reference(model, labelled(), kto.reference(), own)
+                run_kto(model, labelled(), own.output, replace(kto, loss=loss), place)
+        elif isinstance(loss, ReferenceLoss):
             run_dpo(model, records(), reference, replace(dpo, loss=loss), place)
         else:
-            run_reference_free(model, records(), replace(free, loss=loss), place)
+            rows = with_short_prompts() if name in trl_losses.ORPO else records()
+            run_reference_free(model, rows, replace(free, loss=loss), place)
         return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").open()]
 
     return train
+
+
+def with_short_prompts() -> list[dict[str, Any]]:
+    return [{**record, "prompt_ids": record["prompt_ids"][-1:]} for record in records()]
+
+
+def labelled() -> list[dict[str, Any]]:
+    made, rows = trl_losses.labelled(), records()
+    for row in rows:
+        row["completion_id"] = row["row"]
+        row["prompt_ids"], row["completion_ids"], row["label"] = made[number_of(row["row"])]
+    return rows
+
+
+def number_of(row: str) -> int:
+    """The place of a pair in the order in which TRL sees them."""
+    return int(row.removeprefix("pair "))
+
+
+def mismatched_by_trl(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
+    """Each prompt with the response of the row before it in its batch of TRL; in a batch's first
+    row with the last one's."""
+    seen = {number_of(group.row): group for group in groups}
+    size = trl_steps.BATCH_SIZE
+    before = [
+        seen[n - n % size + (n - 1) % size] for n in (number_of(group.row) for group in groups)
+    ]
+    return [
+        replace(group, group_id=f"{group.row}, mismatched", responses=other.responses)
+        for group, other in zip(groups, before, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -1,9 +1,13 @@
 """What only runs on a GPU, traced on PyTorch's meta device, or with fake tensors where code asks
-for CUDA: shapes, dtypes and devices of every operation, and no number. Nothing here needs or shows
-a GPU; it finds what would not even run."""
+for CUDA: shapes, dtypes and devices of every operation, and no number. What asks the driver itself
+is given the answers of a machine with GPUs. Nothing here needs or shows a GPU; it finds what would
+not even run."""
 
 import functools
+import os
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,16 +21,25 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from benchmarks.architectures import tiny
-from steps.models import recomputing
+from steps.losses.base import PreferenceLoss, UnpairedLoss
+from steps.losses.combined import CombinedLoss
+from steps.losses.registry import losses_of
+from steps.models import ranks, recomputing
 from steps.models.adapters import add_adapter
-from steps.models.config import ActivationCheckpointing, LoraConfig
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
+from steps.models.folders import load_as
+from steps.models.queue import SerialQueue
 from steps.models.recomputing import checkpoint_activations
 from steps.scoring import attention, gradients
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import TokenLogps, forward_backward, token_logps
-from steps.scoring.packing import make_pack
+from steps.scoring.packing import Pack, lengths_of, make_pack, without_waiting
 from steps.scoring.parity import slow_on_gpu
+from steps.scoring.scorer import Scorer
+from steps.training.objectives import Objective, preference_objective, unpaired_objective
+from steps.training.policy import require_deterministic_kernels
+from steps.training.usage import PackCosts, Usage
 
 LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128256,
@@ -255,3 +268,153 @@ def test_slow_choices_are_told_on_a_gpu_alone(
     model: Any = SimpleNamespace(device=torch.device(device), dtype=dtype)
     notice = slow_on_gpu(model, tokens)
     assert notice is None if told is None else told in str(notice)
+
+
+CUDA_1 = torch.device("cuda:1")
+CUDA_2 = torch.device("cuda:2")
+
+
+def losses() -> dict[str, PreferenceLoss | UnpairedLoss]:
+    kinds = {**losses_of(PreferenceLoss), **losses_of(UnpairedLoss)}
+    return {n: kind() for n, kind in kinds.items() if not issubclass(kind, CombinedLoss)}
+
+
+@pytest.mark.parametrize("name", losses())
+def test_the_loss_of_a_pack_stays_on_its_device(name: str) -> None:
+    groups, loss = pairs(4), losses()[name]
+    if isinstance(loss, UnpairedLoss):
+        groups = [replace(g, responses=g.responses[:1], label=g.row == "1") for g in groups]
+    lengths = lengths_of(groups)
+    logps = TokenLogps(-torch.rand(int(lengths.sum()), dtype=torch.float64), lengths)
+    objective = of_loss(loss, groups, logps)
+    batch = objective.batch_loss(range(4), logps if objective.baseline_groups else None)
+    tokens = torch.empty(int(lengths[1:3].sum()), dtype=torch.float64, device="meta")
+    found, metrics = batch.to(torch.device("meta"))(
+        TokenLogps(tokens.requires_grad_(), lengths[1:3].to("meta")), torch.arange(1, 3).to("meta")
+    )
+    (gradient,) = torch.autograd.grad(found.sum(), tokens)
+    assert gradient.is_meta
+    assert (found.dtype, found.shape) == (torch.float64, (2,))
+    assert all(value.is_meta and value.shape == (2,) for value in metrics.values())
+
+
+def of_loss(
+    loss: PreferenceLoss | UnpairedLoss, groups: list[TokenGroup], logps: TokenLogps
+) -> Objective:
+    if isinstance(loss, UnpairedLoss):
+        sums = logps.sums()[:, 0]
+        return unpaired_objective(groups, loss, sums, groups, sums)
+    return preference_objective(groups, loss, logps.sums(), logps if loss.needs_tokens else None)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A machine with three GPUs, of which this thread uses the second; what it is asked for."""
+    asked: list[Any] = []
+
+    def noting(name: str, answer: Any = None) -> Any:
+        def note(*args: Any, **kwargs: Any) -> Any:
+            asked.append((name, *args, *kwargs.values()))
+            return answer
+
+        return note
+
+    answers = {"is_available": True, "is_initialized": True, "device_count": 3, "current_device": 1}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "set_device", noting("set_device"))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", noting("get_rng_state", torch.tensor([7])))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", noting("set_rng_state"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", noting("peak", 3 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", noting("name", "NVIDIA H100 80GB HBM3"))
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: [asked.append("pin"), tensor][1])
+    return asked
+
+
+def test_a_queue_works_on_the_gpu_of_the_thread_that_made_it(gpus: list[Any]) -> None:
+    queue = SerialQueue("engine")
+    assert queue.submit(lambda: list(gpus)).result() == [("set_device", 1)]
+    queue.close()
+
+
+def test_checkpointing_puts_back_the_random_state_of_the_layer_s_own_gpu(gpus: list[Any]) -> None:
+    hidden: Any = SimpleNamespace(is_cuda=True, device=CUDA_2)
+    before = recomputing._random_state(hidden)
+    drawn = torch.rand(3)
+    recomputing._set_random_state(hidden, before)
+    assert torch.equal(torch.rand(3), drawn)
+    assert gpus == [("get_rng_state", CUDA_2), ("set_rng_state", torch.tensor([7]), CUDA_2)]
+
+
+def test_every_tensor_of_a_pack_is_pinned_for_a_gpu(gpus: list[Any]) -> None:
+    config = LlamaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=97, intermediate_size=32)
+    scorer: Any = Scorer(on_meta(LlamaForCausalLM, config), 4096)
+    scorer.model = SimpleNamespace(device=CUDA_1)
+    packs = scorer._packs(pairs(2), [[0], [1]])
+    tensors = [f.name for f in fields(Pack) if isinstance(getattr(packs[0], f.name), Tensor)]
+    assert gpus.count("pin") == 2 * len(tensors) == 12
+    scorer.queue.close()
+
+
+@pytest.mark.parametrize(("device", "pinned"), [(CUDA_1, True), (torch.device("cpu"), False)])
+def test_what_a_layout_copies_to_a_gpu_is_pinned_first(device: torch.device, pinned: bool) -> None:
+    def holder(is_pinned: bool) -> Any:
+        return SimpleNamespace(
+            pin_memory=lambda: holder(True), to=lambda to, non_blocking: (to, is_pinned)
+        )
+
+    assert without_waiting(holder(False), device) == (device, pinned)
+
+
+def test_convolutions_on_a_gpu_keep_the_bits_of_float32(
+    gpus: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    moved = []
+    monkeypatch.setattr(LlamaForCausalLM, "to", lambda model, to: [moved.append(to), model][1])
+    tiny("llama").save_pretrained(tmp_path)
+    moved.clear()
+    load_as(None, tmp_path, Dtype.float32)
+    assert (moved, torch.backends.cudnn.allow_tf32) == ([torch.device("cuda")], False)
+
+
+def test_deterministic_kernels_are_asked_for_with_the_workspace_they_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        require_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] in (":4096:8", ":16:8")
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+def test_a_step_reports_the_peak_of_its_own_gpu_and_its_share_of_an_h100(gpus: list[Any]) -> None:
+    scorer: Any = SimpleNamespace(packs=[make_pack(pairs(1))])
+    usage = Usage(PackCosts(1, 1, 1), 16384, CUDA_2, torch.bfloat16)
+    reported = usage.report(scorer, seconds=1.0)
+    assert reported["peak_memory_gb"] == 3
+    assert reported["mfu"] == pytest.approx(reported["flops_per_second"] / 989e12)
+    assert gpus == [("name", CUDA_2), ("peak", CUDA_2)]
+
+
+def test_each_rank_takes_its_gpu_before_nccl_connects_it(
+    gpus: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks.dist, "init_process_group", lambda by: gpus.append(by))
+    monkeypatch.setattr(ranks, "init_device_mesh", lambda kind, shape: (kind, shape))
+    monkeypatch.setattr(ranks.dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(ranks, "_group", lambda: None)
+    monkeypatch.setattr(ranks.Ranks, "wait", lambda _: None)
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: None)
+    with ranks.together() as joined:
+        assert joined == ranks.Ranks(2, 3, ("cuda", (3,)))  # pyright: ignore[reportArgumentType]
+    assert gpus == [("set_device", 2), "cpu:gloo,cuda:nccl"]
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(ValueError, match="process 3 of this machine has no GPU, as there are 3"):
+        ranks.together().__enter__()

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.scoring.architectures.routing import Routing
-from steps.scoring.packing import Pack
+from steps.scoring.packing import Pack, without_waiting
 
 _LENGTH_MULTIPLE = 8  # as for packs: kernels process the last few rows of other counts differently
 
@@ -60,14 +60,14 @@ def rows_of(pack: Pack) -> Tensor:
     ]
     longest = -(-max(map(len, rows)) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     padded = torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows])
-    return padded.to(pack.input_ids.device, non_blocking=True)
+    return without_waiting(padded, pack.input_ids.device)
 
 
 def _is_read(pack: Pack, length: int) -> Tensor:
     """Which tokens of a batch with rows of this `length` are not padding, bool [rows, length]."""
     read = torch.tensor([s.prompt_stop - s.prompt_start + s.stop - s.start for s in pack.responses])
     read = torch.arange(length) < read[:, None]
-    return read.to(pack.input_ids.device, non_blocking=True)
+    return without_waiting(read, pack.input_ids.device)
 
 
 def _predictors(pack: Pack, length: int) -> Tensor:
@@ -78,9 +78,9 @@ def _predictors(pack: Pack, length: int) -> Tensor:
     device = pack.predictors.device
     scored = len(pack.predictors)
     first, starts = (
-        torch.tensor(values)
-        .to(device, non_blocking=True)
-        .repeat_interleave(pack.num_scored, output_size=scored)
+        without_waiting(torch.tensor(values), device).repeat_interleave(
+            pack.num_scored, output_size=scored
+        )
         for values in (first, starts)
     )
     # In a batch, the last token of the prompt always directly precedes the response.

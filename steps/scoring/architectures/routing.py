@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.folders import evaluating
-from steps.scoring.packing import Pack
+from steps.scoring.packing import Pack, without_waiting
 from steps.shared.execution_detail import execution_detail
 
 _ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -128,7 +128,7 @@ def token_weights(pack: Pack) -> Tensor:
     for span in pack.responses:
         weights[span.prompt_start : span.prompt_stop] += 1
         weights[span.start : span.stop] += 1
-    return weights.to(pack.input_ids.device, non_blocking=True)
+    return without_waiting(weights, pack.input_ids.device)
 
 
 @torch.no_grad()
