@@ -222,20 +222,17 @@ def test_after_the_kill_of_a_node_the_step_goes_on_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(presence, "SILENCE_SECONDS", 12.0)
-    doomed = cluster.add_node(1, {"TPU-v6e-4-head": 1, "TPU": 4})
-    wait_until(lambda: cluster.count() == 3)
-
     hold(journal, 3)
 
     def kill() -> None:
         wait_until(lambda: len(counted(journal)) == 3)
-        cluster.kill(doomed)
+        cluster.kill(cluster.nodes.pop(0))
         let_go(journal)
-        cluster.add_node(1, {"TPU-v6e-4-head": 1, "TPU": 4})
+        cluster.add_node(2, {"TPU": 4, "TPU-v5p-8-head": 1})
 
     killer = threading.Thread(target=kill)
     killer.start()
-    root = count_to(6, journal, heed=False).on(tpu="v6e-4")
+    root = count_to(6, journal, heed=False).on(tpu="v5p-8")
     (made,) = run([root], store, console=console, launcher=launcher).values()
     killer.join()
     assert made.metrics == {"until": 6}
