@@ -82,6 +82,8 @@ def ray_cluster() -> Iterator[RayCluster]:
         "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(folder),
+        "RAY_enable_worker_prestart": "0",  # a job needs one or two, not one a CPU
+        "RAY_prestart_worker_first_driver": "0",
     }
     cluster = RayCluster(folder, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{port}", environment)
     heads: list[subprocess.Popen[bytes]] = []

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def shipped_steps() -> dict[str, StepFunction]:
     }
 
 
+@cache
 def reached() -> dict[str, dict[str, str]]:
     """Of each step, by package, the modules that its key reaches."""
     found: dict[str, dict[str, str]] = {}

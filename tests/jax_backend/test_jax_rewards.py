@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not install
 import token_groups
 from safetensors.torch import load_file, save_file
 from test_jax_parity import FAMILIES, assert_same_step
-from test_jax_training import OF_KILLED, killed_runs_end_alike
 from tiny_models import folder_bytes, llama, model_folder, pair_records
 from waiting import leaving_at
 
@@ -118,7 +116,7 @@ def assert_same_run(log: list[dict], expected: list[dict]) -> None:
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)])
+@pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.attack), LoraConfig(r=4)])
 def test_twenty_steps_are_those_of_torch_though_backends_take_turns(
     tmp_path: Path, lora: LoraConfig | None
 ) -> None:
@@ -142,27 +140,6 @@ def test_twenty_steps_are_those_of_torch_though_backends_take_turns(
     for name, value in theirs.items():
         moved = (value - before.get(name, torch.zeros_like(value))).norm()
         assert (ours[name] - value).norm() <= 2e-2 * moved + 1e-7, name
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    init = model_folder(tmp_path / "init")
-    killed_runs_end_alike(tmp_path, partial(run, init, backend=JAX, **OF_KILLED))
-
-
-@pytest.mark.attack
-def test_a_run_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
-    assert len(jax.devices()) == 8
-    init = model_folder(tmp_path / "init")
-    settings = {"max_steps": 3, "tokens_per_forward": 32}
-    logs = [
-        run(init, tmp_path / str(count), backend=JaxTraining(devices=count), **settings)
-        for count in (1, 2, 4, 8)
-    ]
-    for log in logs[1:]:
-        for ours, theirs in zip(log, logs[0], strict=True):
-            for name in ("loss", "grad_norm"):
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-6, abs=1e-6)
 
 
 def test_a_decoder_that_differs_is_found_although_a_new_head_scores_everything_0(

@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_steps import add_ranks, count_to, gang, leave_once, lines, listening, where
+from job_steps import count_to, gang, leave_once, lines, listening, where
 from places import SUPPORT
 from rich.console import Console
 from waiting import HANGS_SECONDS, held, is_running, wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.launchers import devices
-from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.running.session import RunFailed
-from pipeline.store.catalog import Catalog
 from pipeline.worker.failure import Failure
 from pipeline.worker.torchrun import _first_failure
 
@@ -165,18 +163,6 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
 
 
 # --- several ranks -----------------------------------------------------------------------------
-
-
-@pytest.mark.attack  # as training over two ranks does
-def test_ranks_work_together_and_make_one_artifact(
-    store: Store, journal: str, console: Console
-) -> None:
-    config = LauncherConfig(local=LocalConfig(gpus=0))
-    root = add_ranks(journal, [1.0, 2.0, 3.0, 4.0])
-    (made,) = run([root.on(processes=2)], store, console=console, launcher=config).values()
-    assert made.metrics == {"total": 10.0, "ranks": 2}
-    assert sorted(lines(journal)) == ["rank 0 of 2 node None", "rank 1 of 2 node None"]
-    assert len(Catalog(store).history("add_ranks")) == 1
 
 
 def test_of_two_ranks_that_fail_the_first_is_named_and_a_silent_one_before_it(

@@ -1,6 +1,5 @@
 """An online run that is killed, sampling or training, ends as if it had never been killed."""
 
-import multiprocessing
 import random
 import signal
 from functools import partial
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_processes import exit_code
 from online_bed import play_until, rollouts_of, run_until
 from tiny_models import folder_bytes, model_folder
 
@@ -17,53 +17,40 @@ COMPLETIONS = 4 * 6
 
 
 @pytest.fixture(scope="module")
-def processes():
-    """Starts real processes from a server that has imported the slow libraries and done no more."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["online_bed", "transformers.models.llama.modeling_llama"])
-    return context
-
-
-@pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(processes, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is never killed."""
     work = tmp_path_factory.mktemp("undisturbed")
-    assert attempt(processes, policy, work) == 0
+    assert attempt(policy, work) == 0
     return work
 
 
 def attempt(
-    processes, policy: Path, work: Path, training: int = 0, sampling: int = 0, until=run_until
-) -> int:
+    policy: Path, work: Path, training: int = 0, sampling: int = 0, until: Any = run_until
+) -> int | None:
     """Goes on with a run in a process of its own; how that ended."""
-    arguments = (policy, work, ITERATIONS, training, sampling)
-    process = processes.Process(target=until, args=arguments)
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
+    return exit_code(until, policy, work, ITERATIONS, training, sampling)
 
 
 def test_kills_while_sampling_and_while_training_leave_the_same_bits(
-    processes, policy: Path, undisturbed: Path, tmp_path: Path
+    policy: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     # Of the second iteration, of its end, after its training, and of what is left then.
     for kill in ({"sampling": 31}, {"sampling": 24}, {"training": 2}, {"training": 3}):
-        assert attempt(processes, policy, tmp_path, **kill) == -signal.SIGKILL
-    assert attempt(processes, policy, tmp_path) == 0
+        assert attempt(policy, tmp_path, **kill) == -signal.SIGKILL
+    assert attempt(policy, tmp_path) == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(undisturbed / "out")
     assert rollouts_of(tmp_path) == rollouts_of(undisturbed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.attack)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.attack)])
 def test_kills_at_random_moments_leave_the_same_bits(
-    processes, policy: Path, undisturbed: Path, tmp_path: Path, kills: int
+    policy: Path, undisturbed: Path, tmp_path: Path, kills: int
 ) -> None:
     draw = random.Random(0)
     killed = 0
@@ -73,8 +60,8 @@ def test_kills_at_random_moments_leave_the_same_bits(
             kill = {"sampling": draw.randrange(1, ITERATIONS * COMPLETIONS)}
         else:
             kill = {"training": draw.randrange(1, ITERATIONS)}
-        killed += attempt(processes, policy, work, **kill) == -signal.SIGKILL
-        assert attempt(processes, policy, work) == 0
+        killed += attempt(policy, work, **kill) == -signal.SIGKILL
+        assert attempt(policy, work) == 0
         assert folder_bytes(work / "out") == folder_bytes(undisturbed / "out")
     assert killed == kills
 
@@ -82,13 +69,13 @@ def test_kills_at_random_moments_leave_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("until", [play_until, partial(run_until, lag=1)])
 def test_kills_leave_the_same_bits_of_episodes_and_of_a_run_with_a_lag(
-    processes, policy: Path, tmp_path: Path, until: Any
+    policy: Path, tmp_path: Path, until: Any
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert attempt(processes, policy, whole, until=until) == 0
-    for kill in ({"sampling": 7}, {"sampling": 40}, {"training": 2}, {"sampling": 20}):
-        assert attempt(processes, policy, killed, until=until, **kill) == -signal.SIGKILL
-    assert attempt(processes, policy, killed, until=until) == 0
+    assert attempt(policy, whole, until=until) == 0
+    for kill in ({"sampling": 40}, {"training": 2}):
+        assert attempt(policy, killed, until=until, **kill) == -signal.SIGKILL
+    assert attempt(policy, killed, until=until) == 0
     assert folder_bytes(killed / "out") == folder_bytes(whole / "out")
     assert rollouts_of(killed) == rollouts_of(whole)
     assert until is not play_until or not all(all(rollout.scored) for rollout in rollouts_of(whole))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_processes import exit_code
 from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from tiny_models import (
@@ -296,8 +296,8 @@ def test_a_head_that_transformers_would_read_in_part_is_refused(init: Path, name
 # --- killed, and on several ranks ----------------------------------------------------------------
 
 
-SAVED_BEFORE = {1: 0, 3: 2, 6: 4}
-"""After which step the run is killed, and of which there is a checkpoint then."""
+KILLED_AT, SAVED = 3, 2
+"""The step after which a run is killed, and the one of its last checkpoint."""
 
 
 def run_killed(init: Path, work: Path, killed_at: int | None) -> None:
@@ -307,8 +307,7 @@ def run_killed(init: Path, work: Path, killed_at: int | None) -> None:
         with (work / "done").open("a") as file:
             file.write(f"{done}\n")
         if done == killed_at:
-            saved = work / f"scratch/checkpoints/step-{SAVED_BEFORE[done]:06d}"
-            kill_this_process(once_there=saved if SAVED_BEFORE[done] else None)
+            kill_this_process(once_there=work / f"scratch/checkpoints/step-{SAVED:06d}")
 
     config = replace(CONFIG, max_steps=6, checkpoint_every_steps=2, eval_every_steps=2)
     config = replace(config, keep_best="eval_loss")
@@ -318,26 +317,20 @@ def run_killed(init: Path, work: Path, killed_at: int | None) -> None:
 
 def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path: Path) -> None:
     init = with_tokenizer(tmp_path / "init", pad="<end>")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["peft", "steps.reward_models.reward_training"])
 
     def run(work: Path, killed_at: int | None) -> None:
         work.mkdir(exist_ok=True)
-        process = context.Process(target=run_killed, args=(init, work, killed_at))
-        process.start()
-        process.join()
-        assert process.exitcode == (0 if killed_at is None else -signal.SIGKILL)
+        ended = exit_code(run_killed, init, work, killed_at)
+        assert ended == (0 if killed_at is None else -signal.SIGKILL)
 
-    whole = tmp_path / "whole"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(whole, None)
-    for killed_at in SAVED_BEFORE:
-        work = tmp_path / f"killed-{killed_at}"
-        run(work, killed_at)
-        (work / "done").unlink()
-        run(work, None)
-        first, *_ = (work / "done").read_text().split()
-        assert int(first) == SAVED_BEFORE[killed_at] + 1
-        assert folder_bytes(work / "model") == folder_bytes(whole / "model")
+    run(killed, KILLED_AT)
+    (killed / "done").unlink()
+    run(killed, None)
+    first, *_ = (killed / "done").read_text().split()
+    assert int(first) == SAVED + 1
+    assert folder_bytes(killed / "model") == folder_bytes(whole / "model")
 
 
 def on_ranks(init: Path, work: Path, lora: bool) -> None:

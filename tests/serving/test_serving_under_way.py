@@ -7,11 +7,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import wraps
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, cast
@@ -20,22 +19,21 @@ import pytest
 import uvicorn
 from held_speaker import FAIL, GO_ON, HeldSpeaker
 from openai import APIConnectionError, APIError, InternalServerError, OpenAI
-from places import REPOSITORY, SUPPORT_PATH
+from rank_processes import start_command
 from test_serving_http import free_port
 from waiting import HANGS_SECONDS, wait_until
 
+from steps.serving import replies
 from steps.serving.openai_app import LARGEST_BODY, app_of
 from steps.serving.replies import Speaker
-
-_PROGRAM = """
-import sys
-import typer
-import steps.serving.replies
-from held_speaker import HeldSpeaker
 from steps.serving.serve import serve
-steps.serving.replies.Speaker = HeldSpeaker
-typer.run(serve)
-"""
+
+
+@wraps(serve, assigned=("__annotations__",))
+def serve_held(*words: Any, **options: Any) -> None:
+    """``temper serve``, of a model that goes on for ever."""
+    replies.Speaker = HeldSpeaker  # pyright: ignore[reportAttributeAccessIssue]
+    serve(*words, **options)
 
 
 @contextmanager
@@ -141,27 +139,27 @@ def test_the_server_ends_with_answers_under_way_and_lets_nobody_take_them_for_wh
     number: signal.Signals, chat_model: Path, tmp_path: Path
 ) -> None:
     port, log = free_port(), tmp_path / "log"
-    command = [sys.executable, "-c", _PROGRAM, str(chat_model), "--port", str(port)]
-    path = os.pathsep.join([str(REPOSITORY), SUPPORT_PATH])
-    with open(log, "w") as said:
-        process = subprocess.Popen(
-            [*command, "--through", "transformers"], stdout=subprocess.PIPE, stderr=said,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+    words = [str(chat_model), "--port", str(port), "--through", "transformers"]
+    read, write = os.pipe()
+    with open(log, "w") as said, open(os.devnull) as nothing:
+        process = start_command(serve_held, words, (nothing.fileno(), write, said.fileno()), {})
+    os.close(write)
     try:
-        assert process.stdout is not None
-        process.stdout.readline()
+        with open(read) as printed:
+            printed.readline()
         with client_at(port) as client:
             stream = begun(client)
             with closing(raw(client, "false")) as waiting:
                 assert client.models.list()
-                process.send_signal(number)
+                assert process.pid is not None
+                os.kill(process.pid, number)
                 with pytest.raises(APIConnectionError):
                     list(stream)
                 answer = waiting.getresponse()
                 assert (answer.status, b"the server ends" in answer.read()) == (503, True)
-        assert process.wait(HANGS_SECONDS) == 128 + number
+        process.join(HANGS_SECONDS)
+        assert process.exitcode == 128 + number
         assert "Traceback" not in log.read_text()
     finally:
         process.kill()
-        process.wait()
+        process.join()

@@ -80,13 +80,6 @@ def shards(path: str | Path) -> list[Path]:
     return files
 
 
-def count_rows(path: str | Path) -> int:
-    """How many rows `read_rows` would read; this reads only the footers of files."""
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(file).num_rows for file in shards(path))
-
-
 def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator[list[dict[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq

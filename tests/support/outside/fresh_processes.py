@@ -2,7 +2,8 @@
 
 A fork of the tests' own process may deadlock: by then JAX, torch or a client of a bucket has
 started threads in it. These are forked from a server that has imported some modules and done
-nothing else, and are given the environment that the test has at that moment.
+nothing else, and are given the environment that the test has at that moment. Multiprocessing has
+one such server a process, so what it imports is said here, for all tests.
 """
 
 import multiprocessing
@@ -18,24 +19,38 @@ from typing import Any
 from waiting import HANGS_SECONDS
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pipeline.cli", "pipeline.running.luigi_engine", "workers_here"])
 """Of it are the pipes and queues that such processes are given."""
 FORK = multiprocessing.get_context("fork")
 """How such a process may start others, as a driver with several jobs does."""
 
 
+_LIGHT = ("pipeline.cli", "pipeline.running.luigi_engine", "workers_here")
+_HEAVY = (
+    "peft", "steps.online.online_run", "steps.reward_models.reward_training",
+    "steps.training.recipes", "steps.training.sharded_trainer", "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+)  # fmt: skip
+"""Where these tests train; otherwise they cost more than they save."""
+
+
 def start(work: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Begins to call a module's function in a process of its own."""
+    CONTEXT.set_forkserver_preload([*_LIGHT, *(_HEAVY if "torch" in sys.modules else ())])
     process = CONTEXT.Process(target=_call, args=(dict(os.environ), work, arguments))
     process.start()
     return process
 
 
-def call(work: Callable[..., None], *arguments: Any) -> None:
-    """Calls a module's function in a process of its own, which must end well."""
+def exit_code(work: Callable[..., None], *arguments: Any) -> int | None:
+    """How a process of its own ends that calls a module's function."""
     process = start(work, *arguments)
     process.join()
-    assert process.exitcode == 0
+    return process.exitcode
+
+
+def call(work: Callable[..., None], *arguments: Any) -> None:
+    """Calls a module's function in a process of its own, which must end well."""
+    assert exit_code(work, *arguments) == 0
 
 
 def shell(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:

@@ -1,7 +1,5 @@
-"""Real ranks and commands for tests, cheap to start: forked from a server that has imported what
-is slow."""
+"""Real ranks and commands for tests, cheap to start: see :mod:`fresh_processes`."""
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -11,13 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-_SLOW = [
-    "peft",
-    "steps.training.recipes",
-    "steps.training.sharded_trainer",
-    "torch._dynamo",
-    "transformers.models.llama.modeling_llama",
-]
+import fresh_processes
 
 
 def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> list[int]:
@@ -25,13 +17,8 @@ def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> lis
     exit codes. It must be a function of a module."""
     port = _free_port()
     processes = [
-        _context().Process(
-            target=_as_rank, args=(rank, count, port, work, arguments, dict(os.environ))
-        )
-        for rank in range(count)
+        fresh_processes.start(_as_rank, rank, count, port, work, arguments) for rank in range(count)
     ]
-    for process in processes:
-        process.start()
     for process in processes:
         process.join()
     return [process.exitcode or 0 for process in processes]
@@ -46,24 +33,14 @@ def start_command(
     """Begins a command of Temper's in a process and a session of its own, as from a shell, with
     these three descriptors as its standard streams."""
     passed = [Connection(os.dup(stream)) for stream in streams]
-    process = _context().Process(
-        target=_as_command, args=(command, list(words), passed, {**os.environ, **environment})
-    )
-    process.start()
-    return process
-
-
-def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_SLOW)
-    return context
+    return fresh_processes.start(_as_command, command, list(words), passed, environment)
 
 
 def _as_command(
     command: Callable[..., None],
     words: list[str],
     streams: list[Connection],
-    environment: dict[str, str],
+    environment: Mapping[str, str],
 ) -> None:
     import typer
 
@@ -72,25 +49,15 @@ def _as_command(
         os.dup2(stream.fileno(), number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-    os.environ.clear()
     os.environ.update(environment)
     sys.argv = [command.__name__, *words]
     typer.run(command)
 
 
-def _as_rank(
-    rank: int,
-    count: int,
-    port: int,
-    work: Callable[..., None],
-    arguments: Any,
-    environment: dict[str, str],
-) -> None:
+def _as_rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    os.environ.clear()
-    os.environ.update(environment)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     work(*arguments)
