@@ -135,7 +135,8 @@ def _row(model_name: str, kind: str, *cells: str) -> str:
 def _printed(command: Sequence[str], *cells: str) -> str:
     """A row that a process prints, or its error behind the first cells."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    fault = (done.stderr.strip().splitlines() or ["killed"])[-1][:80]
+    lines = done.stderr.strip().splitlines() or ["killed"]
+    fault = next((line for line in reversed(lines) if "Error" in line), lines[-1])[:80]
     return done.stdout.strip() or f"| {' | '.join(cells)} | {fault} | | |"
 
 
@@ -171,7 +172,8 @@ def option_row(model_name: str, name: str) -> str:
 
 
 def ranks(model_name: str) -> Iterator[str]:
-    """The same steps on one GPU and on all, or by two processes. The losses must be equal."""
+    """The same steps on one GPU and on all, or by two processes. The losses must be equal
+    up to rounding."""
     count = torch.cuda.device_count() if GPU else 2
     yield "| processes | last loss | tokens/s | share of each peak | GB each |"
     yield "|--:|--:|--:|--:|--:|"
@@ -205,6 +207,8 @@ def _measured(
     groups = pairs([(prompt, response, response)] * (packs * budget // (prompt + 2 * response)))
     trainer = build_trainer(model, budget, ranks, OptimizerConfig(1e-5, eight_bit=eight_bit))
     batch, times, loss = trainer.prepare(groups), [], 0.0
+    if GPU:  # every rank has built the whole model
+        torch.cuda.reset_peak_memory_stats()
     for _ in range(STEPS):
         started = time.perf_counter()
         scored = trainer.forward_backward(batch, MeanLoss())

@@ -4,6 +4,7 @@ The difficulty of a pair affects both models and cancels in their difference. So
 needs far fewer pairs than a comparison of two separate intervals.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -69,11 +70,13 @@ def _random_signs(count: int) -> Iterator[np.ndarray]:
 
 def _p_of_heads(heads: int, tosses: int) -> float:
     """How likely a number of heads at least as far from half of the tosses of a fair coin is."""
-    ways = term = 1  # whole numbers are exact
-    for tails in range(min(heads, tosses - heads)):
-        term = term * (tosses - tails) // (tails + 1)
-        ways += term
-    return min(1.0, 2 * ways / 2**tosses)
+    fewest = min(heads, tosses - heads)
+    term, total = math.comb(tosses, fewest) / 2**tosses, 0.0
+    while term > total * 1e-17:  # each is smaller than the one before
+        total += term
+        term *= fewest / (tosses - fewest + 1)
+        fewest -= 1
+    return min(1.0, 2 * total)
 
 
 def _share_of_change(changes: np.ndarray) -> Interval:

@@ -170,8 +170,8 @@ def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...
 
 
 def without_waiting(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to `device`. Not from pinned memory, a large copy to a GPU would
-    wait for all work in its queue."""
+    """Copy a tensor of the host to `device`. A large copy from memory that is not pinned would wait
+    for all work in the GPU's queue."""
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor
     return pinned.to(device, non_blocking=True)
 

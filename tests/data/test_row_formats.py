@@ -340,6 +340,18 @@ def test_a_record_that_is_no_row_is_refused_with_its_reason(
     assert named in caught.value.detail
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '[{"from": "Paris", "to": "Rome"}]', '[{"value": 3, "unit": "kg"}]',
+        '[{"role": "admin", "rights": ["read"]}]', "[{'value': 3}] is what the code prints.",
+    ],
+)  # fmt: skip
+def test_an_answer_may_be_json_that_is_no_message(answer: str) -> None:
+    pair = PAIR.parse({**BOTH, "chosen": answer}, "1")
+    assert pair.chosen == ({"role": "assistant", "content": answer},)
+
+
 def test_a_message_may_say_nothing_under_any_key() -> None:
     said = {"conversations": [{"from": "system", "value": ""}, human("Capital?"), gpt("Paris.")]}
     row = ChatFormat(messages="conversations").parse(said, "1")

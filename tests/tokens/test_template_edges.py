@@ -215,6 +215,14 @@ def test_a_call_ends_before_its_result_which_may_open_with_the_same_name() -> No
     assert found == [f"{WRITTEN}<|end|>", "It is sunny there.<|end|>"]
 
 
+def test_a_call_is_trained_on_that_is_written_only_before_its_result() -> None:
+    followed = "{% if not loop.last %}" + CALLS + "{% endif %}"
+    named = family("<|bot|>{{ m.content }}" + followed + "<|end|>", OTHER, "<|bot|>")
+    spoken = (ROUND[0], called(CALL, text="I look."), *ROUND[2:])
+    found = trained(named, *spoken, train_on=TrainOn.all_turns)
+    assert found == [f"I look.{WRITTEN}<|end|>", "It is sunny there.<|end|>"]
+
+
 def test_words_of_a_call_that_are_written_only_after_its_result_cost_the_row() -> None:
     late = family(
         "<|bot|>{{ m.content if not m.tool_calls or loop.last }}" + CALLS + "<|end|>",

@@ -196,9 +196,9 @@ class PreferenceFormat(RecordFormat):
         """Above zero for the first side, below for the second, zero for neither."""
         if value is None or (said := _spelled(value)) in ("", "nan"):
             raise MalformedRow("verdict not understood", f"{self.better} is missing")
-        if self.first in _SIGNS:
-            if is_number(value):
-                return _SIGNS[self.first] * float(value)
+        if self.first in _SIGNS and said not in _SIGNS:
+            if is_number(said):
+                return _SIGNS[self.first] * float(said)
             if not _is_tie(said):
                 raise MalformedRow(
                     "verdict not understood", f"{self.better} is {show(value)}, expected a number"

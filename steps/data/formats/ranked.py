@@ -5,16 +5,16 @@
 `best` a column with the index of the best completion, from 0 on.
 Completions with equal scores make no pair. `pairs` selects the pairs:
 
-* `best_vs_worst`: the best with the worst completion;
+* `best_vs_worst`: the best with the worst completion of another text;
 * `adjacent`: each completion with the next lower one;
 * `all`: each completion with every lower one.
 
 The rows have the labels `RECORD#1`, `RECORD#2` and so on, the widest margin first.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 from typing import Any, ClassVar, Self
 
 from steps.data.formats import RecordFormat
@@ -139,7 +139,16 @@ def pairs_of(scored: Iterable[Scored], pairs: str) -> list[tuple[Scored, Scored]
     elif pairs == "all":
         made = combinations(scored, 2)
     else:
-        made = product(scored, reversed(scored))
+        made = _extremes(scored)
     different = [(a, b) for a, b in made if a[1] > b[1] and a[0] != b[0]]
     different.sort(key=lambda pair: pair[1][1] - pair[0][1])
     return different[:1] if pairs == "best_vs_worst" else different
+
+
+def _extremes(scored: Sequence[Scored]) -> Iterator[tuple[Scored, Scored]]:
+    """Of completions from the best to the worst: the best with the worst of another text, and the
+    best of another text with the worst."""
+    for one in scored[:1]:
+        yield one, next((other for other in reversed(scored) if other[0] != one[0]), one)
+    for one in scored[-1:]:
+        yield next((other for other in scored if other[0] != one[0]), one), one

@@ -12,7 +12,7 @@ from steps.data.formats import RecordFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.readers import Item
 from steps.data.records.conversations import systems_of
-from steps.data.records.record_fields import found
+from steps.data.records.record_fields import found, parsed_json
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 
@@ -23,7 +23,8 @@ _MOST_RECORDS = 1000
 @dataclass(frozen=True)
 class RatedFormat(RecordFormat):
     """Names of fields: each record has a `prompt`, a `completion` and its `score` (higher is
-    better). Records of one prompt stand one after another, with equal tools and system prompts."""
+    better). Records of one prompt stand one after another, with equal system prompts, tools and
+    arguments of the chat template."""
 
     prompt: str = "prompt"
     completion: str = "response"
@@ -48,7 +49,8 @@ class RatedFormat(RecordFormat):
         if len(joined) < 2:
             raise MalformedRow(
                 "one completion",
-                f"the rows beside it have another {self.prompt}; sort the rows by {self.prompt}",
+                f"the rows beside it have another {self.prompt}, system prompt, tools or template "
+                f"arguments; sort the rows by {self.prompt}",
             )
         shared = {name: value for name, value in vars(self).items() if name != "completion"}
         ranked = RankedFormat(completions=_RECORDS, text=self.completion, **shared)
@@ -56,8 +58,9 @@ class RatedFormat(RecordFormat):
 
     def asked(self, record: Mapping[str, Any]) -> list[Any]:
         """All that a completion answers, unless the record has no prompt."""
-        systems = systems_of(self.system_field)
-        return [found(record, name) for name in (self.prompt, self.tools, *systems)]
+        names = (self.tools, self.template_kwargs, *systems_of(self.system_field))
+        settings = (parsed_json(found(record, name)) or None for name in names)
+        return [found(record, self.prompt), *settings]
 
 
 def of_one_prompt(items: Iterable[Item], named: RatedFormat) -> Iterator[Item]:

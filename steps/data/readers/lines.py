@@ -41,7 +41,7 @@ LENIENT_DECODER = json.JSONDecoder(strict=False)
 
 def json_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
     """One object a line, from line `start` on."""
-    return _records(blocks, start, lambda line: as_object(DECODER.decode(line)))
+    return _records(blocks, start, lambda line: as_object(DECODER.decode(line), of_lines=True))
 
 
 def text_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
@@ -57,10 +57,11 @@ def cut_off(error: Exception, last: str) -> MalformedRow:
     return MalformedRow("file cut off", f"nothing can be read after {last}: {error}")
 
 
-def as_object(value: object) -> Mapping | MalformedRow:
+def as_object(value: object, of_lines: bool = False) -> Mapping | MalformedRow:
     if isinstance(value, Mapping):
         return value
-    hint = "; a file that is one list is named .json" if isinstance(value, list) else ""
+    is_list = of_lines and isinstance(value, list)
+    hint = "; a file that is one list is named .json" if is_list else ""
     return MalformedRow(
         "not an object", f"found a {type(value).__name__}, expected an object{hint}"
     )

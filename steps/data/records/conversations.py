@@ -67,8 +67,13 @@ _END = re.compile(r"\s*(?:<\|endoftext\|>|</s>)\s*\Z")
 THOUGHTS = re.compile("think|reasoning|trajector|rationale|(?:^|_)cot(?:_|$)", re.IGNORECASE)
 """Names of columns with the thoughts of an answer."""
 
-_WRITTEN_OUT = re.compile(r"""\s*(?:array\()?\[\s*\{\s*["'](?:role|from|content|value)["']\s*:""")
-"""How messages begin that were written as text, by Python or by a broken JSON writer."""
+_WRITTEN_OUT = re.compile(
+    r"""\s*(?:array\()?\[\s*\{(?=.*["'](?:content|value)["']\s*:)(?:[^{}]*,)?\s*"""
+    r"""["'](?:role|from)["']\s*:\s*["'](?:system|user|human|assistant|gpt|tool)["']""",
+    re.DOTALL | re.IGNORECASE,
+)
+"""How messages begin that were written as text, by Python or by a broken JSON writer: the first has
+a speaker, and there is a content."""
 
 _RENDERED = re.compile(
     r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"

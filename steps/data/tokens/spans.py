@@ -255,14 +255,14 @@ class SpanFinder:
         return start, self._end(trace, turn, own, start)
 
     def _without_echo(self, trace: "_Trace", turn: int, own: range) -> range | None:
-        """The slots of a turn without those at its end that belong to the next message, as the name
-        of a called function before its result (Gemma 4). None if words of the turn come only after
-        that message."""
+        """The slots of a turn without those at its end that belong to the next message and repeat
+        some of its own, as the name of a called function before its result (Gemma 4). None if words
+        of the turn come only after that message."""
         alone = self.tracer.form(trace.shape, turn + 1)
         said = Counter(n for n in (alone.names if alone else ()) if trace.owner(n) == turn)
         names, stop = trace.form.names, own.start
         for index in own:
-            if said[names[index]]:
+            if said[names[index]] or names[index] not in names[own.start : index]:
                 said[names[index]] -= 1
                 stop = index + 1
         if any(name in names[own.stop :] and name not in names[: own.stop] for name in +said):
