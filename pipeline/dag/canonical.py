@@ -228,8 +228,9 @@ class _Encoder:
 
     def _mapping(self, value: Mapping, where: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            names = [self._plain(key, f"{where} (key)") for key in sorted(value)]
-            return {key: self.encode(value[key], f"{where}.{key}") for key in names}
+            for key in value:
+                self._plain(key, f"{where} (key)")
+            return {key: self.encode(value[key], f"{where}.{key}") for key in sorted(value)}
         return {"$map": sorted(self._pairs(value, where), key=canonical_bytes)}
 
     def _pairs(self, value: Mapping, where: str) -> list[Json]:
