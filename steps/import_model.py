@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline import File, HubModel, Metrics, Output, step
 from steps.kinds import Model
@@ -39,7 +40,7 @@ def import_model(
 def _local_path(url: str, folder: Path) -> Path:
     """The path itself if it is local, else the path of a copy in ``folder``."""
     fs, path = fsspec.url_to_fs(url)
-    if Path(path).exists():
+    if isinstance(fs, LocalFileSystem):
         return Path(path)
     target = folder / path.rstrip("/").rsplit("/", 1)[-1]
     fs.get(path, str(target), recursive=fs.isdir(path))

@@ -27,6 +27,7 @@ import dataclasses
 import enum
 import json
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
@@ -143,6 +144,7 @@ def hash_json(data: Json) -> str:
 _PATHS = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
 _PATH_TYPES = {path.__name__: path for path in (Path, PurePosixPath, PureWindowsPath)}
 _NUMPY = "numpy"
+_SPLIT_CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class _Encoder:
@@ -207,6 +209,12 @@ class _Encoder:
         if type(value) is int and value.bit_length() > LARGEST_INT_BITS:
             raise TemperError(f"{where}: a number of {value.bit_length()} bits is too long to be "
                               "written down; pass it as bytes")  # fmt: skip
+        if type(value) is str and not value.isascii() and _SPLIT_CHARACTER.search(value):
+            raise TemperError(
+                f"{where}: the text {value!a:.60} has a character as two surrogates, "
+                "which would come to a worker as one; pass "
+                "value.encode('utf-16', 'surrogatepass').decode('utf-16')"
+            )
         return value
 
     def _float(self, value: float, where: str) -> Json:
@@ -220,6 +228,8 @@ class _Encoder:
 
     def _mapping(self, value: Mapping, where: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
+            for key in value:
+                self._plain(key, f"{where} (key)")
             return {key: self.encode(value[key], f"{where}.{key}") for key in sorted(value)}
         return {"$map": sorted(self._pairs(value, where), key=canonical_bytes)}
 

@@ -5,12 +5,14 @@ that the file system reports: device, inode, size, and the times of the last cha
 (``mtime``) and of the inode (``ctime``). If all five are unchanged, so are the bytes, provided that
 the file had not been modified for a while when it was read. Otherwise an edit could follow within
 one tick of the clock and leave no trace. (Git calls such an entry "racily clean": its
-documentation, technical/racy-git.) So a recently modified file is read every time.
+documentation, technical/racy-git.) So a recently modified file is read every time, and so is a
+file in memory (``/dev/shm``), whose times a write through a memory map does not change.
 
 The cache may be deleted, or fail in any way; then files are read. It is ``digests.sqlite3`` in
 ``$TEMPER_CACHE``, or else in ``temper`` in the user's cache folder.
 """
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -33,6 +35,8 @@ not again until the kernel has written the page out (Linux: after 30 to 35 s).""
 KEPT_BYTES = 64 * 2**10
 """Smaller files are read every time, which is as fast as a look into the cache."""
 
+_MOUNTS = "/proc/self/mountinfo"
+_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _SAVE_SECONDS = 2.0
 _LOCK_SECONDS = 2.0
 
@@ -107,18 +111,23 @@ class _KeptDigests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
+        self._in_memory = _devices_in_memory()
         self._usable = True
         self._unsaved: list[tuple[bytes, str, str]] = []
         self._saved_at = time.monotonic()
 
     def recall(self, path: str, state: _FileState) -> str | None:
         """The digest of the file at ``path``, if it was cached for exactly this state."""
+        if state.device in self._in_memory:  # an older version of Temper kept these too
+            return None
         select = "SELECT digest FROM digests WHERE path = ? AND state = ?"
         found = self._try(lambda db: db.execute(select, _row_key(path, state)).fetchone())
         return found[0] if found else None
 
     def keep(self, path: str, state: _FileState, digest: str) -> None:
         """Cache a digest. Digests are saved every few seconds, so an interrupted run loses few."""
+        if state.device in self._in_memory:
+            return
         self._unsaved.append((*_row_key(path, state), digest))
         if time.monotonic() - self._saved_at > _SAVE_SECONDS:
             self._try(self._save)
@@ -146,6 +155,18 @@ class _KeptDigests:
             except (sqlite3.Error, OSError, RuntimeError):
                 self._usable = False
                 return None
+
+
+def _devices_in_memory() -> set[int]:
+    """The devices of Linux's file systems that have no disk."""
+    found = set()
+    with contextlib.suppress(OSError), open(_MOUNTS, errors="replace") as mounts:
+        for mount in mounts:
+            fields, _, kind = mount.partition(" - ")
+            if kind.startswith(_IN_MEMORY):
+                major, _, minor = fields.split()[2].partition(":")
+                found.add(os.makedev(int(major), int(minor)))
+    return found
 
 
 def _row_key(path: str, state: _FileState) -> tuple[bytes, str]:

@@ -28,7 +28,7 @@ from pipeline.errors import TemperError
 from pipeline.redaction import meet, shown
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SUFFIX = re.compile(r"\.\w+(\.(gz|zst|bz2|xz))?$")
+_SUFFIX = re.compile(r"\.\w+(\.(?i:gz|zst|bz2|xz))?$")
 _HUB_SECONDS = 30.0
 
 
@@ -149,7 +149,8 @@ def _look_at(url: str) -> _Source:
     try:
         if not url:
             raise ValueError("it has no name")
-        fs, path = fsspec.url_to_fs(url)
+        # a chain may begin with a cache (simplecache::), which a new one does not share
+        fs, path = fsspec.url_to_fs(url, skip_instance_cache="::" in url)
         fs.invalidate_cache()
         files = _files(fs, path)
         contents = _contents(fs, files)
@@ -241,14 +242,16 @@ def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:
     MD5 of the content for a plain upload. For a multipart upload it is computed from the MD5 of the
     parts, so the same bytes uploaded with another part size have another identity; so has every
     upload of an object that is encrypted with a customer's key. Then a step may rerun needlessly,
-    but never misses a rerun.
+    but never misses a rerun. An object that Google keeps compressed is decompressed for a reader
+    if its encoding says so, which may be edited alone.
     """
+    coded = {"encoding": code} if (code := info.get("contentEncoding")) else {}
     match fs.protocol:
-        case ("gs", *_) if "md5Hash" in info:
-            return {"md5": info["md5Hash"]}
+        case ("gs", *_) if info.get("md5Hash"):
+            return {"md5": info["md5Hash"], **coded}
         case ("gs", *_) if "generation" in info:
             known = {key: info.get(key) for key in ("crc32c", "size", "generation")}
-            return {**known, "url": fs.unstrip_protocol(name)}
+            return {**known, "url": fs.unstrip_protocol(name), **coded}
         case ("s3", *_) if info.get("ETag"):
             return {"etag": info["ETag"].strip('"'), "size": info["size"]}
     return None

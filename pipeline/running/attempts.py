@@ -103,6 +103,7 @@ class Executor:
             InputLost: an input's data is lost or damaged.
         """
         place = self.placement.place(step)
+        self._require_no_store_within(step)
         while True:
             inputs = self.resolver.inputs(step)
             resolved = self.resolver.key_and_recipe(step)
@@ -245,6 +246,16 @@ class Executor:
             if committed.attempt == made.attempt or not self.resolver.outdated(step, committed):
                 return committed
             made = replace(made, generation=made.generation + 1)
+
+    def _require_no_store_within(self, step: Step) -> None:
+        """Refuse an input folder that holds the store: each run changes it."""
+        store = self.resolver.store
+        for url in (file.url for file in step.files if store.is_local and "://" not in file.url):
+            if Path(store.root).resolve().is_relative_to(Path(url).resolve()):
+                raise TemperError(
+                    f"the input {url} holds the store {store.url}, which every run changes; name a "
+                    "folder without it, or choose another place with store="
+                )
 
     def _require_data(self, inputs: Sequence[tuple[Input, Manifest]]) -> None:
         store = self.resolver.store

@@ -168,8 +168,8 @@ class Catalog:
         return shelf
 
     def _read_index(self, step: str) -> dict[str, dict[str, Any]]:
-        checksum, _, data = (self.store.read(self._index_path(step)) or b"").partition(b"\n")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TemperError):  # also one that cannot be read
+            checksum, _, data = (self.store.read(self._index_path(step)) or b"").partition(b"\n")
             found = parse_json(data) if checksum == _checksum(data) else {}
             return found if isinstance(found, dict) else {}
         return {}

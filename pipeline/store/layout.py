@@ -182,7 +182,10 @@ class Store:
             self.objects.create(path, data)
         committed = self.manifest(manifest.step, manifest.key, manifest.generation)
         if committed is None:
-            raise TemperError(f"the manifest of {manifest.step} vanished from {self.url} on commit")
+            raise TemperError(
+                f"the manifest {self.url_of(path)} vanished, or something else lies in its place; "
+                "delete that and run again"
+            )
         return committed
 
     def steps(self) -> list[str]:

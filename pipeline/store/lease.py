@@ -129,8 +129,8 @@ class Leases:
             The lease, or ``None`` if ``done`` returned true.
 
         Raises:
-            OSError: the store cannot be read or written; errors after a success are tolerated for
-                ``ttl``.
+            OSError: the store cannot be read or written (its disk may be full); errors after a
+                success are tolerated for ``ttl``.
             TemperError: the lease's record is damaged.
         """
         wait = _Wait(self._chain(step, key), self._ttl)
@@ -147,6 +147,7 @@ class Leases:
                 with wait.failures_tolerated():
                     if lease := self._take(wait.chain, wait.state.number, mine):
                         return lease
+                    wait.well = time.monotonic()
             holder = wait.state.holder
             if holder is not None and holder.owner not in announced:
                 announced.add(holder.owner)
@@ -371,33 +372,37 @@ class Chain:
 
 @dataclass
 class _Wait:
-    """A process that waits for a lease: the chain's last state, and since when it is unchanged."""
+    """A process that waits for a lease: the chain's last state, and since when it is unchanged.
+    ``well`` is when the store last let it look, and take the lease if that was due."""
 
     chain: Chain
     ttl: float
     state: State = State()
     unmoved_since: float = -math.inf
-    looked: float = -math.inf
+    well: float = -math.inf
     looks: int = 0
 
     def look_for_epoch(self, owner: str) -> int | None:
         """Look again; return the epoch in which ``owner`` may take the lease, or ``None``."""
         state = self.chain.look(self.state)
-        self.looked, self.looks = time.monotonic(), self.looks + 1
+        now, self.looks = time.monotonic(), self.looks + 1
         if state is not self.state:
-            self.state, self.unmoved_since = state, self.looked
+            self.state, self.unmoved_since = state, now
         holder = state.holder
-        if holder is None or holder.owner == owner or holder.is_gone():
-            return state.epoch
-        return state.epoch + 1 if self.looked - self.unmoved_since > self.ttl else None
+        may_take, epoch = holder is None or holder.owner == owner or holder.is_gone(), state.epoch
+        if not may_take and now - self.unmoved_since > self.ttl:
+            may_take, epoch = True, epoch + 1
+        if not may_take or self.looks == 1:
+            self.well = now
+        return epoch if may_take else None
 
     @contextlib.contextmanager
     def failures_tolerated(self) -> Iterator[None]:
-        """Ignore errors of the store for ``ttl`` after the last look that succeeded."""
+        """Ignore errors of the store for ``ttl`` after the store was last well."""
         try:
             yield
         except OSError:
-            if time.monotonic() - self.looked > self.ttl:
+            if time.monotonic() - self.well > self.ttl:
                 raise
 
 

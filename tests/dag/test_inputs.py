@@ -1,6 +1,8 @@
 """Files, folders, objects and Hub repositories: a change is always seen, and little is read."""
 
+import gzip
 import json
+import mmap
 import os
 import secrets
 import signal
@@ -90,6 +92,14 @@ def test_identities_of_local_files_are_those_of_earlier_versions(tmp_path: Path)
     }
     expected = {"content": "2b415ff6c769bc8526b181876346e12a", "suffix": None}
     assert File(str(tmp_path)).identity() == expected
+
+
+def test_what_says_how_a_file_is_read_counts_in_any_case(tmp_path: Path) -> None:
+    for name in ("a.jsonl.GZ", "a.csv.GZ"):
+        (tmp_path / name).write_text("xyz")
+    assert (
+        File(str(tmp_path / "a.jsonl.GZ")).identity() != File(str(tmp_path / "a.csv.GZ")).identity()
+    )
 
 
 def test_a_file_is_known_by_all_of_its_bytes(tmp_path: Path) -> None:
@@ -212,6 +222,21 @@ def test_an_edit_that_keeps_size_and_times_is_seen(tmp_path: Path, settled: floa
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert path.stat().st_mtime_ns == times.st_mtime_ns
     assert look(path) != before
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no file system in memory")
+def test_a_write_through_a_memory_map_is_seen_where_it_changes_no_time(
+    cache_folder: Path, settled: float
+) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(bytes(LARGE))
+        file.flush()
+        time.sleep(2 * settled)
+        before = look(file.name)
+        with mmap.mmap(file.fileno(), 0) as mapped:
+            mapped[0] = 1
+        assert look(file.name) != before
+    assert kept(cache_folder) == set()
 
 
 def test_an_edit_right_after_a_file_was_read_is_seen(
@@ -480,6 +505,17 @@ def test_a_composite_object_is_known_by_its_generation(
     assert look(f"{bucket}/whole") != first
 
 
+def test_the_encoding_of_an_object_counts_since_it_is_decompressed_by_it(bucket: str) -> None:
+    url = f"{bucket}/rows.jsonl"
+    write(url, gzip.compress(b"{}"))
+    before = look(url), look(bucket)
+    fs, path = fsspec.url_to_fs(url)
+    fs.setxattrs(path, content_encoding="gzip")
+    assert fs.cat_file(path) == b"{}"
+    assert look(url) != before[0]
+    assert look(bucket) != before[1]
+
+
 def test_an_object_on_s3_is_known_by_its_etag(s3_bucket: str) -> None:
     folder = f"{s3_bucket}/{secrets.token_hex(4)}"
     write(f"{folder}/a.jsonl", b"abc")
@@ -501,6 +537,13 @@ def test_elsewhere_the_bytes_are_read() -> None:
     assert look("memory://elsewhere/a") == digest
     expected = {"a": digest, "sub/b": blake3.blake3(b"xyz").hexdigest()}
     assert look("memory://elsewhere") == hash_json({**expected})
+
+
+def test_an_edit_is_seen_through_a_cache_of_its_file_system() -> None:
+    write("memory://elsewhere/a", b"abc")
+    before = look("simplecache::memory://elsewhere/a")
+    write("memory://elsewhere/a", b"abd")
+    assert look("simplecache::memory://elsewhere/a") != before
 
 
 # The Hub

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -546,6 +547,32 @@ def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished
     assert metrics == expected
     assert counted[0] == (killed_at - 1) // 10 * 10 + 1
     assert len(calm.files()) > 3
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("damaged", ["train/pairs-00001.parquet", "ledger/*", "../shards.sqlite3"])
+@pytest.mark.parametrize("damage", ["one bit", "zeros", "another file"])
+def test_scratch_that_a_disk_has_damaged_is_made_again(
+    tmp_path: Path, sources: tuple[Mixed, File], damaged: str, damage: str
+) -> None:
+    config = LoadConfig(test_fraction=0.1)
+    calm, scratch = Folder(tmp_path / "calm"), tmp_path / "scratch"
+    expected = load_preferences.function(calm, *sources, config)
+    with pytest.raises(KeyboardInterrupt):
+        load_preferences.function(Folder(tmp_path / "killed", scratch, 45), *sources, config)
+    file = next((scratch / "shards").glob(damaged))
+    data = bytearray(file.read_bytes())
+    data[20] ^= 1
+    match damage:
+        case "one bit":
+            file.write_bytes(data)
+        case "zeros":
+            file.write_bytes(bytes(len(data)))
+        case "another file":
+            shutil.copyfile(file, file.with_name("pairs-00077.parquet"))
+    again = Folder(tmp_path / "again", scratch)
+    assert load_preferences.function(again, *sources, config) == expected
+    assert again.files() == calm.files()
 
 
 @pytest.mark.usefixtures("small_chunks")

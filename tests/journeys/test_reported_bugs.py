@@ -16,16 +16,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import oracle
 import pytest
 import torch
 from safetensors.torch import load_file
+from step_output import Folder
 from tiny_models import VOCABULARY, gpt2, llama, model_folder, pair_records, word_tokenizer
 from token_groups import group, ids
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pipeline import adopt
+from pipeline import File, adopt
+from steps.import_model import import_model
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.kinds import Model, PairTokens
@@ -286,6 +289,19 @@ def test_weights_that_a_config_describes_and_a_folder_lacks_are_not_drawn_at_ran
         import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
     with pytest.raises((ValueError, RuntimeError)):
         load_model(policy)
+
+
+def test_a_model_in_a_bucket_is_no_folder_of_that_name_here(
+    policy: Path, gcs_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object's path in the bucket, without gs://, may be a relative path of this machine."""
+    word_tokenizer().save_pretrained(policy)
+    url = f"{gcs_bucket}/llama"
+    fsspec.url_to_fs(url)[0].put(f"{policy}/", f"{url}/", recursive=True)
+    monkeypatch.chdir(tmp_path)
+    Path(url.removeprefix("gs://")).mkdir(parents=True)
+    import_model.function(Folder(tmp_path / "out"), File(url))
+    assert load_model(tmp_path / "out").config.model_type == "llama"
 
 
 # --- precision -----------------------------------------------------------------------------------

@@ -274,6 +274,12 @@ def test_a_value_that_would_come_as_another_type_is_refused(value: Any) -> None:
     assert "has no stable identity" in refusal([value])
 
 
+def test_a_text_that_would_come_as_another_one_is_refused() -> None:
+    for value in ("\ud83d\ude00", {"\ud83d\ude00": 1}, {1: "\ud83d\ude00"}):
+        assert "has a character as two surrogates" in refusal([value])
+    assert in_a_worker("\ud800 \U0001f600") == "\ud800 \U0001f600"
+
+
 def test_the_double_of_numpy_is_a_float_in_the_key_and_in_the_worker() -> None:
     assert key(np.float64(0.1)) == key(0.1)
     assert type(in_a_worker(np.float64(0.1))) is float

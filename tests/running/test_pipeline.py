@@ -26,7 +26,7 @@ from toy_steps import (
     slow_count,
 )
 
-from pipeline import File, Step, TemperError, run, step
+from pipeline import File, Step, TemperError, adopt, run, step
 from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
@@ -141,6 +141,12 @@ def test_a_file_edited_while_its_step_runs_makes_no_artifact(lab: Lab) -> None:
         lab.run(edited=edit_own_source(File(str(lab.source)), lab.journal))
     assert "numbers.txt changed while the experiment ran" in lab.printed()
     assert Catalog(lab.store).history("edit_own_source") == []
+
+
+def test_a_folder_that_holds_the_store_is_no_input(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(copy=adopt(lab.source.parent))
+    assert "holds the store" in lab.printed()
 
 
 def test_a_chain_of_thousands_of_steps_can_be_planned(lab: Lab) -> None:

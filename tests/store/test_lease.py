@@ -3,6 +3,7 @@
 Time passes for leases when a test says so, in all of its processes: so none can be too slow.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -354,9 +355,12 @@ class FaultyObjects(LocalObjects):
     failing = False
     hanging = False
     answers_lost = False
+    full = False
 
     def create(self, path: str, data: bytes) -> bool:
         self._suffer()
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
         created = super().create(path, data)
         return super().create(path, data) if self.answers_lost else created
 
@@ -440,6 +444,14 @@ def test_a_store_that_was_never_there_is_an_error_at_once(faulty: FaultyObjects,
     faulty.failing = True
     with pytest.raises(OSError, match="the store is away"):
         _leases_of(faulty, tmp_path).acquire(STEP, KEY, lambda: False)
+
+
+def test_a_store_that_can_be_read_and_not_written_is_an_error_in_the_end(
+    faulty: FaultyObjects, tmp_path: Path, clock: SharedClock
+) -> None:
+    faulty.full = True
+    with pytest.raises(OSError, match="No space left"):
+        _leases_of(faulty, tmp_path).acquire(STEP, KEY, lambda: bool(clock.advance(TTL)))
 
 
 def test_a_request_that_was_sent_twice_does_not_lose_to_itself(

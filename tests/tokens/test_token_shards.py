@@ -227,6 +227,8 @@ def test_a_torn_shard_is_made_again(pairs: Path, tokenizer: Path, tmp_path: Path
     data = torn.read_bytes()
     torn.unlink()
     torn.write_bytes(data[:-9])
+    record = tmp_path / "scratch/shards/train/pairs-00000.json"
+    record.write_text(record.read_text().replace('"kept": ', '"kept": 1'))
     shutil.rmtree(tmp_path / "out")
 
     tokenize(pairs, tokenizer, tmp_path)

@@ -129,7 +129,7 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
                 work.make_chunk()
         finally:
             work.close()
-    _publish(scratch / "shards", folder)
+    _publish(scratch / "shards", folder, [scratch / name for name in sorted(resumed.files)])
     state = work.state
     found: dict[str, Any] = {field.name: state[field.name] for field in fields(Loaded)}
     found["tallies"] = {split: Tally.from_json(data) for split, data in found["tallies"].items()}
@@ -219,9 +219,9 @@ class _Work:
                     size += characters
             self.state["read"] += 1
             self.progress(self.state["read"], {"dropped": self.tally.dropped_rows})
-        self._write(rows, entries)
+        written = self._write(rows, entries)
         self._note_place()
-        self.resumed.commit(self.state)
+        self.resumed.commit(self.state, written)
 
     def _next_reading(self) -> bool:
         self._note_place()
@@ -335,21 +335,24 @@ class _Work:
             number += 1
         return found
 
-    def _write(self, rows: Mapping[str, list[tuple[Row, str]]], entries: list[Entry]) -> None:
-        numbers = self.state["shards"]
+    def _write(self, rows: Mapping[str, list[tuple[Row, str]]], entries: list[Entry]) -> list[Path]:
+        numbers, written = self.state["shards"], list[Path]()
         for split, pictures in self._pictures.items():
             path = self.folder / split / IMAGES / f"images-{numbers[split]:05d}.parquet"
             write_images(path, pictures)
             _settle(path)
+            written.append(path)
         self._pictures.clear()
         self._image_bytes = 0
         for split, kept in rows.items():
             path = self.folder / split / shard_name(self.load.kind, numbers[split])
             _write_settled(path, SCHEMAS[self.load.kind], starmap(to_record, kept))
+            written.append(path)
             numbers[split] += 1
         path = self.folder / "ledger" / f"ledger-{numbers['ledger']:05d}.parquet"
         _write_settled(path, LEDGER, map(vars, entries))
         numbers["ledger"] += 1
+        return [*written, path]
 
 
 def _beginning(load: Load) -> dict[str, Any]:
@@ -391,11 +394,11 @@ def _settle(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _publish(shards: Path, folder: Path) -> None:
+def _publish(shards: Path, folder: Path, files: Sequence[Path]) -> None:
     """Put the finished files into the output folder; the files in scratch stay as well."""
-    for path in sorted(shards.glob("*/*.parquet")):
-        if path.parent.name != "ledger":
-            place(path, folder / path.parent.name / path.name)
-    for path in sorted(shards.glob(f"*/{IMAGES}/*.parquet")):
-        place(path, folder / path.relative_to(shards))
-    write_rows(folder / "ledger.parquet", LEDGER, iter_rows(shards / "ledger"))
+    ledger = [path for path in files if path.parent == shards / "ledger"]
+    for path in files:
+        if path not in ledger:
+            place(path, folder / path.relative_to(shards))
+    rows = (row for path in ledger for row in iter_rows(path))
+    write_rows(folder / "ledger.parquet", LEDGER, rows)

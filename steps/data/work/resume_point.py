@@ -4,10 +4,16 @@ The work is divided into chunks. The numbered files of a chunk are written first
 transaction records where the next chunk begins and which keys this chunk has seen. If the step is
 killed before that, it makes the chunk again, from the same place and with the same known keys, and
 the files come out the same. Keys are on disk, not in memory.
+
+The transaction also records the digests of the state and of the files. If a disk has damaged any of
+them, the work begins anew.
 """
 
+import hashlib
 import json
+import shutil
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +25,30 @@ class ResumePoint:
 
     Attributes:
         state: the state of the last `commit`, or `None` at the beginning.
+        files: the digests of all files that were committed, by name relative to the folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(folder / "shards.sqlite3")
+        self._folder = folder
+        self.state: Any = None
+        self.files: dict[str, str] = {}
+        try:
+            self._open()
+        except sqlite3.OperationalError:  # a full disk, for example
+            raise
+        except (sqlite3.DatabaseError, ValueError, OSError):  # damaged
+            self._database.close()
+            shutil.rmtree(folder)
+            self._open()
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(self._folder / "shards.sqlite3")
         self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         with self._database:
-            self._database.execute("CREATE TABLE IF NOT EXISTS state (json TEXT NOT NULL)")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS state (json TEXT NOT NULL, sha256 TEXT NOT NULL)"
+            )
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS seen"
                 " (kind TEXT, key BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
@@ -35,8 +57,18 @@ class ResumePoint:
                 "CREATE TABLE IF NOT EXISTS noted"
                 " (kind TEXT, key BLOB, value BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
             )
-        found = self._database.execute("SELECT json FROM state").fetchone()
-        self.state: Any = None if found is None else json.loads(found[0])
+        found = self._database.execute("SELECT json, sha256 FROM state").fetchone()
+        if found is None:
+            return
+        if self._database.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
+            raise ValueError("the database is damaged")
+        if _sha256(found[0].encode()) != found[1]:
+            raise ValueError("the state is damaged")
+        state, files = json.loads(found[0])
+        for name, digest in files.items():
+            if _sha256((self._folder / name).read_bytes()) != digest:
+                raise ValueError(f"{name} is damaged")
+        self.state, self.files = state, files
 
     def is_new(self, kind: str, key: bytes) -> bool:
         """Record `key`; return whether it is new among the keys of its kind."""
@@ -66,10 +98,15 @@ class ResumePoint:
         keys = self._database.execute(found, (kind, prefix + b"\0" * 8, prefix + b"\xff" * 8))
         return [key[len(prefix) :] for (key,) in keys]
 
-    def commit(self, state: Any) -> None:
-        """Keep `state`, a JSON value, and what was seen and noted since the last commit."""
+    def commit(self, state: Any, files: Iterable[Path] = ()) -> None:
+        """Keep `state`, a JSON value, and what was seen and noted since the last commit. `files`
+        of the folder were written since then."""
+        for file in files:
+            self.files[str(file.relative_to(self._folder))] = _sha256(file.read_bytes())
+        text = json.dumps([state, self.files])
         self._database.execute("DELETE FROM state")
-        self._database.execute("INSERT INTO state VALUES (?)", (json.dumps(state),))
+        kept = (text, _sha256(text.encode()))
+        self._database.execute("INSERT INTO state VALUES (?, ?)", kept)
         self._database.commit()
         self.state = state
 
@@ -78,3 +115,7 @@ class ResumePoint:
 
     def __exit__(self, *error: object) -> None:
         self._database.close()  # this discards uncommitted keys
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -5,7 +5,8 @@ turns one *shard*, a file, into a folder of files and a summary. A shard is fini
 record is in the *shard ledger*, a folder that outlives the process:
 
     LEDGER/NAME/        the files made of a shard
-    LEDGER/NAME.json    written last: the summary, and digests of the shard and of its files
+    LEDGER/NAME.json    written last: the summary, and digests of the shard, of its files and of
+                        this record
 
 The output of a shard depends only on the shard and the job, so the result does not depend on the
 number of processes or on kills. Processes are spawned, never forked (after a fork, locks of the
@@ -69,7 +70,7 @@ class Finished:
 
     @property
     def summary(self) -> Summary:
-        return json.loads(_record(self.folder).read_text())["summary"]
+        return _read(_record(self.folder))["summary"]
 
 
 class ShardFailed(RuntimeError):
@@ -199,7 +200,8 @@ def _process(process: ProcessShard, job: Job, shard: Shard, ledger: Path) -> Non
         raise ShardFailed(f"{shard.name}: {error}") from error
     files = {file.name: _file_sha256(file) for file in sorted(folder.iterdir())}
     unfinished = record.with_suffix(".part")
-    unfinished.write_text(json.dumps({"identity": identity, "files": files, "summary": summary}))
+    text = json.dumps({"identity": identity, "files": files, "summary": summary})
+    unfinished.write_text(f"{_sha256(text)}\n{text}")
     unfinished.replace(record)
 
 
@@ -207,7 +209,7 @@ def _finished(job: Job, shard: Shard, ledger: Path) -> Finished | None:
     """The finished output of a shard in the ledger; None if it is incomplete or of other data."""
     folder, path = _places(shard, ledger)
     try:
-        record = json.loads(path.read_text())
+        record = _read(path)
         files = {file.name: _file_sha256(file) for file in sorted(folder.iterdir())}
     except (OSError, ValueError):
         return None
@@ -225,8 +227,20 @@ def _record(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
+def _read(record: Path) -> dict[str, Any]:
+    """Raise `ValueError` if its first line is not the digest of the second."""
+    digest, _, text = record.read_text().partition("\n")
+    if digest != _sha256(text):
+        raise ValueError(f"{record} is damaged; run again")
+    return json.loads(text)
+
+
 def _identity(job: Job, shard: Shard) -> str:
-    return hashlib.sha256(f"{job.identity}\n{_file_sha256(shard.source)}".encode()).hexdigest()
+    return _sha256(f"{job.identity}\n{_file_sha256(shard.source)}")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _file_sha256(path: Path) -> str:
