@@ -36,7 +36,7 @@ KEPT_BYTES = 64 * 2**10
 """Smaller files are read every time, which is as fast as a look into the cache."""
 
 _MOUNTS = "/proc/self/mountinfo"
-_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
+_IN_MEMORY = (b"tmpfs", b"ramfs", b"hugetlbfs")
 _SAVE_SECONDS = 2.0
 _LOCK_SECONDS = 2.0
 
@@ -160,11 +160,11 @@ class _KeptDigests:
 def _devices_in_memory() -> set[int]:
     """The devices of Linux's file systems that have no disk."""
     found = set()
-    with contextlib.suppress(OSError), open(_MOUNTS, errors="replace") as mounts:
+    with contextlib.suppress(OSError), open(_MOUNTS, "rb") as mounts:
         for mount in mounts:
-            fields, _, kind = mount.partition(" - ")
+            fields, _, kind = mount.partition(b" - ")
             if kind.startswith(_IN_MEMORY):
-                major, _, minor = fields.split()[2].partition(":")
+                major, _, minor = fields.split()[2].partition(b":")
                 found.add(os.makedev(int(major), int(minor)))
     return found
 

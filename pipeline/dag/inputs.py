@@ -150,7 +150,8 @@ def _look_at(url: str) -> _Source:
         if not url:
             raise ValueError("it has no name")
         # a chain may begin with a cache (simplecache::), which a new one does not share
-        fs, path = fsspec.url_to_fs(url, skip_instance_cache="::" in url)
+        fresh = {"skip_instance_cache": True} if "::" in url else {}
+        fs, path = fsspec.url_to_fs(url, **fresh)
         fs.invalidate_cache()
         files = _files(fs, path)
         contents = _contents(fs, files)

@@ -250,8 +250,10 @@ class Executor:
     def _require_no_store_within(self, step: Step) -> None:
         """Refuse an input folder that holds the store: each run changes it."""
         store = self.resolver.store
-        for url in (file.url for file in step.files if store.is_local and "://" not in file.url):
-            if Path(store.root).resolve().is_relative_to(Path(url).resolve()):
+        for url in (file.url for file in step.files if store.is_local):
+            path = url.removeprefix("file://")
+            folder = "://" not in path and Path(path).resolve()
+            if folder and Path(store.root).resolve().is_relative_to(folder):
                 raise TemperError(
                     f"the input {url} holds the store {store.url}, which every run changes; name a "
                     "folder without it, or choose another place with store="

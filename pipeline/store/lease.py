@@ -373,13 +373,14 @@ class Chain:
 @dataclass
 class _Wait:
     """A process that waits for a lease: the chain's last state, and since when it is unchanged.
-    ``well`` is when the store last let it look, and take the lease if that was due."""
+    ``well`` is when the store last let it look, and take the lease if that was due (``is_due``)."""
 
     chain: Chain
     ttl: float
     state: State = State()
     unmoved_since: float = -math.inf
     well: float = -math.inf
+    is_due: bool = False
     looks: int = 0
 
     def look_for_epoch(self, owner: str) -> int | None:
@@ -392,8 +393,9 @@ class _Wait:
         may_take, epoch = holder is None or holder.owner == owner or holder.is_gone(), state.epoch
         if not may_take and now - self.unmoved_since > self.ttl:
             may_take, epoch = True, epoch + 1
-        if not may_take or self.looks == 1:
+        if not may_take or not self.is_due:
             self.well = now
+        self.is_due = may_take
         return epoch if may_take else None
 
     @contextlib.contextmanager

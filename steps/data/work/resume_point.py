@@ -5,8 +5,9 @@ transaction records where the next chunk begins and which keys this chunk has se
 killed before that, it makes the chunk again, from the same place and with the same known keys, and
 the files come out the same. Keys are on disk, not in memory.
 
-The transaction also records the digests of the state and of the files. If a disk has damaged any of
-them, the work begins anew.
+The transaction also records the digests of the state and of the files. If one of them does not
+match, or SQLite finds its own file damaged, the work begins anew. (A changed bit in a key is not
+found.)
 """
 
 import hashlib
@@ -18,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 _CACHE_KIB = 32 * 1024
+_TRANSIENT = {
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+}  # fmt: skip
+"""Errors that say nothing about what the file holds."""
 
 
 class ResumePoint:
@@ -34,9 +40,9 @@ class ResumePoint:
         self.files: dict[str, str] = {}
         try:
             self._open()
-        except sqlite3.OperationalError:  # a full disk, for example
-            raise
-        except (sqlite3.DatabaseError, ValueError, OSError):  # damaged
+        except (sqlite3.DatabaseError, ValueError, FileNotFoundError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _TRANSIENT:
+                raise
             self._database.close()
             shutil.rmtree(folder)
             self._open()
@@ -46,17 +52,13 @@ class ResumePoint:
         self._database = sqlite3.connect(self._folder / "shards.sqlite3")
         self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         with self._database:
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS state (json TEXT NOT NULL, sha256 TEXT NOT NULL)"
-            )
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS seen"
-                " (kind TEXT, key BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
-            )
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS noted"
-                " (kind TEXT, key BLOB, value BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
-            )
+            for table in (
+                "state (json TEXT NOT NULL, sha256 TEXT NOT NULL)",
+                "files (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID",
+                "seen (kind TEXT, key BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID",
+                "noted (kind TEXT, key BLOB, value BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID",
+            ):
+                self._database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         found = self._database.execute("SELECT json, sha256 FROM state").fetchone()
         if found is None:
             return
@@ -64,11 +66,11 @@ class ResumePoint:
             raise ValueError("the database is damaged")
         if _sha256(found[0].encode()) != found[1]:
             raise ValueError("the state is damaged")
-        state, files = json.loads(found[0])
+        files = dict(self._database.execute("SELECT name, sha256 FROM files"))
         for name, digest in files.items():
             if _sha256((self._folder / name).read_bytes()) != digest:
                 raise ValueError(f"{name} is damaged")
-        self.state, self.files = state, files
+        self.state, self.files = json.loads(found[0]), files
 
     def is_new(self, kind: str, key: bytes) -> bool:
         """Record `key`; return whether it is new among the keys of its kind."""
@@ -102,8 +104,10 @@ class ResumePoint:
         """Keep `state`, a JSON value, and what was seen and noted since the last commit. `files`
         of the folder were written since then."""
         for file in files:
-            self.files[str(file.relative_to(self._folder))] = _sha256(file.read_bytes())
-        text = json.dumps([state, self.files])
+            written = str(file.relative_to(self._folder)), _sha256(file.read_bytes())
+            self.files |= [written]
+            self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?)", written)
+        text = json.dumps(state)
         self._database.execute("DELETE FROM state")
         kept = (text, _sha256(text.encode()))
         self._database.execute("INSERT INTO state VALUES (?, ?)", kept)
