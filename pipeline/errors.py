@@ -17,4 +17,4 @@ class TemperError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to end by SIGTERM; handled like Ctrl-C."""
+    """The run was asked to end by SIGTERM or SIGHUP, its argument; handled like Ctrl-C."""

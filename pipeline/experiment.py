@@ -26,11 +26,13 @@ Without a choice, the field has the value from the dataclass; so it has if its o
 name. If another type is chosen, it has the defaults of that type.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import reprlib
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,8 +219,9 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             raise
         _fail(fault)
     except KeyboardInterrupt as error:
-        print(STOPPED, file=sys.stderr)
-        sys.exit(143 if isinstance(error, Stopped) else 130)
+        with contextlib.suppress(OSError):  # a terminal that has closed
+            print(STOPPED, file=sys.stderr)
+        sys.exit(128 + (error.args[0] if isinstance(error, Stopped) else signal.SIGINT))
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:

@@ -67,7 +67,9 @@ def _lines(error: BaseException) -> list[str] | None:
 
 def _caller(error: BaseException) -> str:
     """The line of the script that called Temper, in brackets."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    if os.path.dirname(main) == os.path.dirname(sys.executable):
+        return ""  # the temper command itself
     lines = [n for frame, n in frames_of(error) if frame.f_code.co_filename == main]
     return f" ({os.path.relpath(main)}, line {lines[-1]})" if lines and main else ""
 

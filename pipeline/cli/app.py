@@ -50,6 +50,7 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.taken_names import require_ours
 from pipeline.text import counted, did_you_mean
+from pipeline.uncaught import STOPPED
 
 
 class Whole(TyperGroup):
@@ -632,6 +633,10 @@ def main() -> None:
     except OSError as error:
         show_error(message_of(error) or _of_a_path(error))
         raise SystemExit(1) from None
+    except SystemExit as error:  # typer says nothing of Ctrl-C
+        if error.__context__ and isinstance(error.__context__.__cause__, KeyboardInterrupt):
+            typer.echo(STOPPED, err=True)
+        raise
 
 
 def _of_a_path(error: OSError) -> str:

@@ -22,7 +22,7 @@ from pipeline.extras import how_to_install
 from pipeline.launchers.config import RayConfig
 from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError
-from pipeline.wire.launcher import Ended, Task
+from pipeline.wire.launcher import FOLDER, Ended, Task
 
 LOST = 77
 """Exit status of a job with several nodes that lost one of them."""
@@ -86,7 +86,7 @@ class Ray:
                     entrypoint_resources=asked or None,
                 )
             except RuntimeError as error:
-                raise TemperError(f"{task.step}: Ray refuses the job: {_line(error)}") from error
+                raise TemperError(f"Ray refuses the job: {_line(error)}") from error
         return job
 
     def find(self, name: str) -> str | None:
@@ -145,7 +145,7 @@ class Ray:
             threads = max(1, task.resources.cpus // task.resources.num_processes)
             environment["OMP_NUM_THREADS"] = str(threads)
         if self.config.working_dir is None:
-            return {"env_vars": {**environment, **self.config.env}}
+            return {"env_vars": {**environment, FOLDER: os.getcwd(), **self.config.env}}
         return {
             "working_dir": self.config.working_dir,
             "env_vars": {**environment, "PYTHONPATH": ".", **self.config.env},

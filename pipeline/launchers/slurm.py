@@ -6,7 +6,6 @@ have.) The job has the name of the attempt, so any driver finds it. Slurm never 
 driver notices a preemption and submits another attempt.
 """
 
-import contextlib
 import os
 import re
 import shlex
@@ -51,7 +50,7 @@ class Slurm:
         if sum(group.nodes for group in fitting) >= resources.num_nodes:
             return None
         offered = "; ".join(str(group) for group in self._partitions)
-        return f"in partition {offered}" if offered else "no such partition, or none by default"
+        return f"in partition {offered}"
 
     def submit(self, task: Task) -> str:
         """
@@ -65,7 +64,7 @@ class Slurm:
             reason = _last_line(answer.stderr)
             if NO_ANSWER.search(reason):
                 raise EngineError(f"sbatch: {reason}")
-            raise TemperError(f"{task.step}: sbatch refuses {script}: {reason}")
+            raise TemperError(f"sbatch refuses {script}: {reason.removeprefix('sbatch: ')}")
         return answer.stdout.strip().split(";")[0]
 
     def find(self, name: str) -> str | None:
@@ -105,16 +104,29 @@ class Slurm:
     @cached_property
     def _folder(self) -> Path:
         folder = Path(self.config.folder).expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TemperError(
+                f"launcher.slurm.folder={folder} cannot be made ({error.strerror}); name a folder "
+                "on a file system that all nodes share"
+            ) from error
         return folder
 
     @cached_property
     def _partitions(self) -> "list[_Nodes]":
-        command = ["sinfo", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"]
-        if self.config.partition:
-            command.append(f"--partition={self.config.partition}")
-        found = [_Nodes.parse(line) for line in _ask(command).splitlines() if line.strip()]
-        return [nodes for nodes in found if self.config.partition or nodes.is_default]
+        answer = _ask(["sinfo", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"])
+        found = [_Nodes.parse(line) for line in answer.splitlines() if line.strip()]
+        wanted = self.config.partition
+        names = wanted.split(",") if wanted else [n.partition for n in found if n.is_default]
+        chosen = [nodes for nodes in found if nodes.partition in names]
+        if not chosen:
+            known = ", ".join(dict.fromkeys(nodes.partition for nodes in found)) or "none at all"
+            missing = f"no partition {wanted}" if wanted else "no partition by default"
+            raise EngineError(
+                f"there is {missing}; launcher.slurm.partition= names one of: {known}"
+            )
+        return chosen
 
     def _spelled(self, kind: str | None) -> str | None:
         """A kind of GPU in the cluster's spelling."""
@@ -281,6 +293,6 @@ def _environment() -> dict[str, str]:
 
 
 def _last_line(text: str) -> str:
-    with contextlib.suppress(IndexError):
-        return text.strip().splitlines()[-1]
-    return "no answer"
+    """The last line that says what is wrong; another may follow that names a command's help."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
+    return lines[-1].strip() if lines else "no answer"

@@ -166,8 +166,9 @@ def _limits(scheduler: str) -> dict[str, int]:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             return {r["name"]: r["num_total"] for r in json.load(answer)["response"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
+        there = "start luigid there" if "://" in scheduler else "name it as in http://HOST:8082"
         raise TemperError(
-            f"the scheduler at {scheduler} does not answer ({error}); start luigid there, or "
+            f"the scheduler at {scheduler} does not answer ({error}); {there}, or "
             "leave out scheduler= to do without"
         ) from error
 

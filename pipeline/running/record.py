@@ -119,5 +119,7 @@ def git_state() -> dict[str, Any]:
 
 
 def _notebook() -> str:
-    """The name of the notebook, which Jupyter's server tells its kernels; other servers do not."""
-    return Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem
+    """The name of the notebook, which Jupyter's server tells its kernels. VS Code has it told the
+    name of a file of its own, ``NOTEBOOK-jvsc-….ipynb``; other servers tell none."""
+    told = Path(os.environ.get("JPY_SESSION_NAME", ""))
+    return told.stem.partition("-jvsc-")[0] if told.suffix == ".ipynb" else "notebook"

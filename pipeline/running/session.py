@@ -76,8 +76,8 @@ def run(
     """Make every root and all steps that it needs; return the artifact of each root by name.
 
     Steps that the store has are not run again. If a step fails, steps that do not need it still
-    run, and all failures are reported at the end. After Ctrl-C, SIGTERM or SIGKILL, the next run
-    continues from the store.
+    run, and all failures are reported at the end. After Ctrl-C, SIGTERM, SIGHUP or SIGKILL, the
+    next run continues from the store.
 
     Args:
         roots: the wanted steps by the names to show, or a list, shown under the steps' own names.
@@ -378,7 +378,7 @@ def _run_missing(
             group = record.experiment
             with (
                 mirrored(resolver, group, sinks, board.names) as mirror,
-                _sigterm_as_interrupt(),
+                _signals_as_interrupt(),
                 board.live(),
                 placement.ready(session.missing()),
             ):
@@ -462,17 +462,20 @@ def _observer(session: _Session, board: "Board", mirror: "MirrorProcess | None")
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM stop workers in order, like Ctrl-C; only the main thread can set handlers."""
+def _signals_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM, and SIGHUP of a terminal that closes, stop workers in order, like Ctrl-C; only
+    the main thread can set handlers. Under ``nohup``, SIGHUP stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped
+        raise Stopped(number)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    heeded = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -132,9 +132,14 @@ class Run:
 
 
 def experiment_of(command: Sequence[str]) -> str:
-    """The experiment of a command line: the name of its script."""
+    """The experiment of a command line: the name of its script, or of its module or package after
+    ``-m``, whose file comes last."""
     scripts = [argument for argument in command if argument.endswith(".py")]
-    return Path(scripts[0]).stem if scripts else "interactive"
+    if not scripts:
+        return "interactive"
+    is_module = "-m" in command[: command.index(scripts[0])]
+    script = Path(scripts[-1 if is_module else 0])
+    return script.parent.name if script.stem == "__main__" else script.stem
 
 
 def read_runs(store: Store) -> list[Run]:

@@ -16,6 +16,9 @@ REFUSED = 76
 """A worker's exit status if another process has begun its attempt, or a driver has given it up."""
 NODE, MASTER = "TEMPER_NODE", "TEMPER_MASTER"
 """Set by launchers for several nodes: this node's index, ``host:port`` of the first."""
+FOLDER = "TEMPER_FOLDER"
+"""Set by launchers whose jobs begin elsewhere: the driver's working folder. A worker that finds it
+on its machine goes there, so that ``pairs.jsonl`` is the same file for both."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from pipeline.dag.inputs import forget_sources, source_identity
 from pipeline.errors import TemperError
 from pipeline.store.layout import Store
 from pipeline.store.staging import Staging
-from pipeline.wire.launcher import PREEMPTED, REFUSED
+from pipeline.wire.launcher import FOLDER, PREEMPTED, REFUSED
 from pipeline.wire.lifeline import exit_with_driver
 from pipeline.wire.presence import beating, begin, join
 from pipeline.wire.spec import InputSpec, Report, StepSpec
@@ -61,6 +61,8 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
     and 76 if another process owns the attempt.
     """
     exit_with_driver()
+    if os.path.isdir(folder := os.environ.get(FOLDER, "")):
+        os.chdir(folder)
     fs, path = fsspec.url_to_fs(spec_url)
     spec = StepSpec.from_json(fs.cat_file(path))
     store = Store(spec.store)

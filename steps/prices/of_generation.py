@@ -20,7 +20,7 @@ _TRIED = 100.0
 """Passes over all weights in the checks that choose an engine."""
 _TRIED_ONCE = 12.0
 """The same in a step that samples only once."""
-_JUDGING = 0.046e9
+_JUDGING = 0.06e9
 """Bytes of a process that judges completions; it uses no library."""
 _LOADED_AGAIN = 0.4
 """The share of freed weights whose memory a process keeps."""
@@ -119,4 +119,4 @@ def _judged(call: Call) -> Foreseen:
 
 SAMPLED = Estimator(_sampled, _of_completions, version=3)
 EVALUATED = Estimator(_evaluated, version=4)
-JUDGED = Estimator(_judged, version=2)
+JUDGED = Estimator(_judged, version=3)

@@ -5,9 +5,10 @@ and answer gives all of them, so a token's value does not depend on whether the 
 """
 
 import re
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat, takewhile
 from typing import Any
 
 import torch
@@ -82,19 +83,63 @@ def _shares(
     decode = partial(text_of if special else _plain_text_of, speaker)
     shares: list[str] = []
     run: list[int] = []
+    raws: list[bytes] = []
     for at, token in enumerate(ids, 1):
+        byte = _byte_of(speaker, token)
         run.append(token)
+        raws.append(b"" if before and _byte_of(speaker, before[-1]) else byte)
+        if byte and at < len(ids):
+            continue
         known = len(decode(before))
         text = decode([*before, *run])[known:]
-        name = str(speaker.tokenizer.convert_ids_to_tokens(token))
-        is_open = text.endswith("\ufffd") or _BYTE.fullmatch(name) or not decode([token])
-        if is_open and at < len(ids):
+        if at < len(ids) and (text.endswith("\ufffd") or not decode([token])):
             continue
-        parts = (decode([*before, *run[:end]])[known:] for end in range(1, len(run)))
-        ends = [*(_common(part, text) for part in parts), len(text)]
+        parts = partial(lambda before, known, part: decode([*before, *part])[known:], before, known)
+        ends = [*_ends(parts, run, raws)[:-1], len(text)]
         shares += [text[start:end] for start, end in pairwise(accumulate([0, *ends], max))]
-        before, run = run, []
+        before, run, raws = run, [], []
     return shares
+
+
+def _ends(decode: Callable[[list[int]], str], run: list[int], raws: Sequence[bytes]) -> list[int]:
+    """How much of a run's text is there after each of its tokens.
+
+    Bytes side by side are one text or, if they are none, one U+FFFD each: so many of them need not
+    be decoded once for each.
+    """
+    text, ends = decode(run), list[int]()
+    while (at := len(ends)) < len(run):
+        raw = b"".join(takewhile(bool, raws[at:]))
+        begin = max(ends, default=0)
+        counts = list(_characters(raw))
+        if raw and counts[-1] is not None:
+            spelled, lengths = raw.decode(), [count or 0 for count in counts]
+        else:
+            spelled = "\ufffd" * len(raw)
+            lengths = [end if count is None else 0 for end, count in enumerate(counts, 1)]
+        if raw and text.startswith(spelled, begin):
+            ends += [begin + length for length in lengths]
+        else:
+            ends.append(_common(decode(run[: at + 1]), text))
+    return ends
+
+
+def _byte_of(speaker: Speaker, token: int) -> bytes:
+    """The byte that a token stands for; empty if it stands for a text."""
+    byte = _BYTE.fullmatch(str(speaker.tokenizer.convert_ids_to_tokens(token)))
+    return bytes.fromhex(byte[1]) if byte else b""
+
+
+def _characters(raw: bytes) -> Iterator[int | None]:
+    """The number of characters in each beginning of some bytes; ``None`` if it is no text."""
+    utf8, count = getincrementaldecoder("utf-8")(), 0
+    for at in range(len(raw)):
+        try:
+            count += len(utf8.decode(raw[at : at + 1]))
+        except UnicodeDecodeError:
+            yield from repeat(None, len(raw) - at)
+            return
+        yield None if utf8.getstate()[0] else count
 
 
 def text_of(speaker: Speaker, ids: Sequence[int]) -> str:
@@ -158,7 +203,7 @@ def _name(speaker: Speaker, token: int, share: str) -> str:
 
 def _bytes_of(speaker: Speaker, token: int) -> bytes:
     """What a tokenizer of bytes calls a token's bytes; nothing if the token's name is a text."""
+    if byte := _byte_of(speaker, token):
+        return byte
     name = str(speaker.tokenizer.convert_ids_to_tokens(token))
-    if byte := _BYTE.fullmatch(name):
-        return bytes.fromhex(byte[1])
     return bytes(_BYTE_OF[letter] for letter in name) if set(name) <= set(_BYTE_OF) else b""

@@ -89,6 +89,7 @@ def test_steps_run_as_jobs_and_make_what_they_make_here(
     made, placed = run(roots, store, jobs=2, console=console, launcher=launcher).values()
     assert f"[ray job temper-{made.manifest.attempt}: submitted]" in log_of(store, made.manifest)
     assert placed.metrics["threads"] == "2"
+    assert placed.metrics["folder"] == os.getcwd()  # relative paths mean the driver's files
     (other,) = run(roots[:1], str(tmp_path / "other"), console=console).values()
     assert (other.key, other.digest) == (made.key, made.digest)
 

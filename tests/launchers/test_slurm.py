@@ -347,4 +347,12 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_runs(
     for asked in too_much:
         with pytest.raises(TemperError, match=offered):
             run([where(journal).on(**asked)], store, console=console, launcher=launcher)
+    launcher.slurm.partition = "gpu"
+    with pytest.raises(TemperError, match=r"there is no partition gpu; .* names one of: low, high"):
+        run([where(journal)], store, console=console, launcher=launcher)
+    launcher.slurm.partition, launcher.slurm.options = None, {"qosx": "high"}
+    with pytest.raises(RunFailed):
+        run([where(journal)], store, console=console, launcher=launcher)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "unrecognized option '--qosx=high'" in " ".join(told.split())
     assert not lines(journal)

@@ -251,6 +251,7 @@ def test_a_run_is_recorded(lab: Lab) -> None:
     [
         (signal.SIGKILL, 2),
         pytest.param(signal.SIGTERM, 1, marks=pytest.mark.attack),
+        (signal.SIGHUP, 1),
         (signal.SIGINT, 2),
     ],
 )

@@ -127,7 +127,30 @@ def test_the_commit_and_a_digest_of_the_changes_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("told", "name"), [("/home/me/losses tried.ipynb", "losses tried"), ("", "notebook")]
+    ("typed", "script", "name"),
+    [
+        (["train.py", "data=x.py"], "train.py", "train"),
+        (["-m", "mine", "data=x.py"], "/home/mine/__main__.py", "mine"),
+        (["-m", "mine.train"], "/home/mine/train.py", "train"),
+        (["train.py", "-m", "seed=1,2"], "train.py", "train"),
+    ],
+)
+def test_an_experiment_is_called_after_its_script_or_package(
+    typed: list[str], script: str, name: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", *typed])
+    monkeypatch.setattr(sys, "argv", [script, *typed[1:]])
+    assert record.RunRecord.begin({}, store).experiment == name
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("/home/me/losses tried.ipynb", "losses tried"),
+        ("", "notebook"),
+        ("/home/me/mine-jvsc-0b5e8f16-7a3c-4d1e.ipynb", "mine"),  # as VS Code names it
+        ("7d4e1f0a-session", "notebook"),
+    ],
 )
 def test_an_experiment_in_a_notebook_is_called_after_it(
     told: str, name: str, store: Store, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from steps.serving.openai_answers import Answers, Piece
 from steps.serving.openai_requests import CompletionAsked
 from steps.serving.replies import Enough, OnPiece, Speaker, Written, _Pieces
+from steps.serving.token_logps import _shares
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -159,3 +160,21 @@ def test_what_cannot_be_is_a_number_of_json_and_a_broken_model_is_told() -> None
     assert logprobs["token_logprobs"][1] == logprobs["top_logprobs"][1]["<s>"] == -9999
     with pytest.raises(FloatingPointError, match="the model's logits are NaN"):
         complete(Reciting(tokenizer, logits=(math.nan,)), [5, 6], max_tokens=0)
+
+
+def test_a_long_run_of_bytes_is_decoded_no_more_often_than_a_short_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, calls = byte_fallback(), list[int]()
+    plain = tokenizer.decode
+    monkeypatch.setattr(
+        tokenizer, "decode", lambda ids, **how: calls.append(len(ids)) or plain(ids, **how)
+    )
+    speaker = cast(Speaker, Reciting(tokenizer))
+    counts = []
+    for characters in (3, 60):
+        calls.clear()
+        shares = _shares(speaker, [], tokenizer("中" * characters).input_ids)
+        assert shares[2:] == ["", "", "中"] * characters
+        counts.append(len(calls))
+    assert counts[0] == counts[1]

@@ -25,7 +25,8 @@ def where(out: Output, journal: str, number: int = 0, seconds: float = 0.0) -> d
     time.sleep(seconds)
     note(journal, json.dumps([number, devices, began, time.time()]))
     (out.path / "number.txt").write_text(str(number))
-    return {"devices": devices, "threads": os.environ.get("OMP_NUM_THREADS")}
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return {"devices": devices, "threads": threads, "folder": os.getcwd()}
 
 
 @step(version="1")
