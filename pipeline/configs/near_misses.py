@@ -56,8 +56,8 @@ Sweep parameters '(.*)' requires --multirun
     \1 stands for several values; -m \1 tries each
 BasicSweeper does not support
     -m tries values that are listed, as in KEY=1,2 or KEY=range(1,4); temper tune searches an interval
-In '([^']+)': ConfigKeyError .*; Key '(.+?)' not in '\w+'
-    conf/\1.yaml: there is no \2 below \1; if \2 is meant as on the command line, the first line must be: # @package _global_
+In '(\w+)(/[^']+)': ConfigKeyError .*; Key '\1' not in '\w+'
+    \1\2.yaml: there is no \1 below \1; if its settings are named as on the command line, its first line must be: # @package _global_
 Interpolation key '(.*)' not found; full_key: ([^\s;]+)
     \2 refers to \1, and there is no such setting
 Environment variable '(.*)' not found\W+full_key: ([^\s;]+)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os.path import isdir
+from os.path import exists
 from typing import Any
 
 from pipeline.dag.resources import Resources, refuse_unknown
@@ -75,12 +75,8 @@ class RayConfig:
     poll_seconds: float = 2.0
 
     def __post_init__(self) -> None:
-        if "://" not in self.address:
-            raise ValueError(
-                f"address={self.address} is none of a dashboard; name it as in http://HOST:8265"
-            )
-        if self.working_dir and "://" not in self.working_dir and not isdir(self.working_dir):
-            raise ValueError(f"working_dir={self.working_dir} is no folder on this machine")
+        if self.working_dir and "://" not in self.working_dir and not exists(self.working_dir):
+            raise ValueError(f"working_dir={self.working_dir} does not exist on this machine")
 
 
 @dataclass

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Finish the block although Luigi sends its processes a SIGTERM after the Ctrl-C."""
+    """Finish the block although another signal asks to end: Luigi sends its processes a SIGTERM
+    after the Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     previous = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:
         yield

@@ -115,7 +115,7 @@ class Slurm:
 
     @cached_property
     def _partitions(self) -> "list[_Nodes]":
-        answer = _ask(["sinfo", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"])
+        answer = _ask(["sinfo", "--all", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"])
         found = [_Nodes.parse(line) for line in answer.splitlines() if line.strip()]
         wanted = self.config.partition
         names = wanted.split(",") if wanted else [n.partition for n in found if n.is_default]

@@ -122,4 +122,4 @@ def _notebook() -> str:
     """The name of the notebook, which Jupyter's server tells its kernels. VS Code has it told the
     name of a file of its own, ``NOTEBOOK-jvsc-….ipynb``; other servers tell none."""
     told = Path(os.environ.get("JPY_SESSION_NAME", ""))
-    return told.stem.partition("-jvsc-")[0] if told.suffix == ".ipynb" else "notebook"
+    return told.stem.partition("-jvsc-")[0] if told.suffix else "notebook"

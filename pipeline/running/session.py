@@ -472,7 +472,9 @@ def _signals_as_interrupt() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
-    heeded = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    heeded = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        heeded.append(signal.SIGHUP)
     previous = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield

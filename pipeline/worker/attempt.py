@@ -61,8 +61,8 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
     and 76 if another process owns the attempt.
     """
     exit_with_driver()
-    if os.path.isdir(folder := os.environ.get(FOLDER, "")):
-        os.chdir(folder)
+    with contextlib.suppress(OSError):  # this machine may not have the folder
+        os.chdir(os.environ.pop(FOLDER, ""))
     fs, path = fsspec.url_to_fs(spec_url)
     spec = StepSpec.from_json(fs.cat_file(path))
     store = Store(spec.store)

@@ -8,7 +8,7 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise, repeat, takewhile
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import torch
@@ -95,21 +95,24 @@ def _shares(
         if at < len(ids) and (text.endswith("\ufffd") or not decode([token])):
             continue
         parts = partial(lambda before, known, part: decode([*before, *part])[known:], before, known)
-        ends = [*_ends(parts, run, raws)[:-1], len(text)]
+        ends = [*_ends(parts, run, raws, text), len(text)]
         shares += [text[start:end] for start, end in pairwise(accumulate([0, *ends], max))]
         before, run, raws = run, [], []
     return shares
 
 
-def _ends(decode: Callable[[list[int]], str], run: list[int], raws: Sequence[bytes]) -> list[int]:
-    """How much of a run's text is there after each of its tokens.
+def _ends(
+    decode: Callable[[list[int]], str], run: list[int], raws: Sequence[bytes], text: str
+) -> list[int]:
+    """How much of a run's text is there after each of its tokens but the last.
 
     Bytes side by side are one text or, if they are none, one U+FFFD each: so many of them need not
-    be decoded once for each.
+    be decoded once for each. With other tokens between them, which may be left out of a text, they
+    are.
     """
-    text, ends = decode(run), list[int]()
-    while (at := len(ends)) < len(run):
-        raw = b"".join(takewhile(bool, raws[at:]))
+    ends, others = list[int](), next((at for at, raw in enumerate(raws) if raw), len(run))
+    while (at := len(ends)) < len(run) - 1:
+        raw = b"".join(raws[at:]) if at == others and all(raws[at:-1]) else b""
         begin = max(ends, default=0)
         counts = list(_characters(raw))
         if raw and counts[-1] is not None:
@@ -121,7 +124,7 @@ def _ends(decode: Callable[[list[int]], str], run: list[int], raws: Sequence[byt
             ends += [begin + length for length in lengths]
         else:
             ends.append(_common(decode(run[: at + 1]), text))
-    return ends
+    return ends[: len(run) - 1]
 
 
 def _byte_of(speaker: Speaker, token: int) -> bytes:

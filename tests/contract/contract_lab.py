@@ -400,8 +400,9 @@ class Lab:
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
         before = sys.dont_write_bytecode, os.environ.get("TEMPER_CACHE")
-        kept = digests.KEPT_BYTES, digests.SETTLED_SECONDS
-        digests.KEPT_BYTES, digests.SETTLED_SECONDS = 0, 0.02  # that small files are kept, too
+        kept = digests.KEPT_BYTES, digests.SETTLED_SECONDS, digests._IN_MEMORY
+        # that the digests of small files, and of those in memory, are cached too
+        digests.KEPT_BYTES, digests.SETTLED_SECONDS, digests._IN_MEMORY = 0, 0.02, ()
         sys.dont_write_bytecode = True
         os.environ["TEMPER_CACHE"] = str(self.folder / "cache")
         sys.path.insert(0, str(self.code))
@@ -411,7 +412,7 @@ class Lab:
             sys.path.remove(str(self.code))
             _forget_modules()
             look_again()
-            digests.KEPT_BYTES, digests.SETTLED_SECONDS = kept
+            digests.KEPT_BYTES, digests.SETTLED_SECONDS, digests._IN_MEMORY = kept
             sys.dont_write_bytecode = before[0]
             os.environ.pop("TEMPER_CACHE")
             if before[1] is not None:

@@ -45,8 +45,10 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> float:
-    """How long a file must be left alone, in seconds: shorter, and longer than a clock tick."""
+    """How long a file must be left alone, in seconds: shorter, and longer than a clock tick. The
+    tests' folders may lie in memory."""
     monkeypatch.setattr(digests, "SETTLED_SECONDS", 0.02)
+    monkeypatch.setattr(digests, "_IN_MEMORY", ())
     return 0.02
 
 
@@ -226,8 +228,9 @@ def test_an_edit_that_keeps_size_and_times_is_seen(tmp_path: Path, settled: floa
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no file system in memory")
 def test_a_write_through_a_memory_map_is_seen_where_it_changes_no_time(
-    cache_folder: Path, settled: float
+    cache_folder: Path, settled: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(digests, "_IN_MEMORY", (b"tmpfs",))
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.write(bytes(LARGE))
         file.flush()
@@ -310,7 +313,7 @@ HASH_FOLDER = """
 import sys
 from pipeline.dag import digests
 from pipeline.dag.inputs import source_identity
-digests.SETTLED_SECONDS = 0.02
+digests.SETTLED_SECONDS, digests._IN_MEMORY = 0.02, ()
 print(source_identity(sys.argv[1]))
 """
 
