@@ -128,6 +128,13 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
 
 
+def _sum_of_outer_products(lefts: Tensor, rights: Tensor) -> Tensor:
+    """The sum over rows of a row of `lefts` [N, O] by one of `rights` [N, I]: [O, I]."""
+    if lefts.shape[1] > rights.shape[1]:  # oneDNN's operator copies the first, so the smaller is
+        return _product(rights.t(), lefts.t()).t()
+    return _product(lefts.t(), rights.t())
+
+
 class _Linear(torch.autograd.Function):
     """A product with its three gradients, each by oneDNN."""
 
@@ -146,6 +153,6 @@ class _Linear(torch.autograd.Function):
         of_rows, of_weight, of_bias = ctx.needs_input_grad
         return (
             _product(gradient, weight.t()) if of_rows else None,
-            _product(gradient.t(), rows.t()) if of_weight else None,
+            _sum_of_outer_products(gradient, rows) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )
