@@ -29,7 +29,7 @@ from steps.scoring.packing import Pack
 
 SLOTS = "temper_slots"
 BLOCK = 32
-_HONOURED = ("scaling", "sliding_window", "softcap")
+_HONOURED = ("scaling", "sliding_window", "softcap", "s_aux")
 
 
 class Turn(Protocol):
@@ -165,7 +165,7 @@ class Decode:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
     ) -> tuple[Tensor, None]:
         """Query [1, heads, rows, d]; the output is [1, rows, heads, d]."""
-        scale, window, softcap = (options.pop(name, None) for name in _HONOURED)
+        scale, window, softcap, sinks = (options.pop(name, None) for name in _HONOURED)
         refuse_unknown(None, options)
         rows, heads = query.shape[2], key.shape[1]
         layers = [block[self._layer][:, :rows] for block in self._blocks]
@@ -181,7 +181,11 @@ class Decode:
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores = scores.unflatten(0, (rows, heads)) + self._bias(window)
-        weights = scores.softmax(dim=-1).to(q.dtype).flatten(0, 1).split(BLOCK, dim=2)
+        weights = scores.softmax(dim=-1)
+        if sinks is not None:  # one more key for each head, with this score and a value of zero
+            rest = scores.logsumexp(dim=-1, keepdim=True) - sinks.view(heads, -1, 1)
+            weights = weights * rest.sigmoid()
+        weights = weights.to(q.dtype).flatten(0, 1).split(BLOCK, dim=2)
         output = weights[0] @ layers[0][1].flatten(0, 1)
         for own, layer in zip(weights[1:], layers[1:], strict=True):
             output += own @ layer[1].flatten(0, 1)

@@ -42,7 +42,8 @@ from steps.generation.running import Line, Running
 from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head
-from steps.scoring.packing import make_pack, padded_rows
+from steps.scoring.packing import make_pack
+from steps.shared.padded_rows import padded_rows
 from steps.shared.products import of_changing_rows
 
 

@@ -9,5 +9,5 @@ thread that runs all work on a model, ``workplace`` holds a step's folders and c
 checks a model's folder before a plan; it and ``config`` are importable without torch.
 
 Uses torch and transformers; of this project nothing but ``steps.shared.checks``,
-``steps.shared.execution_detail`` and ``steps.shared.products``.
+``steps.shared.execution_detail``, ``steps.shared.experts`` and ``steps.shared.products``.
 """

@@ -109,16 +109,20 @@ def load_as(
             output_loading_info=True,
             **settings,
         )
-    if dtype is Dtype.float64:  # grouped matrix products of experts do not support float64
-        model.set_experts_implementation("eager")
     if quantization is not None:
         prepare_four_bit(model)
-    from steps.shared.products import use_onednn  # not a part of steps that only write models
+    # not a part of steps that only write models
+    from steps.shared.experts import use_padded_experts
+    from steps.shared.products import use_onednn
 
     use_onednn(model)
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
-    if device.type == "cuda":  # convolutions would round the factors of float32 to 11 bits
-        torch.backends.cudnn.allow_tf32 = False
+    if device.type == "cpu":
+        use_padded_experts(model)
+    else:
+        torch.backends.cudnn.allow_tf32 = False  # it would round factors of float32 to 11 bits
+        if dtype is Dtype.float64:  # grouped matrix products do not support it
+            model.set_experts_implementation("eager")
     return model.to(device), set(found["missing_keys"])
 
 

@@ -29,8 +29,9 @@ from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.embedding import Embedded, add_to_embeddings, embed
 from steps.scoring.head import Head, Softmax, output_head, softmax_backward
-from steps.scoring.packing import Pack, padded_rows
+from steps.scoring.packing import Pack
 from steps.scoring.unpacked import unpacked_logps
+from steps.shared.padded_rows import padded_rows
 
 _LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
 

@@ -11,9 +11,8 @@ of a response and the tokens after it predict no scored token, so the pack leave
 (Responses that are scored as a whole keep their last tokens. Their prompt is then a segment by
 itself, and each response is a segment that attends to it.)
 
-The filler rounds the row up to a multiple of eight tokens and to at least 32. Kernels of matrix
-products process the last few rows of other counts differently. With the filler, a group's result
-on a CPU does not depend, in any bit, on the other groups of the pack.
+The filler rounds the row up to a number of tokens with which a group's result on a CPU does not
+depend, in any bit, on the other groups of the pack (see `padded_rows`).
 """
 
 from bisect import bisect_left, insort
@@ -27,11 +26,10 @@ import torch
 from torch import Tensor
 
 from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
+from steps.shared.padded_rows import padded_rows
 
 if TYPE_CHECKING:
     from steps.data.images.of_tokens import ImageOfRow
-
-_ROW_MULTIPLE, _FEWEST_ROWS = 8, 32
 
 
 class Segment(NamedTuple):
@@ -272,11 +270,6 @@ class _Builder:
         self.responses.append(
             ResponseSpan(prompt.start, prompt.stop, own.start, own.stop, start, len(self.targets))
         )
-
-
-def padded_rows(rows: int) -> int:
-    """The number of rows to which `rows` of a matrix product are padded (see the module)."""
-    return max(_FEWEST_ROWS, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
 def _offsets(lengths: Iterable[int]) -> Tensor:

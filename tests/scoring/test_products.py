@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
-from steps.scoring.packing import padded_rows
+from steps.shared.padded_rows import padded_rows
 from steps.shared.products import is_by_onednn, linear, of_changing_rows
 
 TRANSPOSED = "transposed"

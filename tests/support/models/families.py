@@ -3,7 +3,8 @@
 Between them: grouped and multi-head attention, biases on queries and keys, norms of queries and
 keys, sliding windows (of five tokens, so that they matter), layers that slide and layers that do
 not, soft-capped scores and logits, scaled logits, scaled residuals, learned positions, layers
-without any positions, partial rotation, parallel residuals; heads tied, untied and with biases.
+without any positions, partial rotation, parallel residuals, attention sinks, mixtures of experts;
+heads tied, untied and with biases.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +16,8 @@ from tiny_models import SIZES, gemma2, gpt2, granite, llama
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from steps.shared.experts import use_padded_experts
+
 WINDOW = 5
 _SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
 
@@ -25,6 +28,15 @@ def _family(model_type: str, **settings: Any) -> Callable[[], PreTrainedModel]:
         return AutoModelForCausalLM.from_config(config)
 
     return build
+
+
+def _gpt_oss() -> PreTrainedModel:
+    model = _family(
+        "gpt_oss", head_dim=4, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW,
+        layer_types=_SLIDING_AND_FULL,
+    )()  # fmt: skip
+    use_padded_experts(model)  # as a model that is loaded
+    return model
 
 
 _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
@@ -56,6 +68,7 @@ _BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
     "phi3": _family("phi3"),
     "gpt_neox": _family("gpt_neox", attention_bias=True, rotary_pct=0.5),
     "phi": _family("phi"),
+    "gpt_oss": _gpt_oss,
 }
 
 
@@ -75,7 +88,7 @@ def _with_vectors(build: Callable[[], PreTrainedModel]) -> Callable[[], PreTrain
 
 FAMILIES = {name: _with_vectors(build) for name, build in _BUILDERS.items()}
 
-_UNLIKE = ("llama", "gemma2", "gpt2", "smollm3", "phi")
+_UNLIKE = ("llama", "gemma2", "gpt2", "smollm3", "phi", "gpt_oss")
 _MIXTURES = ("llama-untied", "qwen3", "phi3")
 
 
@@ -84,7 +97,7 @@ def _searched(names: Iterable[str]) -> list[Any]:
 
 
 UNLIKE = _searched(FAMILIES.keys() - _UNLIKE)
-"""For what follows from how a model attends: five that attend unlike each other; the others are
+"""For what follows from how a model attends: six that attend unlike each other; the others are
 for long searches."""
 EVERY = _searched(_MIXTURES)
 """All; those whose every part is in some other family are for long searches."""

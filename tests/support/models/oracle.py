@@ -24,11 +24,12 @@ Scored = Sequence[bool] | None
 
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """The model of a folder, without dropout, with transformers' own attention: SDPA, or the eager
-    one where scores are soft-capped, which SDPA cannot do."""
+    one for soft-capped scores and sinks, which SDPA cannot do. Experts are eager too."""
     config = AutoConfig.from_pretrained(folder)
     capped = getattr(config, "attn_logit_softcapping", None) is not None
+    attention = "eager" if capped or config.model_type == "gpt_oss" else "sdpa"
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager" if capped else "sdpa"
+        folder, dtype=dtype, attn_implementation=attention, experts_implementation="eager"
     ).eval()
 
 

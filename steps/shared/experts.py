@@ -1,0 +1,59 @@
+"""Mixtures of experts on a CPU whose result for a token does not depend on the other tokens.
+
+An expert reads the tokens that a router sends to it, so its number of rows depends on all tokens of
+a forward. Therefore it also reads filler rows here, up to a number that `padded_rows` gives. Then a
+response has the same bits in any pack, and a completion the same bits in any slots.
+
+The experts compute as transformers defines it. The function that is registered there under the name
+`temper_padded` adds the filler and drops its results.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from steps.shared.padded_rows import padded_rows
+
+_PADDED = "temper_padded"
+
+
+def use_padded_experts(model: PreTrainedModel) -> None:
+    """Let the experts of `model`, if it has any, read padded rows."""
+    ALL_EXPERTS_FUNCTIONS.register(_PADDED, _padded_experts)
+    model.set_experts_implementation(_PADDED)
+
+
+def _padded_experts(
+    experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The weighted sum, for each token, of its experts' outputs: [T, H].
+
+    Args:
+        experts: a module with the weights of all experts of a layer.
+        hidden_states: [T, H].
+        top_k_index: [T, K]; the experts of each token.
+        top_k_weights: [T, K].
+    """
+    tokens, top_k = top_k_index.shape
+    counts = top_k_index.flatten().bincount(minlength=experts.num_experts)
+    padded = [padded_rows(count) if count else 0 for count in counts.tolist()]
+    filler = torch.arange(len(counts)).repeat_interleave(torch.tensor(padded) - counts)
+    # Each choice becomes a row of its own with one expert.
+    rows = functional.pad(hidden_states.repeat_interleave(top_k, dim=0), (0, 0, 0, len(filler)))
+    chosen = torch.cat([top_k_index.flatten(), filler])[:, None]
+    weights = functional.pad(top_k_weights.flatten(), (0, len(filler)))[:, None]
+    outputs = _forward_of(experts, rows.dtype)(experts, rows, chosen, weights)
+    return outputs[: tokens * top_k].view(tokens, top_k, -1).sum(dim=1)
+
+
+def _forward_of(experts: Any, dtype: torch.dtype) -> Any:
+    """Grouped matrix products; these do not support float64, so there it is the module's own loop
+    over experts."""
+    if dtype == torch.float64:
+        return inspect.unwrap(experts.forward)
+    return ALL_EXPERTS_FUNCTIONS["grouped_mm"]
