@@ -60,8 +60,8 @@ from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
+from pipeline.running.run_request import chosen, require_packages, require_steps
 from pipeline.running.session import note_plan, run
-from pipeline.running.wanted import chosen, require_packages, require_steps
 from pipeline.show.sinks import require_sinks
 from pipeline.show.terminal import make_console, show_error, show_plan
 from pipeline.store.catalog import Catalog

@@ -1,7 +1,7 @@
 """Settings of experiments: where configs come from, what each setting means, and corrections.
 
 ``shipped`` finds the experiments and configs that come with Temper; begin there. ``groups``
-provides config groups for experiments that have no YAML of their own. ``explained`` reads the
+provides config groups for experiments that have no YAML of their own. ``setting_docs`` reads the
 meaning of each setting from the docstrings of config dataclasses, and ``help_page`` prints it for
 ``--help``. ``near_misses`` turns Hydra's errors into one sentence with the setting that was
 probably meant.

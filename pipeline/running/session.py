@@ -16,7 +16,7 @@ from pipeline.observed.discovery import Present
 from pipeline.plan.planning import Plan, State, display_names, make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.record import RunRecord, redacted
-from pipeline.running.wanted import (
+from pipeline.running.run_request import (
     check_names,
     check_request,
     chosen,

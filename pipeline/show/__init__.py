@@ -4,8 +4,8 @@
 ``failures`` prints what went wrong. ``made`` is an artifact as ``run`` returns it: ``loading``
 opens its files as Python values, ``notebook`` draws it. ``results`` returns results as a table and
 compares them (``comparison``), ``metrics`` formats their numbers. ``views`` defines the shapes in
-which an artifact can show its content: texts, curves, tables. ``logged`` reads the metrics log of a
-step that still runs. ``report`` writes the HTML file, ``sinks`` send metrics to W&B and
+which an artifact can show its content: texts, curves, tables. ``metrics_log`` reads the metrics log
+of a step that still runs. ``report`` writes the HTML file, ``sinks`` send metrics to W&B and
 TensorBoard.
 
 Uses ``price``, ``plan``, ``wire``, ``store`` and what lies below them.

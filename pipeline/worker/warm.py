@@ -3,7 +3,7 @@
 A short step spends most of its time importing libraries. So a parent process imports the libraries
 that steps of a run are certain to import, and forks a worker whenever a launcher requests
 one. The worker then runs :mod:`pipeline.worker.attempt` like a fresh interpreter; a library appears
-in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden`).
+in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden_packages`).
 
 Forking is safe because the parent only imports, and because it checks the effects of each import.
 It leaves out a library whose import leaves a thread, an open file or a signal handler behind, seeds
@@ -51,7 +51,7 @@ from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
-from pipeline.worker.hidden import STARTED_WITH, Imported, noting
+from pipeline.worker.hidden_packages import STARTED_WITH, Imported, noting
 
 WORKER = "pipeline.worker.attempt"
 _SIGNALS = sorted(signal.valid_signals())

@@ -29,7 +29,7 @@ from torch import Tensor
 from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
 
 if TYPE_CHECKING:
-    from steps.data.images.of_tokens import ImageOfRow
+    from steps.data.images.images_of_rows import ImageOfRow
 
 _ROW_MULTIPLE, _FEWEST_ROWS = 8, 32
 

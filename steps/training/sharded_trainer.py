@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from steps.models.pieces import Pieces, on_host, pieces_of, whole
 from steps.models.ranks import Ranks
+from steps.models.sharded_tensors import Pieces, on_host, pieces_of, whole
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.logps import Scored, TokenLogps, detached
 from steps.scoring.packing import Pack

@@ -35,8 +35,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.adapters import draw_by_example
-from steps.models.pieces import Pieces, Stored, Whole, on_host, pieces_of
 from steps.models.ranks import Ranks
+from steps.models.sharded_tensors import Pieces, Stored, Whole, on_host, pieces_of
 from steps.scoring.architectures.batching import rows_of
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing

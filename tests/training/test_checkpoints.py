@@ -23,7 +23,7 @@ from tiny_models import (
 from waiting import kill_this_process, wait_until
 
 from benchmarks.architectures import tiny
-from steps.models import recomputing
+from steps.models import activation_checkpointing
 from steps.models.config import LoraConfig
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
@@ -125,7 +125,7 @@ OF_ALL_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def train_pairs_until(model: Path, work: Path, settings: dict, killed_at: int | None) -> None:
     torch.set_num_threads(1)
-    recomputing._WORTHWHILE_BYTES = 0
+    activation_checkpointing._WORTHWHILE_BYTES = 0
     config = DpoConfig(
         batch_size=3,
         tokens_per_forward=48,

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from waiting import HANGS_SECONDS
 
 from steps.losses.dpo import Dpo
+from steps.models.call_queue import PoisonedError
 from steps.models.config import Dtype
 from steps.models.folders import load_model
-from steps.models.queue import PoisonedError
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import read_demonstrations, read_pairs
 from steps.scoring.logps import TokenLogps

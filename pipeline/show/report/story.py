@@ -2,7 +2,7 @@
 
 A story is built from run records, or from artifacts and all of their ancestors. A step that two
 runs share occurs once. Beside it stand results of other runs: curves of the same steps, and earlier
-versions of the results (:mod:`pipeline.show.report.earlier`).
+versions of the results (:mod:`pipeline.show.report.earlier_runs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
