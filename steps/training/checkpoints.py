@@ -1,6 +1,6 @@
 """Checkpoints: the complete state of a training run, so that a resumed run continues identically.
 
-    DIRECTORY/step-000012/state.safetensors    the trainer's state: weights, optimiser, version
+    DIRECTORY/step-000012/state.safetensors    the trainer's state: weights and optimiser
                           metrics.jsonl        the steps logged so far
                           reference.safetensors  where the reference follows the policy: its logps
                           checkpoint.json      the step, and size and CRC-32 of each file above
