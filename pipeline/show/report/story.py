@@ -14,7 +14,7 @@ from pipeline.plan import variants
 from pipeline.redaction import shown
 from pipeline.show.made import Made
 from pipeline.show.report.wording import when
-from pipeline.show.terminal import progress_of
+from pipeline.show.step_progress import progress_of
 from pipeline.show.views import View, unfinished_views, views_of
 from pipeline.store.activity import leases
 from pipeline.store.catalog import Catalog
