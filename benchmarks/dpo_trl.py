@@ -55,27 +55,7 @@ def main(job_file: str, report_file: str) -> None:
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as the other side does
-    on_gpu = job["device"] != "cpu"
-    settings = SETTINGS[job["setting"]]
-    if on_gpu:  # where one pair a forward is slow
-        settings = {n: v for n, v in settings.items() if not n.endswith("batch_size")}
-    batch_size = settings.get("per_device_train_batch_size", job["batch_size"])
-    config = DPOConfig(
-        output_dir=job["output"],
-        **{"per_device_train_batch_size": batch_size, **settings},
-        gradient_accumulation_steps=job["batch_size"] // batch_size,
-        max_steps=job["steps"],
-        learning_rate=job["learning_rate"],
-        lr_scheduler_type="constant",
-        beta=job["beta"],
-        bf16=on_gpu,
-        use_cpu=not on_gpu,
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-    )
+    config = DPOConfig(**_arguments(job))
     rows = load_dataset("json", data_files=job["rows"], split="train", cache_dir=job["cache"])
     with flop_counter() if job["flops"] else nullcontext() as counted:
         with phases.phase("construct"):  # loads the model, tokenises, computes the reference
@@ -94,6 +74,31 @@ def main(job_file: str, report_file: str) -> None:
         "flops": counted.get_total_flops() if counted is not None else None,
     }
     Path(report_file).write_text(json.dumps(report))
+
+
+def _arguments(job: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `DPOConfig`."""
+    on_gpu, settings = job["device"] != "cpu", SETTINGS[job["setting"]]
+    if on_gpu:  # where one pair a forward is slow
+        settings = {n: v for n, v in settings.items() if not n.endswith("batch_size")}
+    batch_size = settings.get("per_device_train_batch_size", job["batch_size"])
+    return {
+        "output_dir": job["output"],
+        "per_device_train_batch_size": batch_size,
+        **settings,
+        "gradient_accumulation_steps": job["batch_size"] // batch_size,
+        "max_steps": job["steps"],
+        "learning_rate": job["learning_rate"],
+        "lr_scheduler_type": "constant",
+        "beta": job["beta"],
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
 
 
 def _require_same_tokens(dataset: Any, tokens: Path) -> None:

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.llamas import LLAMAS
+from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
-from steps.models.recomputing import checkpoint_activations
 from steps.prices.model_sizes import body, of_config, weights_bytes
 from steps.prices.of_training import _activations, _adapters
 from steps.scoring import attention

@@ -25,11 +25,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.architectures import pairs
 from benchmarks.llamas import LLAMAS
+from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.ranks import ALONE, Ranks, together
-from steps.models.recomputing import checkpoint_activations
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.logps import TokenLogps, token_logps
 from steps.scoring.packing import make_pack

@@ -27,7 +27,6 @@ name. If another type is chosen, it has the defaults of that type.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import reprlib
@@ -35,18 +34,17 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import hydra
 from hydra import compose, initialize, initialize_config_dir
-from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -55,13 +53,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
 from pipeline.configs.groups import Choices, choose_config
+from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
+from pipeline.running.run_request import chosen, require_packages, require_steps
 from pipeline.running.session import note_plan, run
-from pipeline.running.wanted import chosen, require_packages, require_steps
 from pipeline.show.sinks import require_sinks
 from pipeline.show.terminal import make_console, show_error, show_plan
 from pipeline.store.catalog import Catalog
@@ -70,6 +69,9 @@ from pipeline.text import visible
 from pipeline.tuning.driver import TUNING, Options, search
 from pipeline.tuning.space import parsed
 from pipeline.uncaught import STOPPED
+
+if TYPE_CHECKING:  # imported late: few calls are wrong
+    from pipeline.configs.near_misses import Known
 
 # Hydra only composes configs: no output folders, no logging set-up, no change of directory.
 _HYDRA_QUIET = (
@@ -133,95 +135,143 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         choices: the types of fields, see the module docstring; a group of the same name in
             ``conf/`` adds more options.
     """
-    schema, choices = _schema_of(build), choices or {}
-    script = Path(build.__code__.co_filename)
-    plan_only = "--plan" in sys.argv
-    verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
-    typed = CALLED or [sys.orig_argv[0], sys.argv[0]]
-    asked, sys.argv = _without_help(sys.argv)
-    sys.argv = _hydra_arguments(sys.argv)
-    settings = [argument for argument in sys.argv[1:] if argument not in _HYDRA_QUIET]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
+    call = _Call(build, choices or {})
     try:
-        folder, name = choose_config(script, schema)
-        _store_schema(schema, choices)
-    except OmegaConfBaseException as error:
-        raise _no_config(schema, error) from error
-    started: list[bool] = []
-    failures: list[str] = []
-
-    @hydra.main(version_base="1.3", config_path=folder and str(folder), config_name=name)
-    def job(cfg: DictConfig) -> None:
-        started.append(True)
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            _show_job(settings)
-        look_again()  # each job of a sweep sees the present files
-        try:
-            if asked is not None:
-                from pipeline.configs.help_page import Experiment, show_help
-
-                show_help(Experiment(build, choices, folder, cfg, typed), asked)
-                return
-            config = _to_dataclass(cfg)
-            roots = build(config)
-            if not isinstance(roots, Mapping):
-                raise TemperError(
-                    f"{build.__name__}(cfg) returned {reprlib.repr(roots)}; return the steps "
-                    "that are wanted as a dict, as in {'model': STEP}"
-                )
-            require_steps(roots)
-            if plan_only:
-                _show_plan(roots, config)
-            else:
-                run(
-                    roots,
-                    config.store,
-                    config.jobs,
-                    force=config.force,
-                    scheduler=config.scheduler,
-                    launcher=config.launcher,
-                    only=config.only,
-                    sinks=config.sinks,
-                    verbosity=verbosity,
-                    again=lambda step: _command_for(typed, step),
-                )
-        except TemperError as error:  # Hydra would print it a second time
-            failures.append(str(error))
-        except OmegaConfBaseException as error:
-            failures.append(_explain(error, schema, choices, settings))
-
-    try:
-        if (study := os.environ.pop(TUNING, None)) is not None:
-            started.append(True)
-            _tune(build, settings, json.loads(study), folder, name)
-            return
-        if not all(map(_is_override, settings)):
-            from pipeline.configs.near_misses import Known, refuse_options
-
-            refuse_options(settings, lambda: Known.of(schema, choices, settings))
-        job(_composed(sys.argv[1:], folder, name))
-        if failures:
-            _fail("; ".join(failures))
+        call.go()
+        if call.failures:
+            _fail("; ".join(call.failures))
     except TemperError as error:
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(_explain(error, schema, choices, settings))
+        _fail(call.explain(error))
     except ValueError as error:
-        if started:
+        if call.has_begun:
             raise
-        from pipeline.configs.near_misses import Known, composing_error
+        from pipeline.configs.near_misses import composing_error
 
-        _fail(composing_error(error, Known.of(schema, choices, settings), settings))
+        _fail(composing_error(error, call.known(), call.settings))
     except (AssertionError, AttributeError):
         from pipeline.configs.near_misses import set_within_null
 
-        if started or not (fault := set_within_null(settings, schema)):
+        if call.has_begun or not (fault := set_within_null(call.settings, call.schema)):
             raise
         _fail(fault)
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # a terminal that has closed
             print(STOPPED, file=sys.stderr)
         sys.exit(128 + (error.args[0] if isinstance(error, Stopped) else signal.SIGINT))
+
+
+class _Call:
+    """One call of an experiment, with the words on the command line.
+
+    Attributes:
+        typed: the words that call the experiment, without its arguments.
+        asked: the topic of ``--help``; ``None`` without it.
+        settings: the arguments, without Temper's own options and ``--help``.
+        failures: the messages of the jobs that failed.
+        has_begun: whether a config has been composed, so that an error is one of the experiment's.
+    """
+
+    def __init__(self, build: Callable[[Any], Mapping[str, Step]], choices: Choices):
+        self.build, self.choices, self.schema = build, choices, _schema_of(build)
+        self.plan_only = "--plan" in sys.argv
+        self.verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
+        self.typed = CALLED or [sys.orig_argv[0], sys.argv[0]]
+        self.asked, arguments = _without_help(sys.argv)
+        sys.argv = _hydra_arguments(arguments)
+        self.settings = [a for a in sys.argv[1:] if a not in _HYDRA_QUIET]
+        self.failures: list[str] = []
+        self.has_begun = False
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
+        try:
+            script = Path(build.__code__.co_filename)
+            self.folder, self.name = choose_config(script, self.schema)
+            store_schema(self.schema, choices)
+        except OmegaConfBaseException as error:
+            raise no_config(self.schema, error) from error
+
+    def go(self) -> None:
+        """Run the study or the jobs that the command line asks for."""
+        if (study := os.environ.pop(TUNING, None)) is not None:
+            self.has_begun = True
+            _tune(self.build, self.settings, json.loads(study), self.folder, self.name)
+            return
+        if not all(map(_is_override, self.settings)):
+            from pipeline.configs.near_misses import refuse_options
+
+            refuse_options(self.settings, self.known)
+        folder = self.folder and str(self.folder)
+
+        @hydra.main(version_base="1.3", config_path=folder, config_name=self.name)
+        def job(cfg: DictConfig) -> None:
+            self.job(cfg)
+
+        job(_composed(sys.argv[1:], self.folder, self.name))
+
+    def job(self, cfg: DictConfig) -> None:
+        """Run, plan or explain the experiment with one config; keep the message of a failure."""
+        self.has_begun = True
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            _show_job(self.settings)
+        look_again()  # each job of a sweep sees the present files
+        try:
+            if self.asked is not None:
+                from pipeline.configs.help_page import Experiment, show_help
+
+                about = Experiment(self.build, self.choices, self.folder, cfg, self.typed)
+                show_help(about, self.asked)
+            else:
+                config = to_dataclass(cfg)
+                self._run(self._roots(config), config)
+        except TemperError as error:  # Hydra would print it a second time
+            self.failures.append(str(error))
+        except OmegaConfBaseException as error:
+            self.failures.append(self.explain(error))
+
+    def _roots(self, config: Any) -> Mapping[str, Step]:
+        """The steps that the experiment wants.
+
+        Raises:
+            TemperError: it returned something else.
+        """
+        roots = self.build(config)
+        if not isinstance(roots, Mapping):
+            raise TemperError(
+                f"{self.build.__name__}(cfg) returned {reprlib.repr(roots)}; return the steps "
+                "that are wanted as a dict, as in {'model': STEP}"
+            )
+        require_steps(roots)
+        return roots
+
+    def _run(self, roots: Mapping[str, Step], config: ExperimentConfig) -> None:
+        if self.plan_only:
+            _show_plan(roots, config)
+            return
+        run(
+            roots,
+            config.store,
+            config.jobs,
+            force=config.force,
+            scheduler=config.scheduler,
+            launcher=config.launcher,
+            only=config.only,
+            sinks=config.sinks,
+            verbosity=self.verbosity,
+            again=lambda step: _command_for(self.typed, step),
+        )
+
+    def known(self) -> "Known":
+        """The settings and choices of the experiment."""
+        from pipeline.configs.near_misses import Known
+
+        return Known.of(self.schema, self.choices, self.settings)
+
+    def explain(self, error: Exception) -> str:
+        """The message for an error of Hydra or OmegaConf."""
+        from pipeline.configs.near_misses import config_error
+
+        return config_error(error, self.known(), self.settings)
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:
@@ -333,12 +383,6 @@ def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
     return about, [*arguments[:asked], *arguments[asked + 1 + bool(about) :]]
 
 
-def _explain(error: Exception, schema: type, choices: Choices, settings: list[str]) -> str:
-    from pipeline.configs.near_misses import Known, config_error
-
-    return config_error(error, Known.of(schema, choices, settings), settings)
-
-
 def _tune(
     build: Callable[[Any], Mapping[str, Step]],
     settings: list[str],
@@ -350,7 +394,7 @@ def _tune(
 
     def configured(overrides: list[str]) -> Any:
         with _initialized(folder):
-            return _to_dataclass(compose(name, [*overrides, *_HYDRA_UNUSED]))
+            return to_dataclass(compose(name, [*overrides, *_HYDRA_UNUSED]))
 
     space, fixed = parsed(settings)
     config = configured(fixed)
@@ -382,129 +426,6 @@ def _hydra_arguments(arguments: list[str]) -> list[str]:
 
 def _is_override(argument: str) -> bool:
     return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
-
-
-def _to_dataclass(cfg: DictConfig) -> Any:
-    if added := next(_added_keys(cfg), None):
-        raise TemperError(
-            f"+{added}: the config has no setting {added}; --help lists every setting"
-        )
-    try:
-        return OmegaConf.to_object(cfg)
-    except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
-        raise
-    except ValueError as error:  # raised by a config dataclass
-        where = _refused_at(cfg)
-        raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
-
-
-def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
-    """The dotted names of keys that ``+KEY=VALUE`` added, which a dataclass would drop."""
-    kind = OmegaConf.get_type(cfg)
-    if not dataclasses.is_dataclass(kind):
-        return
-    fields = {item.name for item in dataclasses.fields(kind)}
-    yield from (f"{prefix}{key}" for key in map(str, cfg) if key not in fields)
-    for key, part in _parts(cfg):
-        yield from _added_keys(part, f"{prefix}{key}.")
-
-
-def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
-    """The dotted name of the innermost part of a config that is invalid by itself."""
-    for key, part in _parts(cfg):
-        try:
-            OmegaConf.to_object(part)
-        except ValueError:
-            return _refused_at(part, f"{prefix}{key}.") or f"{prefix}{key}"
-    return ""
-
-
-def _store_schema(schema: type, choices: Choices) -> None:
-    """Register ``schema`` with Hydra, and a group for each field that has a choice of types.
-
-    The schema leaves such a field open: Hydra merges configs, and merging two dataclasses would
-    keep fields of both. The field's original value becomes the default option of the group.
-    """
-    store = ConfigStore.instance().store
-    config = _writable_schema(schema)
-    defaults: list[Any] = []
-    for path, types in choices.items():
-        group, node = path.replace(".", "/"), OmegaConf.select(config, path)
-        default = None if node is None else OmegaConf.to_object(node)
-        chosen = next((name for name, kind in types.items() if type(default) is kind), None)
-        for option, kind in types.items():
-            _store_option(group, option, default if option == chosen else kind)
-        if default is not None:
-            OmegaConf.update(config, path, "???", merge=False)
-        defaults.append({group: chosen})
-    store(name="fields", node=config)
-    store(name="schema", node={"defaults": ["fields", *defaults, "_self_"]})
-
-
-class _Option(ConfigNode):
-    """An option of a group, which OmegaConf reads when it is chosen. Most are not, and to read
-    them all takes a quarter of a plan."""
-
-    def __init__(self, group: str, name: str, schema: Any):
-        super().__init__(f"{name}.yaml", None, group, None, None)  # pyright: ignore[reportArgumentType]
-        self.schema = schema
-
-    def __copy__(self) -> ConfigNode:
-        """What Hydra loads.
-
-        Raises:
-            TemperError: OmegaConf does not know the type of a field.
-        """
-        try:
-            schema = _writable_schema(self.schema)
-        except OmegaConfBaseException as error:
-            kind = self.schema if isinstance(self.schema, type) else type(self.schema)
-            raise _no_config(kind, error) from error
-        return ConfigNode(self.name, schema, self.group, None, None)
-
-
-def _store_option(group: str, name: str, schema: Any) -> None:
-    options = ConfigStore.instance().repo
-    for part in group.split("/"):
-        options = options.setdefault(part, {})
-    option = _Option(group, name, schema)
-    options[option.name] = option
-
-
-def _no_config(schema: type, error: OmegaConfBaseException) -> TemperError:
-    return TemperError(
-        f"{schema.__name__}.{error.full_key}: {str(error).splitlines()[0]}; a setting is a "
-        "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
-        "its type"
-    )
-
-
-def _writable_schema(schema: Any) -> DictConfig:
-    """The dataclass, or one of its instances, as a Hydra schema.
-
-    OmegaConf makes frozen dataclasses read-only, but overrides must be merged into a schema. The
-    keys of a mapping are free, while those of a dataclass are fixed.
-    """
-    config = OmegaConf.structured(schema)
-    for node in _nodes(config):
-        OmegaConf.set_readonly(node, None)
-        if OmegaConf.get_type(node) is dict:
-            OmegaConf.set_struct(node, False)
-    return config
-
-
-def _nodes(config: DictConfig) -> Iterator[DictConfig]:
-    yield config
-    for _, part in _parts(config):
-        yield from _nodes(part)
-
-
-def _parts(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
-    """The configs directly within a config, by key."""
-    for key in map(str, config):
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield key, node
 
 
 def _fail(message: str) -> NoReturn:

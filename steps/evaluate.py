@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 from pipeline import Metrics, Output, step
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.evaluation.config import EvaluateConfig
 from steps.glue.workplace_of import at_work

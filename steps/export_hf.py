@@ -38,9 +38,9 @@ def export_hf(
         data: the training data, for the card's lineage.
         adapters: whether adapters are merged, also kept, or written alone.
     """
-    from steps.export.handed_over import export_adapters, export_merged
-    from steps.export.made_with import made_with
+    from steps.export.published_folder import export_adapters, export_merged
     from steps.export.training_curves import draw_curves
+    from steps.export.versions import made_with
 
     named = {
         "base model": base,

@@ -12,7 +12,7 @@ class Model(Artifact):
 class Tokens(Artifact):
     """Rows as token ids with masks, with the ledger and ``tokenizer.json`` of the tokenization."""
 
-    viewer = "steps.data.view:show_row"
+    viewer = "steps.data.row_view:show_row"
 
 
 class Preferences(Artifact):

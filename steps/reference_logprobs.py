@@ -1,7 +1,7 @@
 """``reference_logprobs``: compute the frozen reference's logps of each response, once."""
 
 from pipeline import Metrics, Output, step
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.scoring.config import ReferenceConfig

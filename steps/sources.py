@@ -19,7 +19,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching, splits_of
-from steps.models.whole import fault_of
+from steps.models.folder_check import fault_of
 
 
 @dataclass(frozen=True)

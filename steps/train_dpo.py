@@ -1,7 +1,7 @@
 """``train_dpo``: preference training by DPO or a related loss, against cached reference logps."""
 
 from pipeline import Metrics, Output, step
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.held_out_rows import with_reference
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps

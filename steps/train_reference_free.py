@@ -1,7 +1,7 @@
 """``train_reference_free``: preference training by a loss without a reference model."""
 
 from pipeline import Metrics, Output, step
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline import Artifact, Metrics, Output, step
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig

@@ -74,9 +74,9 @@ MOST_PROMPTS_OVER_ITERATIONS = 20
 MOST_ITERATIONS_OF_A_PROMPT = 6
 MOST_TOKEN_FILES = 8
 CALIBRATION, BEST_OF_N = "calibration.jsonl", "best_of_n.jsonl"
-_OF_ROLLOUTS = ["ids", "finish", "verdict"]
-_COMPLETION = ["iteration", "row", "k", "prompt_ids", "ids", "scored", "finish", "verdict"]
-_PER_ITERATION = [*_COMPLETION, "rewards"]
+_PER_ITERATION = (
+    "iteration", "row", "k", "prompt_ids", "ids", "scored", "finish", "verdict", "rewards",
+)  # fmt: skip
 _REPLIED = "◄ "
 """Before what a policy read in the middle of its completion, and did not draw."""
 _PREDICTED = "predicted probability of being right"
@@ -189,16 +189,11 @@ def completions(made: Made) -> Iterator[View]:
 
 def rollouts(made: Made) -> Iterator[View]:
     """The lengths of completions, and the counts of their verdicts."""
-    import pyarrow.parquet as pq
-
     lengths: dict[str, Counter[int]] = {}
     verdicts = Counter[str]()
-    for file in made.names("*rollouts-*.parquet")[:MOST_TOKEN_FILES]:
-        if (data := made.read(file)) is None:
-            continue
-        for record in pq.read_table(io.BytesIO(data), columns=_OF_ROLLOUTS).to_pylist():
-            lengths.setdefault(record["finish"], Counter())[len(record["ids"])] += 1
-            verdicts[record["verdict"] or "not judged"] += 1
+    for record in _records(made, "*rollouts-*.parquet", ["ids", "finish", "verdict"]):
+        lengths.setdefault(record["finish"], Counter())[len(record["ids"])] += 1
+        verdicts[record["verdict"] or "not judged"] += 1
     if lengths:
         yield Histogram("Lengths of completions, by how they ended", "tokens", lengths)
         yield Table("Verdicts", ["verdict", "completions"], [*map(list, verdicts.most_common())])
@@ -301,11 +296,19 @@ def _by_speaker(record: Mapping[str, Any], decode: Callable[[list[int]], str]) -
 
 def _drawn(made: Made, folder: str = "rollouts/") -> Iterator[Mapping[str, Any]]:
     """The first completion of every prompt and iteration."""
+    first = [("k", "=", 0)]
+    return _records(made, f"{folder}rollouts-*.parquet", _PER_ITERATION, filters=first)
+
+
+def _records(
+    made: Made, pattern: str, columns: Sequence[str], filters: Any = None
+) -> Iterator[Mapping[str, Any]]:
+    """The records of the first ``MOST_TOKEN_FILES`` Parquet files whose names match a pattern."""
     import pyarrow.parquet as pq
 
-    for file in made.names(f"{folder}rollouts-*.parquet")[:MOST_TOKEN_FILES]:
+    for file in made.names(pattern)[:MOST_TOKEN_FILES]:
         if (data := made.read(file)) is not None:
-            table = pq.read_table(io.BytesIO(data), columns=_PER_ITERATION, filters=[("k", "=", 0)])
+            table = pq.read_table(io.BytesIO(data), columns=[*columns], filters=filters)
             yield from table.to_pylist()
 
 
@@ -325,20 +328,14 @@ def _spread(records: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping
 
 
 def _ledger(made: Made) -> Iterator[View]:
-    import pyarrow.parquet as pq
-
-    data = made.read("ledger.parquet")
-    if data is None:
-        return
-    names = ["split", "outcome", "reason", "row"]
-    rows = pq.read_table(io.BytesIO(data), columns=names).to_pylist()
     counts, first = Counter[tuple[str, ...]](), dict[tuple[str, ...], str]()
-    for row in rows:
+    for row in _records(made, "ledger.parquet", ["split", "outcome", "reason", "row"]):
         what = (row["split"], row["outcome"], row["reason"] or "")
         counts[what] += 1
         first.setdefault(what, row["row"])
-    table = [[*what, count, first[what]] for what, count in sorted(counts.items())]
-    yield Table("What became of the rows", ["split", "outcome", "reason", "rows", "e.g."], table)
+    if table := [[*what, count, first[what]] for what, count in sorted(counts.items())]:
+        headings = ["split", "outcome", "reason", "rows", "e.g."]
+        yield Table("What became of the rows", headings, table)
 
 
 def _lengths(made: Made) -> Iterator[View]:

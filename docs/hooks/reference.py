@@ -19,7 +19,7 @@ from messages import errors_page
 
 import steps
 from pipeline import Artifact
-from pipeline.configs.explained import arguments_in, meanings_of, summary_of
+from pipeline.configs.setting_docs import arguments_in, meanings_of, summary_of
 from pipeline.dag.step import StepFunction
 from steps import kinds
 from steps.data.rows.tables import CONVERSATIONS, MESSAGES, PAIRS, PROMPTS, TEXTS, UNPAIRED

@@ -7,8 +7,8 @@ from typing import Any
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.dag.canonical import Json
 from pipeline.dag.settings import differing
+from pipeline.plan.rerun_reasons import form_changes
 from pipeline.plan.variants import settings_and_inputs, settings_of
-from pipeline.plan.why import form_changes
 from pipeline.show.metrics import metric_text
 from pipeline.store.manifest import InputEntry, Manifest
 

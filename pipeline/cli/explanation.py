@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.cli.present import NotImportable, PresentCode, present_code
 from pipeline.dag.canonical import Json
 from pipeline.observed.discovery import Present, discovered_lines
-from pipeline.plan.why import History, code_changes
+from pipeline.plan.rerun_reasons import History, code_changes
 from pipeline.store.accepted import equal_states
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest

@@ -27,7 +27,7 @@ from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
 from pipeline.plan import variants
 from pipeline.show.metrics import metric_text
-from pipeline.show.terminal import progress_of
+from pipeline.show.step_progress import progress_of
 from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store

@@ -6,7 +6,7 @@ from pipeline.cli import present
 from pipeline.dag.artifact import Kind
 from pipeline.errors import TemperError
 from pipeline.show.made import Made
-from pipeline.show.report.earlier import run_to_show, with_others
+from pipeline.show.report.earlier_runs import run_to_show, with_others
 from pipeline.show.report.story import Story, story_of_runs
 from pipeline.show.views import View, views_of
 from pipeline.store.catalog import Catalog

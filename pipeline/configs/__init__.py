@@ -1,10 +1,10 @@
 """Settings of experiments: where configs come from, what each setting means, and corrections.
 
 ``shipped`` finds the experiments and configs that come with Temper; begin there. ``groups``
-provides config groups for experiments that have no YAML of their own. ``explained`` reads the
-meaning of each setting from the docstrings of config dataclasses, and ``help_page`` prints it for
-``--help``. ``near_misses`` turns Hydra's errors into one sentence with the setting that was
-probably meant.
+provides config groups for experiments that have no YAML of their own. ``schemas`` registers an
+experiment's dataclass with Hydra. ``setting_docs`` reads the meaning of each setting from the
+docstrings of config dataclasses, and ``help_page`` prints it for ``--help``. ``near_misses`` turns
+Hydra's errors into one sentence with the setting that was probably meant.
 
 Uses Hydra, ``text``, ``redaction`` and ``errors``; ``experiment`` and ``cli`` use this room.
 """

@@ -21,8 +21,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline.configs.explained import Group, Setting, explained, source_of, summary_of
 from pipeline.configs.groups import Choices
+from pipeline.configs.setting_docs import Group, Setting, explained, source_of, summary_of
 from pipeline.configs.shipped import CONF
 from pipeline.errors import TemperError
 from pipeline.redaction import shown

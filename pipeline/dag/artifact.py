@@ -110,28 +110,10 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
     given = kind_of(value)
     if taken.anything:
         return
-    if given is not None:
-        if not any(issubclass(given, kind) or given is Artifact for kind in taken.kinds):
-            article = "an" if given.__name__[0] in "AEIOU" else "a"
-            raise TemperError(f"{where} takes {_names(taken.options)}, and was given {value}, "
-                              f"which is {article} {given.__name__}")  # fmt: skip
+    if given is not None or taken.only_kinds:
+        _check_artifact(value, given, taken, where)
         return
-    if taken.only_kinds:
-        if value is not None or type(None) not in taken.options:
-            raise TemperError(
-                f"{where} takes {_names(taken.options)}, the output of a step, and was given "
-                f"{reprlib.repr(value)}; adopt(PATH, KIND) makes a step of files that exist"
-            )
-        return
-    is_path = isinstance(value, PurePath) and taken.only_configs
-    if (isinstance(value, str) or is_path) and taken.no_text_but_paths:
-        text = shown(str(value))
-        hub = "/" in text and any(o is HubModel for o in taken.options)
-        raise TemperError(
-            f"{where} takes {_names(taken.options)}, and was given the text {text!r}, which would "
-            f"stand for itself and not for what is in the file; pass File({text!r})"
-            + (f", or HubModel({text!r}) if that is its name on the Hub" if hub else "")
-        )
+    _check_text(value, taken, where)
     if value is not None and taken.only_configs and not dataclasses.is_dataclass(value):
         raise TemperError(
             f"{where} takes {_names(taken.options)}, and was given {reprlib.repr(value)}; write "
@@ -174,6 +156,35 @@ class _Taken:
 
 
 _known = cache(_Taken.by)
+
+
+def _check_artifact(value: Any, given: Kind | None, taken: _Taken, where: str) -> None:
+    """Refuse an artifact of another kind than those allowed, and another value if only artifacts
+    are allowed."""
+    if given is not None:
+        if not any(issubclass(given, kind) or given is Artifact for kind in taken.kinds):
+            article = "an" if given.__name__[0] in "AEIOU" else "a"
+            raise TemperError(f"{where} takes {_names(taken.options)}, and was given {value}, "
+                              f"which is {article} {given.__name__}")  # fmt: skip
+    elif value is not None or type(None) not in taken.options:
+        raise TemperError(
+            f"{where} takes {_names(taken.options)}, the output of a step, and was given "
+            f"{reprlib.repr(value)}; adopt(PATH, KIND) makes a step of files that exist"
+        )
+
+
+def _check_text(value: Any, taken: _Taken, where: str) -> None:
+    """Refuse a text, or a path, that probably means a file."""
+    is_path = isinstance(value, PurePath) and taken.only_configs
+    if not taken.no_text_but_paths or not (isinstance(value, str) or is_path):
+        return
+    text = shown(str(value))
+    hub = "/" in text and any(option is HubModel for option in taken.options)
+    raise TemperError(
+        f"{where} takes {_names(taken.options)}, and was given the text {text!r}, which would "
+        f"stand for itself and not for what is in the file; pass File({text!r})"
+        + (f", or HubModel({text!r}) if that is its name on the Hub" if hub else "")
+    )
 
 
 def _check_config(value: Any, options: tuple[Any, ...], where: str) -> None:

@@ -5,7 +5,7 @@
 :mod:`pipeline.wire.launcher`, then ``local``. ``config`` is the config group, ``registry`` creates
 the configured launchers, ``placement`` assigns steps to launchers. ``devices`` assigns CUDA devices
 to workers, ``warm_parent`` orders workers from the parent process that forks them, ``environment``
-holds the environment of every worker, ``orderly`` ends processes in order.
+holds the environment of every worker, ``driver_end`` ends them in order.
 
 Uses ``wire``, ``store``, ``dag``; never ``worker``.
 """

@@ -28,7 +28,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 from pipeline.dag.resources import Resources
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import RayConfig, SlurmConfig
-from pipeline.launchers.orderly import uninterrupted
+from pipeline.launchers.driver_end import uninterrupted
 from pipeline.store.layout import Store
 from pipeline.store.stored import is_attempt, parse_json
 from pipeline.wire.launcher import REFUSED, Ended, Task

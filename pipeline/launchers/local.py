@@ -21,8 +21,8 @@ from typing import IO
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import devices
 from pipeline.launchers.config import LocalConfig
+from pipeline.launchers.driver_end import uninterrupted
 from pipeline.launchers.environment import import_path
-from pipeline.launchers.orderly import uninterrupted
 from pipeline.launchers.warm_parent import Forked, WarmParent
 from pipeline.price.machine import cores_here, memory_here
 from pipeline.redaction import shown

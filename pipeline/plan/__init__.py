@@ -1,9 +1,9 @@
 """The plan: which artifacts exist and which steps will run, before anything runs.
 
 ``planning`` makes the plan; begin there. ``resolver`` decides whether an artifact may be reused.
-``why`` explains how a step differs from its nearest artifact. ``variants`` finds the settings that
-distinguish steps of one name, ``labels`` their display names. ``renamed`` and ``unfinished`` give
-hints.
+``rerun_reasons`` explains how a step differs from its nearest artifact. ``variants`` finds the
+settings that distinguish steps of one name, ``labels`` their display names. ``renamed_steps`` and
+``unfinished`` give hints.
 
 Uses ``observed``, ``store`` and what lies below them.
 """

@@ -27,10 +27,10 @@ from pipeline.dag.step import ENCODING_VERSION, Input, Step, StepFunction
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present
 from pipeline.plan.labels import labels
-from pipeline.plan.renamed import made_under_another_name
+from pipeline.plan.renamed_steps import made_under_another_name
+from pipeline.plan.rerun_reasons import History, Nearest, code_changes, explain
 from pipeline.plan.resolver import Resolver
 from pipeline.plan.unfinished import Unfinished
-from pipeline.plan.why import History, Nearest, code_changes, explain
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.lease import Leases

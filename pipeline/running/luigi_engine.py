@@ -24,7 +24,7 @@ from luigi.worker import Worker
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.foreseen import message_of, sentence
-from pipeline.launchers.orderly import await_children, uninterrupted
+from pipeline.launchers.driver_end import await_children, uninterrupted
 from pipeline.plan.planning import topological
 from pipeline.running.attempts import Executor, Paused, StepFailed
 from pipeline.wire.lifeline import Lifeline

@@ -15,7 +15,7 @@ import sys
 import termios
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,7 +34,7 @@ from pipeline.plan.resolver import Resolver
 from pipeline.plan.unfinished import Unfinished
 from pipeline.price.remaining import Ahead, learned, left_of
 from pipeline.show.failures import show_failure
-from pipeline.show.terminal import parse_progress, progress_text
+from pipeline.show.step_progress import Pace, parse_progress, progress_text
 from pipeline.store.lease import Leases
 from pipeline.store.logs import GrowingLog, newest_log
 from pipeline.store.manifest import Manifest
@@ -44,8 +44,6 @@ from pipeline.text import about, clock, cut, visible
 REFRESH_PER_SECOND = 4
 READ_SECONDS = 0.5
 PLAIN_PROGRESS_SECONDS = 15.0
-PACE_SECONDS = 60.0
-"""The pace of a step is measured over this period."""
 MOST_ROWS = 40
 """The most rows drawn at once, even in a taller window: each row costs time at each refresh."""
 MOST_WAITING = 3
@@ -66,44 +64,6 @@ _MARKS = {
     "done": "✓", "cached": "·", "failed": "✗", "skipped": "–", "stopped": "■", "paused": "‖",
 }  # fmt: skip
 _ENDED = tuple(_STYLES)
-
-
-class Pace:
-    """The speed of a step, from its progress over the last minute."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque()
-
-    def note(self, done: float, now: float) -> None:
-        if self._seen and done < self._seen[-1][1]:
-            self._seen.clear()  # the step started again
-        if not self._seen or done > self._seen[-1][1]:
-            self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[0][0] > PACE_SECONDS:
-            self._seen.popleft()
-
-    @property
-    def per_second(self) -> float | None:
-        if len(self._seen) < 2:
-            return None
-        (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (ended - began) if ended > began else None
-
-    @property
-    def text(self) -> str:
-        """For example ``2.5/s``, or ``8.0s each`` if one unit takes longer than a second."""
-        rate = self.per_second
-        if not rate:
-            return ""
-        return f"{rate:.3g}/s" if rate >= 1 else f"{clock(1 / rate)} each"
-
-    def left(self, total: float | None, now: float) -> float | None:
-        """Seconds until ``total`` is reached; ``None`` while the pace is unknown."""
-        rate = self.per_second
-        if not rate or not total:
-            return None
-        since, done = self._seen[-1]
-        return max(0.0, (total - done) / rate - (now - since))
 
 
 @dataclass

@@ -4,15 +4,13 @@ works.
 
 import contextlib
 import io
-import itertools
-import math
 import os
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -37,7 +35,6 @@ from pipeline.show.metrics import (
 from pipeline.show.results import compare
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.stored import parse_json
 from pipeline.text import about, clock, counted, cut, size, visible
 
 if TYPE_CHECKING:  # imported late: a cached plan has no prices, and few results have a summary
@@ -316,45 +313,3 @@ def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacke
             cells = [cell.replace(" (", "\n(") for cell in cells]
         table.add_row(named(label(metric, labels)), *cells)
     return table
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def parse_progress(data: bytes) -> Mapping[str, Any] | None:
-    """The progress that a step has written; ``None`` if the data is empty or damaged."""
-    try:
-        progress = parse_json(data)
-        done, total, metrics = progress["done"], progress["total"], progress.get("metrics", {})
-        doing = progress.get("doing", "")
-        if all(map(math.isfinite, (done, total or 0))) and isinstance(metrics, dict):
-            activity = visible(cut(doing, LONGEST_NAME)) if isinstance(doing, str) else ""
-            return {"done": done, "total": total, "metrics": metrics, "doing": activity}
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        pass
-    return None
-
-
-def progress_of(store: Store, step: str, key: str) -> str:
-    """The progress that a step has written, as text; empty if it has written none."""
-    progress = parse_progress(store.read(store.progress_path(step, key)) or b"")
-    return progress_text(progress) if progress else ""
-
-
-def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -> str:
-    """Progress as one line, the most important first: time left, current activity, loss, count,
-    pace, then the other metrics."""
-    done, total, metrics = progress["done"], progress["total"], dict(progress["metrics"])
-    count = f"{done:g}/{total:g}" if total else f"{done:g}" if done else ""
-    loss = {"loss": metrics.pop("loss")} if "loss" in metrics else {}
-    rest = itertools.islice(metrics.items(), MOST_METRICS)
-    parts = [
-        left,
-        progress["doing"],
-        *(f"{name} {_number(value)}" for name, value in loss.items()),
-        count,
-        pace,
-        *(f"{name} {_number(value)}" for name, value in rest),
-    ]
-    return cut("  ".join(filter(None, parts)))

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 from pipeline.dag.artifact import Kind
 from pipeline.dag.canonical import resolve_reference
 from pipeline.errors import TemperError
-from pipeline.show.logged import METRICS, unfinished_log
 from pipeline.show.made import DamagedFile, Made
+from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 

@@ -15,9 +15,9 @@ from pipeline.errors import TemperError
 from pipeline.plan.planning import topological
 from pipeline.plan.resolver import Resolver
 from pipeline.running.session import advance
-from pipeline.show.logged import METRICS, unfinished_log
 from pipeline.show.made import Made
 from pipeline.show.metrics import is_interval, is_number
+from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.text import hint

@@ -26,7 +26,7 @@ from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.observed.snapshot import Snapshot
-from pipeline.plan.why import code_changes
+from pipeline.plan.rerun_reasons import code_changes
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Discovered, Manifest

@@ -41,7 +41,7 @@ class ProgressWriter:
         self._interval = PROGRESS_SECONDS if store.is_local else REMOTE_PROGRESS_SECONDS
         self._is_writing = is_writing
         self._progress: dict[str, Any] = {"done": 0.0, "total": None, "metrics": {}}
-        self._last = self._doing_at = 0.0
+        self._last = 0.0
         self._doing = ""
         self._lock = threading.Lock()
 

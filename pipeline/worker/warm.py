@@ -3,16 +3,13 @@
 A short step spends most of its time importing libraries. So a parent process imports the libraries
 that steps of a run are certain to import, and forks a worker whenever a launcher requests
 one. The worker then runs :mod:`pipeline.worker.attempt` like a fresh interpreter; a library appears
-in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden`).
+in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden_packages`).
 
-Forking is safe because the parent only imports, and because it checks the effects of each import.
-It leaves out a library whose import leaves a thread, an open file or a signal handler behind, seeds
-a random generator, loads project code, or reads a file that counts as a dependency; then it starts
-again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
-parent forks once before it checks.) It forks workers only for steps that are certain to import all
-packages that it has imported. The workers of all other steps are forked by another parent, which
-imports nothing, so they start while the first one imports. In case of doubt a step gets a fresh
-interpreter.
+Forking is safe because the parent only imports, and because it checks the effects of each import
+(:mod:`pipeline.worker.warm_imports`); after an unsafe one it starts again without that library. It
+forks workers only for steps that are certain to import all packages that it has imported. The
+workers of all other steps are forked by another parent, which imports nothing, so they start while
+the first one imports. In case of doubt a step gets a fresh interpreter.
 
 The parent ends with its driver. If the parent dies, its workers continue.
 """
@@ -21,114 +18,38 @@ import contextlib
 import gc
 import importlib
 import json
-import locale
 import os
-import random
 import runpy
 import select
 import signal
 import socket
 import sys
-import threading
 import traceback
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.machinery import PathFinder
-from itertools import groupby
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
-from pipeline.code import shelf
 from pipeline.code.imports import certain_imports
-from pipeline.code.modules import in_library, is_core
-from pipeline.observed.hook import witnessed
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
-from pipeline.worker.hidden import STARTED_WITH, Imported, noting
+from pipeline.worker.hidden_packages import STARTED_WITH, Imported
+from pipeline.worker.warm_imports import (
+    Choice,
+    Traces,
+    choose,
+    file_of,
+    import_all,
+    package_of,
+    remember_unfit,
+    uncollected,
+    was_unfit,
+)
 
 WORKER = "pipeline.worker.attempt"
-_SIGNALS = sorted(signal.valid_signals())
-_INTERPRETER = 100
-"""The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
-_IMPORTED_HERE = 0.8
-"""The time of an import without garbage collections; a fresh interpreter has the usual ones."""
-_LOADS = {"transformers": ("torch", "safetensors")}
-"""Packages most of which imports others, where these are installed."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The imports of a parent, and the step functions for which it forks workers."""
-
-    imports: tuple[str, ...] = ()
-    functions: frozenset[str] = frozenset()
-
-
-def choose(
-    functions: Sequence[str], certain: Mapping[str, Sequence[str]], without: Sequence[str] = ()
-) -> Choice:
-    """Choose the imports that save the most time: the common imports of all steps that import a
-    certain package, for the best such package. If there is none, the parent imports nothing.
-
-    Workers are forked for all steps that are certain to import all these packages, by themselves
-    or through another of them.
-
-    Args:
-        functions: the functions of the steps that will run, once for each step.
-        certain: the imports that each of these functions is certain to make.
-        without: packages that must not be imported here.
-    """
-    counts = Counter(functions)
-    lists = {f: [i for i in certain[f] if _package(i) not in without] for f in counts}
-    found = {_package(item) for items in lists.values() for item in items}
-    best, most = list[str](), 0.0
-    for package in sorted(found):
-        served = [f for f, items in lists.items() if package in map(_package, items)]
-        shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
-        count = sum(counts[function] for function in served)
-        size = sum(map(_size, set(map(_package, shared))))
-        saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
-        if saved > most:
-            best, most = shared, saved
-    # small packages first, to find unfit ones early
-    best.sort(key=lambda item: (_size(_package(item)), _package(item)))
-    packages = set(map(_package, best))
-    return Choice(tuple(best), frozenset(f for f in lists if packages <= _loaded_by(lists[f])))
-
-
-def _loaded_by(imports: Iterable[str]) -> set[str]:
-    packages = set(map(_package, imports))
-    return packages.union(*(_LOADS.get(package, ()) for package in packages))
-
-
-def import_all(
-    imports: Sequence[str], rules: Rules, packages: Collection[str] = ()
-) -> tuple[Imported, str | None]:
-    """Import libraries. Also return the first package whose import makes forking unsafe, if any.
-
-    Args:
-        rules: decide which files count as dependencies.
-        packages: the packages of the step functions.
-    """
-    imported = Imported()
-    for package, items in groupby(imports, _package):
-        before = _Traces.now()
-        with witnessed(rules) as seen, noting(imported, package):
-            for item in items:
-                _import(item)
-        _fork_once()
-        imported.listed_in_vain[package] = [path for kind, path in seen if kind == "list"]
-        is_used = any(kind != "list" or os.path.lexists(path) for kind, path in seen)
-        if is_used or _Traces.now() != before or _has_project_code(imported, packages):
-            return imported, package
-    return imported, None
 
 
 def main(wanted: Mapping[str, Any]) -> NoReturn:
@@ -136,22 +57,22 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     functions, without = wanted["functions"], wanted["without"]
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)
-    clean = _Traces.now()
+    clean = Traces.now()
     certain = {name: certain_imports(name) for name in {*functions}}
-    wanted_packages = {_package(item) for items in certain.values() for item in items}
-    known = filter(_was_unfit, wanted_packages)
+    wanted_packages = {package_of(item) for items in certain.values() for item in items}
+    known = filter(was_unfit, wanted_packages)
     choice = choose(functions, certain, [*without, *known])
     control = socket.socket(fileno=wanted["control"])
     if others := {*functions} - choice.functions:
         control = _fork_importer(control, others, lifeline)
         functions = [name for name in functions if name in choice.functions]
         wanted = {**wanted, "functions": functions, "control": control.fileno()}
-    packages = {_package(function) for function in functions}
+    packages = {package_of(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    with _uncollected():
+    with uncollected():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
-        _remember_unfit(unfit)
+        remember_unfit(unfit)
         clean.restore()
         _start_again({**wanted, "without": [*without, unfit]})
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
@@ -181,65 +102,6 @@ def _start_again(wanted: Mapping[str, Any]) -> NoReturn:
         os.execve(sys.executable, program, STARTED_WITH)
     finally:
         os._exit(1)
-
-
-def _remember_unfit(package: str) -> None:
-    """Spare the parents of later runs the attempt. A large package is tried each time, since it
-    matters more whether it can be imported, which the environment may decide."""
-    if _size(package) <= 2 * _INTERPRETER:
-        shelf.save(_unfit(package), True)
-
-
-def _was_unfit(package: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return shelf.load(_unfit(package)) is True
-    return False
-
-
-def _unfit(package: str) -> Path:
-    spec = PathFinder.find_spec(package)
-    file = spec.origin if spec is not None else None
-    state = file and state_of(file)
-    return shelf.place("unfit", json.dumps([sys.version, package, file, state]).encode())
-
-
-@dataclass(frozen=True)
-class _Traces:
-    """The state of the process that a fork would share with workers, or lose."""
-
-    threads: int
-    files: tuple[str, ...]
-    handlers: tuple[Any, ...]
-    path: tuple[str, ...]
-    folder: str
-    mask: int
-    limits: tuple[Any, ...]
-    generators: tuple[Any, ...]
-
-    @classmethod
-    def now(cls) -> "_Traces":
-        os.umask(mask := os.umask(0))
-        limits = locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()
-        return cls(
-            threads=len(os.listdir("/proc/self/task")),
-            files=tuple(sorted(os.listdir("/proc/self/fd"))),
-            handlers=tuple(map(signal.getsignal, _SIGNALS)),
-            path=tuple(sys.path),
-            folder=os.getcwd(),
-            mask=mask,
-            limits=(*limits, gc.isenabled(), gc.get_threshold()),
-            generators=(random.getstate(), _numbers_seeded()),
-        )
-
-    def restore(self) -> None:
-        """Undo the changes that survive an ``exec``."""
-        os.chdir(self.folder)
-        os.umask(self.mask)
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread can set handlers
-        for number, handler in zip(_SIGNALS, self.handlers, strict=True):
-            if signal.getsignal(number) != handler:
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @dataclass
@@ -284,7 +146,7 @@ class _Parent:
 
     def _files(self) -> dict[str, Any]:
         """The state of every imported file: a package may be replaced meanwhile."""
-        paths = map(_file_of, self.imported.modules.values())
+        paths = map(file_of, self.imported.modules.values())
         return {path: state_of(path) for path in paths if path}
 
     def _fork(self, order: forking.Order, answers: socket.socket, log: int) -> int:
@@ -342,7 +204,7 @@ class _Parent:
 
 def _start_afresh(order: forking.Order) -> Callable[[str], NoReturn]:
     """A function that replaces this process by a fresh interpreter, which runs the same attempt."""
-    clean, blocked = _Traces.now(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    clean, blocked = Traces.now(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     environment = {**STARTED_WITH, **order.environment}
 
     def start_afresh(reason: str) -> NoReturn:
@@ -352,71 +214,6 @@ def _start_afresh(order: forking.Order) -> Callable[[str], NoReturn]:
         os.execve(sys.executable, [sys.executable, "-P", "-m", WORKER, order.spec_url], environment)
 
     return start_afresh
-
-
-def _import(item: str) -> None:
-    """Import a module or a name in it, and ignore errors."""
-    module, _, name = item.partition(":")
-    with contextlib.suppress(Exception):
-        found = importlib.import_module(module)
-        if name and not hasattr(found, name):
-            importlib.import_module(f"{module}.{name}")
-
-
-def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
-    """Whether an import loaded project code, which a worker must load itself."""
-    for name, module in imported.modules.items():
-        file = _file_of(module)
-        is_project = file is not None and not in_library(file) and not is_core(name)
-        if is_project or _package(name) in packages:
-            return True
-    return False
-
-
-def _file_of(module: ModuleType) -> str | None:
-    """The file of a module; synthetic modules may name one that does not exist."""
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) and os.path.isabs(file) else None
-
-
-def _numbers_seeded() -> str | None:
-    """The state of numpy's generator if it was seeded; a worker would have an unseeded one."""
-    numbers = sys.modules.get("numpy.random")
-    if numbers is None or numbers.get_bit_generator().seed_seq is not None:
-        return None
-    return repr(numbers.get_state(legacy=False))
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collections in the block. They take a sixth of the time of large imports, and
-    find next to nothing. A threshold of zero ends them; libraries may call ``gc.enable``."""
-    usual = gc.get_threshold()
-    gc.set_threshold(0)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-
-
-def _fork_once() -> None:
-    """Fork once, since some libraries end their threads at a fork."""
-    if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-
-
-def _package(item: str) -> str:
-    return item.partition(":")[0].partition(".")[0]
-
-
-@cache
-def _size(package: str) -> int:
-    """An estimate of the time to import a package: its number of source files."""
-    spec = PathFinder.find_spec(package)
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    files = (name for folder in folders for _, _, names in os.walk(folder) for name in names)
-    return sum(name.endswith(".py") for name in files)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
   ``tokens.tokenizing``.
 - ``templates``: what a chat template's program does with the messages.
 - ``images``: those of rows, and what stands for them among tokens.
-- ``work`` spreads files over processes and goes on after a kill. ``view`` shows one row of tokens.
+- ``work`` spreads files over processes and goes on after a kill. ``row_view`` shows one row of
+  tokens.
 
 Uses ``shared``. Nothing here imports torch or ``pipeline``.
 """

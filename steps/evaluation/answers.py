@@ -13,8 +13,8 @@ from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.evaluation.answer_checks import compile_checks
 from steps.evaluation.intervals import Interval, proportion
-from steps.evaluation.matches import compile_checks
 from steps.evaluation.paired import paired_shares
 from steps.generation.config import SamplingConfig
 from steps.generation.sampling import decoded, sample

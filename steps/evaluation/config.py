@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from steps.evaluation.matches import compile_checks
+from steps.evaluation.answer_checks import compile_checks
 from steps.generation.config import SamplingConfig
 from steps.models.config import Dtype
 from steps.scoring.config import Attention, ReferenceConfig, ScoringBackend

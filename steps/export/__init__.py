@@ -1,7 +1,7 @@
 """Export: models in the forms in which they are published, with a model card.
 
 Begin with ``card``, which writes the model card. ``training_curves`` draws its curves, and
-``made_with`` lists versions and hardware. ``handed_over`` writes a Hugging Face folder with all
+``versions`` lists versions and hardware. ``published_folder`` writes a Hugging Face folder with all
 weights or with adapters only. ``gguf_file`` writes a GGUF file, with the tokenizer from
 ``gguf_tokenizer``. ``config`` defines the choices.
 

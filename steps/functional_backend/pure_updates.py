@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from steps.models.pieces import Whole
+from steps.models.sharded_tensors import Whole
 from steps.training.config import OptimizerConfig
 from steps.training.optimizer import of_same_names
 

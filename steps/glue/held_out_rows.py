@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Artifact, TemperError
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 
 
 def with_reference(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.stacked import Tree, by_name, stacked, to_numpy, to_torch
-from steps.models.pieces import Whole
+from steps.models.sharded_tensors import Whole
 from steps.training.config import OptimizerConfig
 
 

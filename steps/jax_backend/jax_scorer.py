@@ -25,9 +25,9 @@ from steps.jax_backend.devices import leave_together, on_host, open_devices, put
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, Rounds, RoundsBatch
 from steps.jax_backend.stacked import Tree, read_weights
+from steps.models.call_queue import SerialQueue
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
-from steps.models.queue import SerialQueue
 from steps.models.ranks import ALONE, Ranks
 from steps.models.value_head import scaled
 from steps.scoring import parity

@@ -36,8 +36,8 @@ from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside, by_nam
 from steps.models.adapters import merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.folders import save_model
-from steps.models.pieces import Pieces, pieces_of
 from steps.models.ranks import ALONE, Ranks
+from steps.models.sharded_tensors import Pieces, pieces_of
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import Scored, loss_gradients
 from steps.scoring.packing import make_pack

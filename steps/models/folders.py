@@ -24,7 +24,7 @@ from transformers.utils import logging
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype, Quantization
 from steps.models.quantized import four_bit, prepare_four_bit
-from steps.models.writing import writing
+from steps.models.write_errors import writing
 
 _TOKENIZER_FILES = (
     "tokenizer*",

@@ -16,10 +16,10 @@ from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.models.folders import vocabulary_size
 from steps.models.positions import beyond_training
 from steps.models.workplace import Left, Workplace
-from steps.reward_models.answered import Answered, groups_of, tokenize_answers
 from steps.reward_models.classifier import load_reward_model
+from steps.reward_models.completion_tokens import Answered, groups_of, tokenize_answers
 from steps.reward_models.config import RewardScoring
-from steps.reward_models.values import VALUES
+from steps.reward_models.head_scores import VALUES
 from steps.scoring.examples import TokenGroup, as_whole, longest, read_pairs
 from steps.scoring.parity import choose_attention
 from steps.scoring.scorer import Scorer, build_scorer

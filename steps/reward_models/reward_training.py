@@ -1,7 +1,7 @@
 """Train a reward model: from token records of pairs to the folder of a sequence classifier.
 
 The loop, trainer, checkpoints and ranks are the same as for a preference loss. Different are the
-model's output (`values`), the model itself (`classifier`) and the loss.
+model's output (`head_scores`), the model itself (`classifier`) and the loss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from steps.models.workplace import Workplace
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import set_padding, start_reward_model
 from steps.reward_models.config import RewardConfig
-from steps.reward_models.values import VALUES, backward_values
+from steps.reward_models.head_scores import VALUES, backward_values
 from steps.scoring.examples import TokenGroup, as_whole, read_pairs
 from steps.scoring.logps import TokenLogps
 from steps.training.objectives import Objective

@@ -374,7 +374,7 @@ def _shared_mask(pack: Pack, reach: Reach, rows: int, keys: int, query: Tensor) 
 def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask of booleans as the kernel adds it to scores: 0 or minus infinity."""
     zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    # A layer that writes in place would keep all of its activations: see `recomputing`.
+    # A layer that writes in place would keep all its activations: see `activation_checkpointing`.
     return zeros.masked_fill(~seen, -torch.inf)
 
 

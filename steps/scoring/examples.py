@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from steps.data.images.of_tokens import ImageOfRow
+    from steps.data.images.images_of_rows import ImageOfRow
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
 from steps.shared.padded_rows import padded_rows
 
 if TYPE_CHECKING:
-    from steps.data.images.of_tokens import ImageOfRow
+    from steps.data.images.images_of_rows import ImageOfRow
 
 
 class Segment(NamedTuple):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.models.queue import SerialQueue
+from steps.models.call_queue import SerialQueue
 from steps.models.ranks import Ranks
 from steps.scoring.architectures.pack_layouts import layout_of, plan_forwards
 from steps.scoring.architectures.routing import Routing

@@ -22,7 +22,7 @@ from steps.scoring.architectures.routing import Routing
 from steps.scoring.packing import Pack, ResponseSpan
 
 if TYPE_CHECKING:
-    from steps.data.images.of_tokens import ImageOfRow
+    from steps.data.images.images_of_rows import ImageOfRow
 
 
 def unpacked_logps(

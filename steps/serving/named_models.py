@@ -19,7 +19,7 @@ from pipeline.cli.naming import find, require_unmarked
 from pipeline.dag.files import FileEntry, describe
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
-from steps.models.whole import fault_of
+from steps.models.folder_check import fault_of
 
 ModelName = Annotated[
     str,

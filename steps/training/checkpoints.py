@@ -1,6 +1,6 @@
 """Checkpoints: the complete state of a training run, so that a resumed run continues identically.
 
-    DIRECTORY/step-000012/state.safetensors    the trainer's state: weights, optimiser, version
+    DIRECTORY/step-000012/state.safetensors    the trainer's state: weights and optimiser
                           metrics.jsonl        the steps logged so far
                           reference.safetensors  where the reference follows the policy: its logps
                           checkpoint.json      the step, and size and CRC-32 of each file above
@@ -12,12 +12,12 @@ complete folder, or one that does not verify and is ignored. Nothing is pickled.
 and the dropout noise are functions of the step, and the best step so far is a function of the log,
 so the checkpoint need not store them.
 
-Each rank writes its own file (``state-00000-of-00002.safetensors``, see `pieces`), and the folder
-gets its final name when all ranks have reported that their file is on disk. `checkpoint.json` lists
-the files of all ranks. On nodes without a shared disk, each disk has a folder with the files of its
-ranks; such a folder verifies once the other files have been copied to it (as happens with scratch
-in a bucket). Ranks resume from a checkpoint that all of them find complete. Any number of ranks may
-have written it.
+Each rank writes its own file (``state-00000-of-00002.safetensors``, see `sharded_tensors`), and the
+folder gets its final name when all ranks have reported that their file is on disk.
+`checkpoint.json` lists the files of all ranks. On nodes without a shared disk, each disk has a
+folder with the files of its ranks; such a folder verifies once the other files have been copied to
+it (as happens with scratch in a bucket). Ranks resume from a checkpoint that all of them find
+complete. Any number of ranks may have written it.
 
 Checkpoints are written while training continues, one folder at a time and in the order of the
 calls. So the best weights to which a checkpoint refers are on disk before it.
@@ -39,8 +39,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
-from steps.models.pieces import Stored
 from steps.models.ranks import ALONE, Ranks
+from steps.models.sharded_tensors import Stored
 from steps.shared.execution_detail import kept
 from steps.training.metrics import StepMetrics
 from steps.training.trainer import Trainer

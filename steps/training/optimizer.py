@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from steps.models.pieces import Whole, put
 from steps.models.quantized import require_bitsandbytes
+from steps.models.sharded_tensors import Whole, put
 from steps.training.config import OptimizerConfig
 
 

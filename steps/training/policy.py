@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model, vocabulary_size
@@ -25,7 +26,6 @@ from steps.models.quantized import (
     rounded_weights,
 )
 from steps.models.ranks import Ranks
-from steps.models.recomputing import checkpoint_activations
 from steps.scoring.architectures.routing import find_balancing
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, longest

@@ -11,7 +11,7 @@ whole gradients, which are reduced over the ranks in the backward of the last pa
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
@@ -21,21 +21,18 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from steps.models.pieces import Pieces, on_host, pieces_of, whole
 from steps.models.ranks import Ranks
+from steps.models.sharded_tensors import Pieces, on_host, pieces_of, whole
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.logps import Scored, TokenLogps, detached
-from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
 from steps.scoring.sharded_scorer import ShardedBatch, ShardedScorer
 from steps.training.config import OptimizerConfig
 from steps.training.trainer import (
     TRAINED_LOGPS,
     BatchLoss,
-    StepResult,
     TrainedReadout,
     Trainer,
-    step_result,
     values_by_group,
 )
 
@@ -92,26 +89,19 @@ class ShardedTrainer(Trainer):
         tokens = sum(group.packed_tokens for group in batch.groups)
         return {**super().usage(batch, seconds), "tokens_per_second": tokens / seconds}
 
-    def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
-        assert isinstance(batch, ShardedBatch)
+    def _seed(self, batch: Batch) -> int:
         # Each rank has other examples, and the model's own dropout needs other noise.
-        torch.manual_seed(batch.noise ^ self._ranks.index)
-        loss = loss.to(self._model.device)
-        routings = self._routings(batch)
-        parts = []
-        for number, routing in enumerate(routings):
-            self._communicate(is_last=number + 1 == len(batch.packs))
-            pack, members = self._begin_forward(batch, number)
-            parts.append(self._share(pack, members, loss, number < len(batch.own), routing))
+        return batch.noise ^ self._ranks.index
+
+    def _values(self, batch: Batch, parts: Sequence[Scored]) -> Tensor:
+        assert isinstance(batch, ShardedBatch)
         self._root.set_reshard_after_forward(True)  # scoring must gather the updated weights
-        names = list(parts[0].metrics)
-        rows = 1 + parts[0].logps.shape[1] + len(names)
+        rows = 1 + parts[0].logps.shape[1] + len(parts[0].metrics)
         values = torch.zeros(rows, len(batch.groups), dtype=torch.float64)
         if batch.own:
             mine = torch.cat(batch.members[: len(batch.own)])
             values[:, mine] = values_by_group(parts[: len(batch.own)])
-        auxiliary = self._auxiliary(routings)
-        return step_result(names, self.scorer.sum(values), batch.groups, auxiliary)
+        return self.scorer.sum(values)
 
     def _communicate(self, is_last: bool) -> None:
         """Set what the next pack's forward and backward leave whole on this rank."""
@@ -120,17 +110,16 @@ class ShardedTrainer(Trainer):
             self._root.set_reshard_after_backward(is_last)
             self._root.set_requires_gradient_sync(is_last)
 
-    def _share(
-        self,
-        pack: Pack,
-        members: Tensor,
-        loss: BatchLoss,
-        counts: bool,
-        routing: Routing | None,
+    def _gradient(
+        self, batch: Batch, number: int, loss: BatchLoss, routing: Routing | None
     ) -> Scored:
+        assert isinstance(batch, ShardedBatch)
+        self._communicate(is_last=number + 1 == len(batch.packs))
+        pack, members = self._begin_forward(batch, number)
         logps = TokenLogps(self.scorer.score(pack, routing).double(), pack.lengths)
         losses, metrics = loss(logps, members)
         total = losses.sum() if routing is None else losses.sum() + routing.loss()
+        counts = number < len(batch.own)  # else a rank repeats a pack, so that all make equal calls
         (total * counts).backward()
         return detached(losses, logps, metrics)
 

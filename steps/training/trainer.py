@@ -35,8 +35,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.adapters import draw_by_example
-from steps.models.pieces import Pieces, Stored, Whole, on_host, pieces_of
 from steps.models.ranks import Ranks
+from steps.models.sharded_tensors import Pieces, Stored, Whole, on_host, pieces_of
 from steps.scoring.architectures.batching import rows_of
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing
@@ -56,8 +56,6 @@ from steps.scoring.scorer import Batch, Logps, Readout, Scorer
 from steps.training.config import OptimizerConfig
 from steps.training.optimizer import Updater
 from steps.training.usage import PackCosts, Usage
-
-_VERSION = "weight_version"
 
 GroupLosses = tuple[Tensor, dict[str, Tensor]]
 """The losses [n] of n groups, and their logged metrics by name, [n] each and detached."""
@@ -179,12 +177,6 @@ class Trainer:
         self._updater = updater
         self._usage = usage
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer-writer")
-        self._weight_version = 0
-
-    @property
-    def weight_version(self) -> int:
-        """The number of changes of the weights, by updates and by loading."""
-        return self._weight_version
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
         """Lay out the examples of one step, like the scorer's method."""
@@ -206,7 +198,7 @@ class Trainer:
 
         The future raises FloatingPointError if the norm is not finite; then no weight has changed.
         """
-        return self._queue.submit(lambda: self._optim_step(learning_rate))
+        return self._queue.submit(lambda: self._updater.step(learning_rate))
 
     def get_weights(self, everywhere: bool = False) -> Future[dict[str, Tensor]]:
         """A copy, on the host, of every trained parameter, in the dtype of the model.
@@ -218,12 +210,7 @@ class Trainer:
 
     def load_weights(self, weights: Mapping[str, Whole]) -> Future[None]:
         """Replace the trained parameters; the optimiser's state does not change."""
-
-        def load() -> None:
-            self._updater.load_weights(weights)
-            self._weight_version += 1
-
-        return self._queue.submit(load)
+        return self._queue.submit(lambda: self._updater.load_weights(weights))
 
     def save_weights(self, path: Path) -> Future[None]:
         """Write a file with this rank's shard of the parameters as they are at this call."""
@@ -231,7 +218,7 @@ class Trainer:
 
     def save_checkpoint(self, path: Path) -> Future[None]:
         """Write a file with this rank's shard of the state at the time of this call: trained
-        weights, optimiser, version.
+        weights and optimiser.
 
         The state is copied in the order of calls; the file is written in the background.
         """
@@ -248,7 +235,7 @@ class Trainer:
 
         The future raises ValueError if the state belongs to a model with other parameters.
         """
-        return self._queue.submit(lambda: self._load_checkpoint(files))
+        return self._queue.submit(lambda: self._updater.load_state(Stored(files)))
 
     def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
         """Measurements of a step of `batch` that took `seconds`; see `usage.Usage`."""
@@ -260,16 +247,16 @@ class Trainer:
         self._writer.shutdown()
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
-        torch.manual_seed(batch.noise)
+        torch.manual_seed(self._seed(batch))
         loss = loss.to(self._model.device)
         routings = self._routings(batch)
-        parts = []
-        for number, routing in enumerate(routings):
-            pack, members = self._begin_forward(batch, number)
-            parts.append(self._gradient(pack, members, loss, routing))
-        names = list(parts[0].metrics)
-        values = values_by_group(parts)[:, torch.cat(batch.members).argsort()]
+        parts = [self._gradient(batch, n, loss, routing) for n, routing in enumerate(routings)]
+        names, values = list(parts[0].metrics), self._values(batch, parts)
         return step_result(names, values, batch.groups, self._auxiliary(routings))
+
+    def _seed(self, batch: Batch) -> int:
+        """The seed of the model's own dropout."""
+        return batch.noise
 
     def _begin_forward(self, batch: Batch, number: int) -> tuple[Pack, Tensor]:
         """The pack of a forward and its members, on the device. Adapters drop out with the noise of
@@ -287,11 +274,17 @@ class Trainer:
         return pack, members.to(device, non_blocking=True)
 
     def _gradient(
-        self, pack: Pack, members: Tensor, loss: BatchLoss, routing: Routing | None
+        self, batch: Batch, number: int, loss: BatchLoss, routing: Routing | None
     ) -> Scored:
+        """Add the gradient of one pack of the batch."""
+        pack, members = self._begin_forward(batch, number)
         return self._readout.backward(
             self._model, pack, lambda logps, groups: loss(logps, members[groups]), routing
         )
+
+    def _values(self, batch: Batch, parts: Sequence[Scored]) -> Tensor:
+        """The `values_by_group` of all groups, in the batch's order."""
+        return values_by_group(parts)[:, torch.cat(batch.members).argsort()]
 
     def _routings(self, batch: Batch) -> list[Routing | None]:
         """A recorder of experts' load for each pack of the batch. If there are several packs, a
@@ -319,30 +312,15 @@ class Trainer:
             return None
         return Auxiliary(self.balancing.coefficient, routing.batch_loss())
 
-    def _optim_step(self, learning_rate: float) -> float:
-        norm = self._updater.step(learning_rate)
-        self._weight_version += 1
-        return norm
-
     def _weights(self, everywhere: bool) -> dict[str, Tensor]:
         return {name: on_host(tensor) for name, tensor in self._updater.weights().items()}
 
     def _save(self, path: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Future[None]:
-        copied = self._queue.submit(lambda: (self._pieces(tensors()), self._weight_version))
-
-        def write() -> None:
-            pieces, version = copied.result()
-            pieces.write(path, {_VERSION: str(version)})
-
-        return self._writer.submit(write)
+        copied = self._queue.submit(lambda: self._pieces(tensors()))
+        return self._writer.submit(lambda: copied.result().write(path))
 
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
         return pieces_of(tensors)
-
-    def _load_checkpoint(self, files: Sequence[Path]) -> None:
-        stored = Stored(files)
-        self._updater.load_state(stored)
-        self._weight_version = int(stored.metadata[_VERSION])
 
 
 def build_trainer(

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from places import REPOSITORY
 
 from pipeline import experiment
-from pipeline.configs.explained import explained
+from pipeline.configs.setting_docs import explained
 
 SCRIPTS = sorted(p for p in (REPOSITORY / "experiments").glob("*.py") if p.stem != "__init__")
 DPO = REPOSITORY / "experiments/dpo_ultrafeedback.py"

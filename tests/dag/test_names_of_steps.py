@@ -19,8 +19,8 @@ from pipeline.cli.keep.garbage import Kind, Policy, find_garbage
 from pipeline.dag.canonical import Json
 from pipeline.dag.step import StepFunction
 from pipeline.plan.planning import State, make_plan
+from pipeline.plan.rerun_reasons import History
 from pipeline.plan.unfinished import Unfinished
-from pipeline.plan.why import History
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs
 

@@ -20,17 +20,17 @@ from steps.data.formats.choice import FormatChoice
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.images.finding import ImageColumn
 from steps.data.images.image_table import ImageTable, write_images
-from steps.data.images.of_tokens import rows_with_images
+from steps.data.images.images_of_rows import rows_with_images
 from steps.data.images.pictures import picture, pixels
 from steps.data.load.config import LoadConfig
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.shards import source_of
+from steps.data.row_view import show_row
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import messages_from_column
 from steps.data.tokens.lengths import TooLong
 from steps.data.tokens.tokenizing import TokenizeConfig
-from steps.data.view import show_row
 from steps.evaluate import evaluate
 from steps.evaluation.config import EvaluateConfig
 from steps.export_hf import export_hf

@@ -3,8 +3,8 @@
 import pytest
 
 from steps.checking.boxed import boxed_answer, is_correct
+from steps.evaluation.answer_checks import compile_checks
 from steps.evaluation.intervals import mean, proportion
-from steps.evaluation.matches import compile_checks
 
 
 @pytest.mark.parametrize("text", [r"\boxed{42}", r"  \boxed{42}" + "\n", r"\boxed{ 42 }"])

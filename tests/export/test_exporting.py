@@ -14,7 +14,7 @@ from test_gguf import write_model, write_tokenizer
 from transformers import AutoModelForCausalLM
 
 from steps.export.card import NONE, Ancestor, ModelCard, Sample, render_card
-from steps.export.handed_over import export_adapters, export_merged
+from steps.export.published_folder import export_adapters, export_merged
 from steps.export.training_curves import draw_curves
 from steps.losses.ipo import Ipo
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter

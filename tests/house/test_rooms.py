@@ -128,7 +128,9 @@ EDITS = {
     "the optimiser": Edit("training/optimizer.py", "fused=True", "fused=False", _TRAINING),
     "a schedule": Edit("training/schedule.py", "1 - math.cos", "2 - math.cos", _TRAINING),
     "checkpoints": Edit("training/checkpoints.py", "8 * 2**20", "4 * 2**20", _TRAINING),
-    "recomputation": Edit("models/recomputing.py", "BYTES = 2**20", "BYTES = 2**21", _TRAINING),
+    "recomputation": Edit(
+        "models/activation_checkpointing.py", "BYTES = 2**20", "BYTES = 2**21", _TRAINING
+    ),
     "the gradient of the head": Edit(
         "scoring/head.py", "z.mul_(softmax.squashed", "z.div_(softmax.squashed", _TRAINING
     ),

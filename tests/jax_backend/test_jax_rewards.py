@@ -29,12 +29,12 @@ from steps.models.workplace import Left, Workplace, ignore_progress
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import start_reward_model
 from steps.reward_models.config import RewardConfig
+from steps.reward_models.head_scores import backward_values
 from steps.reward_models.reward_training import (
     REWARD_MODEL,
     reward_objective,
     run_reward_training,
 )
-from steps.reward_models.values import backward_values
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import as_whole
 from steps.scoring.packing import make_pack

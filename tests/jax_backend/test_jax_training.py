@@ -27,7 +27,7 @@ from tiny_models import (
 )
 from waiting import kill_this_process, leaving_at
 
-from steps.data.images.of_tokens import ImageOfRow
+from steps.data.images.images_of_rows import ImageOfRow
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.jax_backend.rounds import RoundsBatch, tokens_size

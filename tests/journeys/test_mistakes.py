@@ -57,8 +57,8 @@ from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
 from pipeline.plan.planning import make_plan
 from pipeline.running.attempts import Executor
+from pipeline.running.run_request import require_packages
 from pipeline.running.session import RunFailed
-from pipeline.running.wanted import require_packages
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.evaluate import evaluate

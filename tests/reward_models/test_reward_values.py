@@ -25,8 +25,8 @@ from steps.models.config import Dtype
 from steps.models.value_head import value_head
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import start_reward_model
+from steps.reward_models.head_scores import VALUES, backward_values, values
 from steps.reward_models.reward_training import reward_objective
-from steps.reward_models.values import VALUES, backward_values, values
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, as_whole

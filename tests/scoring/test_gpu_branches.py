@@ -24,12 +24,12 @@ from benchmarks.architectures import tiny
 from steps.losses.base import PreferenceLoss, UnpairedLoss
 from steps.losses.combined import CombinedLoss
 from steps.losses.registry import losses_of
-from steps.models import ranks, recomputing
+from steps.models import activation_checkpointing, ranks
+from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter
+from steps.models.call_queue import SerialQueue
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_as
-from steps.models.queue import SerialQueue
-from steps.models.recomputing import checkpoint_activations
 from steps.scoring import attention, gradients
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
@@ -232,7 +232,7 @@ def test_a_kernel_that_always_splits_keys_is_used_as_it_is(
 def test_attention_of_every_kind_is_traced_with_every_checkpointing(
     monkeypatch: pytest.MonkeyPatch, architecture: str, of: str
 ) -> None:
-    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     for how in ActivationCheckpointing:
         model: Any = tiny(architecture)
         model.to(torch.bfloat16).to("meta")
@@ -339,9 +339,9 @@ def test_a_queue_works_on_the_gpu_of_the_thread_that_made_it(gpus: list[Any]) ->
 
 def test_checkpointing_puts_back_the_random_state_of_the_layer_s_own_gpu(gpus: list[Any]) -> None:
     hidden: Any = SimpleNamespace(is_cuda=True, device=CUDA_2)
-    before = recomputing._random_state(hidden)
+    before = activation_checkpointing._random_state(hidden)
     drawn = torch.rand(3)
-    recomputing._set_random_state(hidden, before)
+    activation_checkpointing._set_random_state(hidden, before)
     assert torch.equal(torch.rand(3), drawn)
     assert gpus == [("get_rng_state", CUDA_2), ("set_rng_state", torch.tensor([7]), CUDA_2)]
 

@@ -22,10 +22,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.flops import flop_counter
-from steps.models import recomputing
+from steps.models import activation_checkpointing
+from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.models.folders import load_model
-from steps.models.recomputing import checkpoint_activations
 from steps.scoring import logps as scoring
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
@@ -375,7 +375,7 @@ def test_layers_are_computed_again_in_evaluation_mode_too(tmp_path: Path) -> Non
 def test_what_is_computed_again_selectively_is_no_matrix_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     done = {}
     for how in ActivationCheckpointing:
         model: Any = load(tmp_path, llama, Dtype.float32)
@@ -407,7 +407,7 @@ def test_a_layer_that_writes_in_place_keeps_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would keep, without a word, a product that was changed meanwhile."""
-    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     learnt = []
     for how in (ActivationCheckpointing.none, ActivationCheckpointing.selective):
         model: Any = load(tmp_path, llama, Dtype.float32)
@@ -429,13 +429,13 @@ def _attend(x: Tensor, dropout_p: float) -> Tensor:
 
 def test_attention_that_drops_out_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has drawn random numbers, and whatever draws after it must draw what it drew before."""
-    monkeypatch.setattr(recomputing, "_EXPENSIVE", ("temper_test::attend",))
-    recomputing._is_expensive.cache_clear()
+    monkeypatch.setattr(activation_checkpointing, "_EXPENSIVE", ("temper_test::attend",))
+    activation_checkpointing._is_expensive.cache_clear()
     attend = torch.ops.temper_test.attend.default
     context = SimpleNamespace(is_recompute=False)
-    kept = [recomputing._policy(context, attend, torch.ones(2), p) for p in (0.0, 0.1)]
+    kept = [activation_checkpointing._policy(context, attend, torch.ones(2), p) for p in (0.0, 0.1)]
     assert kept == [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE]
-    recomputing._is_expensive.cache_clear()
+    activation_checkpointing._is_expensive.cache_clear()
 
 
 def test_losses_and_metrics_come_in_the_order_of_the_groups(

@@ -20,7 +20,8 @@ from pipeline.cli import app
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.session import RunFailed
-from pipeline.show.live import NORMAL, VERBOSE, Board, Pace
+from pipeline.show.live import NORMAL, VERBOSE, Board
+from pipeline.show.step_progress import Pace
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import name_by_time
 from pipeline.store.logs import GrowingLog, follow

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from pipeline import Store, TemperError, adopt, run
 from pipeline.cli import app
 from pipeline.store.catalog import Catalog
+from steps.data.row_view import show_row, visible
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow, TextRow
 from steps.data.rows.tables import PAIRS, TEXTS, to_record
 from steps.data.tokens.texts import TextConfig
 from steps.data.tokens.token_folders import tokenize_folders
 from steps.data.tokens.tokenizing import TokenizeConfig
-from steps.data.view import show_row, visible
 from steps.kinds import Model, TokenizedPreferences
 
 HOSTILE = "\x1b[31m[bold]red[/bold]\x07 \u202eevil\u2069 [link=file:///]x[/link]"
@@ -129,7 +129,7 @@ def test_a_row_that_is_not_there_is_answered_with_what_is(
 def test_of_very_many_rows_those_that_start_alike_are_named(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steps.data.view._MOST_COMPARED", 2)
+    monkeypatch.setattr("steps.data.row_view._MOST_COMPARED", 2)
 
     with pytest.raises(LookupError, match="similar are uf-3"):
         shown(tokens, "uf-3x")

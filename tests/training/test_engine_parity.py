@@ -21,10 +21,10 @@ from token_groups import group, ids, pairs, reference_logps, responses, unscored
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.models import recomputing
+from steps.models import activation_checkpointing
+from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.models.folders import load_model
-from steps.models.recomputing import checkpoint_activations
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import (
@@ -187,7 +187,7 @@ def assert_the_oracle_s_gradients(
 def test_activation_checkpointing_changes_no_gradient(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     groups = pairs()
     reference = reference_logps(len(groups))
     pack, loss = make_pack(groups), dpo_of(reference, len(groups))

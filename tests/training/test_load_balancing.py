@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from benchmarks.architectures import TRAINING, tiny
 from steps.models.config import Dtype
 from steps.models.folders import load_model
-from steps.models.pieces import whole
 from steps.models.ranks import ALONE, Ranks, together
+from steps.models.sharded_tensors import whole
 from steps.models.workplace import Workplace
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.architectures.routing import Balancing, find_balancing

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
-from steps.models import quantized, recomputing
+from steps.models import activation_checkpointing, quantized
 from steps.models.adapters import add_adapter, merge_adapter, merged_weights
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
@@ -147,7 +147,7 @@ def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
     backend: FunctionalTraining | None,
     checkpointing: ActivationCheckpointing,
 ) -> None:
-    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     config = DpoConfig(
         batch_size=4,
         dtype=Dtype.float64,

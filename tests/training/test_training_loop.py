@@ -26,7 +26,7 @@ from steps.losses.dpo import Dpo
 from steps.losses.hinge import Hinge
 from steps.losses.registry import losses_of
 from steps.losses.simpo import Simpo
-from steps.models import recomputing
+from steps.models import activation_checkpointing
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.models.folders import load_model, save_model
 from steps.models.workplace import Workplace
@@ -398,7 +398,7 @@ def test_equal_runs_write_equal_bytes(policy: Path, tmp_path: Path) -> None:
 def test_recomputed_activations_change_no_bit(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     logs = []
     for how in ActivationCheckpointing:
         config = DpoConfig(batch_size=4, epochs=2, optimizer=FAST, activation_checkpointing=how)

@@ -19,7 +19,7 @@ from pipeline.cli.present import NotImportable, PresentCode, argument_types, pre
 from pipeline.dag.canonical import Json
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present, state_of_discovered
-from pipeline.plan.why import code_changes
+from pipeline.plan.rerun_reasons import code_changes
 from pipeline.running.record import git_state
 from pipeline.store.accepted import Acceptance, acceptances, equal_states
 from pipeline.store.catalog import Catalog

@@ -2,7 +2,7 @@
 
 A story is built from run records, or from artifacts and all of their ancestors. A step that two
 runs share occurs once. Beside it stand results of other runs: curves of the same steps, and earlier
-versions of the results (:mod:`pipeline.show.report.earlier`).
+versions of the results (:mod:`pipeline.show.report.earlier_runs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from pipeline.plan import variants
 from pipeline.redaction import shown
 from pipeline.show.made import Made
 from pipeline.show.report.wording import when
-from pipeline.show.terminal import progress_of
+from pipeline.show.step_progress import progress_of
 from pipeline.show.views import View, unfinished_views, views_of
 from pipeline.store.activity import leases
 from pipeline.store.catalog import Catalog

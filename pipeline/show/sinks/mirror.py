@@ -15,9 +15,9 @@ from typing import Any
 
 from pipeline.dag.canonical import Json
 from pipeline.redaction import is_secret, shown
-from pipeline.show.logged import METRICS, unfinished_log
 from pipeline.show.made import Made
 from pipeline.show.metrics import is_interval, is_number
+from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.show.sinks import Sink, View, Watched, open_sink
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest

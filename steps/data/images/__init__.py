@@ -7,7 +7,7 @@ on, each image once.
 
 Begin with ``finding``, which takes images out of records. ``pictures`` checks their bytes,
 ``image_table`` stores them, ``placeholders`` writes the tokens that stand for them, and
-``of_tokens`` returns them together with rows of tokens.
+``images_of_rows`` returns them together with rows of tokens.
 
 Uses ``rows``, and Pillow if there are images.
 """

@@ -22,7 +22,7 @@ from steps.scoring.packing import Pack
 from steps.shared.execution_detail import execution_detail
 
 if TYPE_CHECKING:
-    from steps.data.images.of_tokens import ImageOfRow
+    from steps.data.images.images_of_rows import ImageOfRow
 
 _OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 

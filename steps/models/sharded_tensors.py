@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from steps.models.writing import writing
+from steps.models.write_errors import writing
 
 _ROWS = "rows"
 
@@ -48,11 +48,11 @@ class Pieces:
     tensors: Mapping[str, Tensor]
     rows: Mapping[str, tuple[int, int]]
 
-    def write(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Write the rows to this rank's file, with `metadata`."""
+    def write(self, path: Path) -> None:
+        """Write the rows to this rank's file."""
         spread = {_ROWS: json.dumps(self.rows)} if self.rows else {}
         with writing(path):
-            save_file(dict(self.tensors), path, {**metadata, **spread})
+            save_file(dict(self.tensors), path, spread)
 
 
 def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
@@ -75,11 +75,9 @@ class Stored(Mapping[str, Whole]):
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._tensors: dict[str, _StoredTensor] = {}
-        self.metadata: dict[str, str] = {}
         for path in files:
             file: Any = safe_open(path, framework="pt")
-            self.metadata |= file.metadata() or {}
-            rows = json.loads(self.metadata.pop(_ROWS, "{}"))
+            rows = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
             for name in file.keys():  # noqa: SIM118
                 shape = file.get_slice(name).get_shape()
                 first, total = rows.get(name, (0, shape[0] if shape else 1))

@@ -1,0 +1,138 @@
+"""Registers an experiment's dataclass with Hydra, and makes an instance of what Hydra composes.
+
+A field with a choice of types is a group of Hydra's, whose options are these types.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.configs.groups import Choices
+from pipeline.errors import TemperError
+
+
+def store_schema(schema: type, choices: Choices) -> None:
+    """Register ``schema`` with Hydra, and a group for each field that has a choice of types.
+
+    The schema leaves such a field open: Hydra merges configs, and merging two dataclasses would
+    keep fields of both. The field's original value becomes the default option of the group.
+    """
+    store = ConfigStore.instance().store
+    config = _writable_schema(schema)
+    defaults: list[Any] = []
+    for path, types in choices.items():
+        group, node = path.replace(".", "/"), OmegaConf.select(config, path)
+        default = None if node is None else OmegaConf.to_object(node)
+        chosen = next((name for name, kind in types.items() if type(default) is kind), None)
+        for option, kind in types.items():
+            _store_option(group, option, default if option == chosen else kind)
+        if default is not None:
+            OmegaConf.update(config, path, "???", merge=False)
+        defaults.append({group: chosen})
+    store(name="fields", node=config)
+    store(name="schema", node={"defaults": ["fields", *defaults, "_self_"]})
+
+
+class _Option(ConfigNode):
+    """An option of a group, which OmegaConf reads when it is chosen. Most are not, and to read
+    them all takes a quarter of a plan."""
+
+    def __init__(self, group: str, name: str, schema: Any):
+        super().__init__(f"{name}.yaml", None, group, None, None)  # pyright: ignore[reportArgumentType]
+        self.schema = schema
+
+    def __copy__(self) -> ConfigNode:
+        """What Hydra loads.
+
+        Raises:
+            TemperError: OmegaConf does not know the type of a field.
+        """
+        try:
+            schema = _writable_schema(self.schema)
+        except OmegaConfBaseException as error:
+            kind = self.schema if isinstance(self.schema, type) else type(self.schema)
+            raise no_config(kind, error) from error
+        return ConfigNode(self.name, schema, self.group, None, None)
+
+
+def _store_option(group: str, name: str, schema: Any) -> None:
+    options = ConfigStore.instance().repo
+    for part in group.split("/"):
+        options = options.setdefault(part, {})
+    option = _Option(group, name, schema)
+    options[option.name] = option
+
+
+def no_config(schema: type, error: OmegaConfBaseException) -> TemperError:
+    return TemperError(
+        f"{schema.__name__}.{error.full_key}: {str(error).splitlines()[0]}; a setting is a "
+        "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
+        "its type"
+    )
+
+
+def to_dataclass(cfg: DictConfig) -> Any:
+    if added := next(_added_keys(cfg), None):
+        raise TemperError(
+            f"+{added}: the config has no setting {added}; --help lists every setting"
+        )
+    try:
+        return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
+        raise
+    except ValueError as error:  # raised by a config dataclass
+        where = _refused_at(cfg)
+        raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
+
+
+def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+    """The dotted names of keys that ``+KEY=VALUE`` added, which a dataclass would drop."""
+    kind = OmegaConf.get_type(cfg)
+    if not dataclasses.is_dataclass(kind):
+        return
+    fields = {item.name for item in dataclasses.fields(kind)}
+    yield from (f"{prefix}{key}" for key in map(str, cfg) if key not in fields)
+    for key, part in _parts(cfg):
+        yield from _added_keys(part, f"{prefix}{key}.")
+
+
+def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
+    """The dotted name of the innermost part of a config that is invalid by itself."""
+    for key, part in _parts(cfg):
+        try:
+            OmegaConf.to_object(part)
+        except ValueError:
+            return _refused_at(part, f"{prefix}{key}.") or f"{prefix}{key}"
+    return ""
+
+
+def _writable_schema(schema: Any) -> DictConfig:
+    """The dataclass, or one of its instances, as a Hydra schema.
+
+    OmegaConf makes frozen dataclasses read-only, but overrides must be merged into a schema. The
+    keys of a mapping are free, while those of a dataclass are fixed.
+    """
+    config = OmegaConf.structured(schema)
+    for node in _nodes(config):
+        OmegaConf.set_readonly(node, None)
+        if OmegaConf.get_type(node) is dict:
+            OmegaConf.set_struct(node, False)
+    return config
+
+
+def _nodes(config: DictConfig) -> Iterator[DictConfig]:
+    yield config
+    for _, part in _parts(config):
+        yield from _nodes(part)
+
+
+def _parts(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """The configs directly within a config, by key."""
+    for key in map(str, config):
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield key, node

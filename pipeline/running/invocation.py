@@ -1,0 +1,141 @@
+"""One invocation of ``run``: its plan, its record, and what it was asked for."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.dag.step import Step
+from pipeline.errors import TemperError
+from pipeline.observed.discovery import Present
+from pipeline.plan.planning import Plan, State, display_names, make_plan
+from pipeline.plan.resolver import Resolver
+from pipeline.running.record import RunRecord, redacted
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.text import visible
+
+if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
+    from rich.console import Console
+
+    from pipeline.launchers.config import LauncherConfig
+    from pipeline.price.pricing import Prices
+    from pipeline.show.live import Board
+
+MOST_SECONDS = 1200.0
+"""The most that a run waits for an estimate that takes long."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How steps are run; see :func:`pipeline.running.session.run`."""
+
+    jobs: int = 1
+    launcher: "LauncherConfig | None" = None
+    scheduler: str | None = None
+    verbosity: int = 0
+    again: Callable[[str], str] | None = None
+    sinks: Collection[str] = ()
+
+
+class Invocation:
+    """One invocation: its plan (made again if data turns out to be lost) and its record."""
+
+    def __init__(
+        self, roots: Mapping[str, Step], store: Store, console: "Console", force: Collection[str]
+    ):
+        self.roots, self.store, self.console = roots, store, console
+        self.force = force
+        self.record = RunRecord.begin(roots, store)
+        self.catalog = Catalog(store)
+        self._present = Present()  # a run sees one version of discovered dependencies
+        self.current: Plan
+        self._outcomes: dict[str, dict[str, Any]] = {}
+
+    def plan(self) -> Plan:
+        self.current = make_plan(
+            self.roots,
+            self.store,
+            self.force,
+            self.catalog,
+            self.record.name,
+            self.record.experiment,
+            self._present,
+        )
+        return self.current
+
+    def missing(self) -> list[Step]:
+        """The steps that will run, or may run."""
+        return [planned.step for planned in self.current.steps if planned.state is not State.CACHED]
+
+    def prices(self, options: RunOptions) -> "Prices | None":
+        """The estimated cost of the plan; ``None`` if everything is cached."""
+        if self.current.is_complete:
+            return None
+        from pipeline.running.forecast import prices_of
+
+        return prices_of(self.current, self.catalog, options.launcher, options.jobs)
+
+    def wait(self, prices: "Prices") -> None:
+        """Wait for the estimates that take long."""
+        names = display_names(self.current)
+        of = ", ".join(visible(names[name]) for name in prices.awaited)
+        line = f"working out the memory of {of}, once; that takes minutes (--plan does not wait)"
+        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        prices.wait(MOST_SECONDS)
+
+    def resolver(self) -> Resolver:
+        return Resolver(
+            self.catalog,
+            self.current.unusable,
+            self.current.forced,
+            self.record.name,
+            live=True,
+            present=self._present,
+        )
+
+    def plan_again(self) -> bool:
+        """Plan again after failures. True if artifacts were lost or deleted meanwhile."""
+        before = self.current
+        self.catalog = Catalog(self.store)
+        try:
+            after = self.plan()
+        except TemperError:  # for example a missing part of an input: its step has failed
+            return False
+        lost = after.unusable.keys() - before.unusable.keys()
+        return bool(lost or before.manifests().keys() - after.manifests().keys())
+
+    def lacks_results(self) -> bool:
+        """Whether a result is an earlier artifact whose data is gone. If its key was unknown during
+        planning, nobody has checked its data yet. In that case this method plans again."""
+        resolver = self.resolver()
+        made = filter(None, map(resolver.artifact, self.roots.values()))
+        if all(manifest.provenance.get("run") == self.record.name for manifest in made):
+            return False
+        self.catalog = Catalog(self.store)
+        return not self.plan().is_complete
+
+    def begin(self) -> None:
+        """Write the record of the run at its beginning.
+
+        Raises:
+            TemperError: the store cannot be written.
+        """
+        self.store.record_run(self.record.to_dict("running", self.current, self._outcomes))
+
+    def keep(self, outcome: str, board: "Board | None" = None) -> None:
+        """Write the record of the run so far, and the index for the next run."""
+        for fingerprint, went in (board.outcomes() if board else {}).items():
+            if went["state"] != "cached" or fingerprint not in self._outcomes:
+                self._outcomes[fingerprint] = went
+        with contextlib.suppress(TemperError):  # the failed step has reported a full disk
+            self.store.record_run(self.record.to_dict(outcome, self.current, self._outcomes))
+            self.store.forget_steps_of_run(self.record.name)
+        self.catalog.save()
+
+    def note(self, fingerprint: str, board: "Board") -> None:
+        """Record the outcome of a step at once, since this process may be killed at any moment."""
+        after = {"after": round(time.time() - self.record.started, 3)}
+        went = redacted(board.outcome(fingerprint)) | after
+        self.store.record_step(self.record.name, fingerprint, went)
