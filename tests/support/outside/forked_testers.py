@@ -40,6 +40,8 @@ LIBRARIES = (
 _PARENT = "import sys; sys.path[:0] = [sys.argv.pop()]; import forked_testers as f; f.serve()"
 _HANDED = 3
 """Standard input, output and error."""
+_FEW = 8
+"""More files than any version of ``multiprocessing`` hands to its server."""
 
 
 def command() -> str:
@@ -147,7 +149,7 @@ def _become_a_server(orders: socket.socket) -> NoReturn:
             for number in (0, 1):  # how the process that tests talks to pytest-xdist
                 os.dup2(nothing.fileno(), number)
         with orders:
-            data, files, _, _ = socket.recv_fds(orders, 2**20, 2)
+            data, files, _, _ = socket.recv_fds(orders, 2**20, _FEW)
         if data:
             order = json.loads(data)
             above = max(order["files"]) + 1  # none is where another belongs
