@@ -125,7 +125,6 @@ EDITS = {
     "gradient clipping": Edit(
         "training/optimizer.py", "else max_norm\n", "else 2 * max_norm\n", _TRAINING
     ),
-    "the optimiser": Edit("training/optimizer.py", "fused=True", "fused=False", _TRAINING),
     "a schedule": Edit("training/schedule.py", "1 - math.cos", "2 - math.cos", _TRAINING),
     "checkpoints": Edit("training/checkpoints.py", "8 * 2**20", "4 * 2**20", _TRAINING),
     "recomputation": Edit(

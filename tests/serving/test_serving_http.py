@@ -1,11 +1,10 @@
 """``temper serve``: whose server it starts, where it listens, and that it ends with its command."""
 
 import json
+import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -18,8 +17,9 @@ from urllib.request import urlopen
 import pytest
 import torch
 from openai import BadRequestError, NotFoundError, OpenAI
-from places import REPOSITORY
+from rank_processes import start_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from waiting import HANGS_SECONDS
 
 from pipeline import TemperError
 from steps.data.rows.rows import Message
@@ -29,14 +29,6 @@ from steps.serving.replies import Drawing, Speaker
 from steps.serving.serve import LOOPBACK, Server, model_id, serve, vllm_command
 
 QUESTION: list[Message] = [{"role": "user", "content": "What is 1 + 2?"}]
-
-_PROGRAM = f"""
-import sys
-sys.path.insert(0, {str(REPOSITORY)!r})
-import typer
-from steps.serving.serve import serve
-typer.run(serve)
-"""
 
 
 def free_port() -> int:
@@ -80,26 +72,30 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
 def served(chat_model: Path) -> Iterator[OpenAI]:
     """The official client of a server, which answers its example, and ends with its command."""
     port = free_port()
-    command = [sys.executable, "-c", _PROGRAM, str(chat_model), "--port", str(port)]
-    command += ["--through", "transformers"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    read, write = os.pipe()
+    words = [str(chat_model), "--port", str(port), "--through", "transformers"]
+    with open(os.devnull) as nothing:
+        process = start_command(serve, words, (nothing.fileno(), write, 2), {})
+    os.close(write)
     try:
-        assert process.stdout is not None
-        first = process.stdout.readline()
+        with open(read) as printed:
+            first, example = printed.readline(), printed.readline()
         assert first.startswith(f"{chat_model} at http://127.0.0.1:{port}/v1, through transformers")
-        _, url, _, kind, _, body = shlex.split(process.stdout.readline())
+        _, url, _, kind, _, body = shlex.split(example)
         headers = dict([kind.split(": ")])
         with urlopen(UrlRequest(url, body.encode(), headers)) as answer:
-            assert json.load(answer)["choices"][0]["message"]["content"]
+            (choice,) = json.load(answer)["choices"]  # drawn by chance, so it may end at once
+            assert choice["finish_reason"] in ("stop", "length")
         with OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
         ) as client:
             yield client
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 128 + signal.SIGTERM
-    finally:
         process.terminate()
-        process.wait()
+        process.join(HANGS_SECONDS)
+        assert process.exitcode == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.join()
 
 
 def ask(client: OpenAI, **fields: Any) -> Any:

@@ -167,7 +167,7 @@ def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (400, "dark")])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(
     browser: Any, page: Path, width: int, theme: str
 ) -> None:

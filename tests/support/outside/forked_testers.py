@@ -6,10 +6,14 @@ and no library that starts threads there (as pandas and pyarrow do), since a for
 
 ``pytest-xdist`` starts a process by a command and talks to it by standard input and output. The
 command that it is given here hands both to the process that has the libraries, which forks.
+
+A process that tests starts others too, by a server of ``multiprocessing``'s (``fresh_processes``).
+Before it does anything else, it forks one that waits to become that server.
 """
 
 import gc
 import importlib
+import json
 import os
 import select
 import shlex
@@ -18,8 +22,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from multiprocessing import util
 from pathlib import Path
+from typing import NoReturn
 
 LIBRARIES = (
     "torch._dynamo", "transformers.modeling_utils", "transformers.models.llama.modeling_llama",
@@ -32,6 +40,8 @@ LIBRARIES = (
 _PARENT = "import sys; sys.path[:0] = [sys.argv.pop()]; import forked_testers as f; f.serve()"
 _HANDED = 3
 """Standard input, output and error."""
+_FEW = 8
+"""More files than any version of ``multiprocessing`` hands to its server."""
 
 
 def command() -> str:
@@ -108,7 +118,50 @@ def _work(caller: socket.socket, files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    _keep_a_server_ready()
     exec(eval(sys.stdin.readline()), vars(sys.modules["__main__"]))
+
+
+def _keep_a_server_ready() -> None:
+    """Lets ``multiprocessing`` have its server of forks from here, with the libraries, in place of
+    a new interpreter that imports them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (waiting := os.fork()) == 0:
+        ours.close()
+        _become_a_server(theirs)
+    theirs.close()
+    start = util.spawnv_passfds
+
+    def spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
+        if not words[-1].startswith("from multiprocessing.forkserver import") or ours.fileno() < 0:
+            return start(path, words, passed)  # also one that follows a server that has ended
+        order = json.dumps({"code": words[-1], "path": sys.path, "files": list(passed)})
+        with ours:
+            socket.send_fds(ours, [order.encode()], list(passed))
+        return waiting
+
+    util.spawnv_passfds = spawn
+
+
+def _become_a_server(orders: socket.socket) -> NoReturn:
+    try:
+        with open(os.devnull, "r+b") as nothing:
+            for number in (0, 1):  # how the process that tests talks to pytest-xdist
+                os.dup2(nothing.fileno(), number)
+        with orders:
+            data, files, _, _ = socket.recv_fds(orders, 2**20, _FEW)
+        if data:
+            order = json.loads(data)
+            above = max(order["files"]) + 1  # none is where another belongs
+            copies = [fcntl(file, F_DUPFD_CLOEXEC, above) for file in files]
+            for number, copy in zip(order["files"], copies, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
+            sys.path[:] = order["path"]
+            gc.enable()
+            exec(order["code"], {})
+    finally:
+        os._exit(0)
 
 
 def _call(path: str) -> None:
