@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
@@ -127,9 +128,19 @@ def show_runs(console: Console, runs: Iterable[Run]) -> None:
             text(outcome, _STATE_STYLES.get(outcome, "")),
             clock(run.seconds),
             *(str(run.count(name)) for name in counts),
-            Text(visible(shlex.join(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
+            Text(visible(_typed(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
+
+
+def _typed(command: Sequence[str]) -> str:
+    """A command as somebody types it: without the interpreter of a script, and ``temper`` without
+    its folder, which would fill the column."""
+    words = [PurePath(word).name for word in command[:1]] + list(command[1:])
+    if len(words) > 1 and not words[1].startswith("-"):
+        script = PurePath(words[1])
+        words = ["temper" if script.name == "temper" else words[1], *words[2:]]
+    return shlex.join(words)
 
 
 def show_run(console: Console, run: Run) -> None:

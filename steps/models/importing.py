@@ -31,15 +31,16 @@ def import_pretrained(
             template.
     """
     where: dict[str, Any] = {"revision": revision} if revision else {}
+    named = source
     quantized: dict[str, Any] = {}
     if source.endswith(".gguf"):
         where["gguf_file"] = Path(source).name
         quantized["quantization_config"] = GgufConfig(dequantize=True)
         source = str(Path(source).parent)
     with _reading_once() if quantized else nullcontext():
-        with _loading("tokenizer", source):
+        with _loading("tokenizer", named):
             tokenizer = AutoTokenizer.from_pretrained(source, **where)
-        with _loading("model", source):
+        with _loading("model", named):
             model, found = _kind(source, where).from_pretrained(
                 source,
                 dtype=getattr(torch, dtype),
@@ -139,8 +140,14 @@ def _unloadable(what: str, source: str, error: Exception) -> str:
     for text, meaning in _MEANINGS.items():
         if text in said:
             return f"cannot load a {what} from {source}: {meaning}"
-    said = said[:300]
-    if Path(source).exists():
+    said = (
+        said[:300]
+        if isinstance(error, (ValueError, OSError))
+        else f"{type(error).__name__}: {said[:300]}"
+    )
+    if source.endswith(".gguf"):
+        advice = "is the file whole, and of an architecture that this transformers reads from GGUF?"
+    elif Path(source).exists():
         advice = "are its files whole, and of an architecture that this transformers knows?"
     else:
         advice = (

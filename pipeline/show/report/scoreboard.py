@@ -80,6 +80,11 @@ class Group:
         return [row for rows in self.sections.values() for row in rows]
 
     @property
+    def has_intervals(self) -> bool:
+        cells = (cell for row in self.rows for cell in row.cells.values())
+        return any(cell.low is not None for cell in (*cells, *self.same.values()))
+
+    @property
     def has_bars(self) -> bool:
         return any(cell.bar for row in self.rows for cell in row.cells.values())
 
