@@ -119,12 +119,14 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
 
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
     counts = ("done", "cached", "failed")
-    table = _table("run", "when (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command")
+    table = _table(
+        "run, by its time (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command"
+    )
+    table.columns[0].no_wrap = True  # a name that is cut into lines cannot be copied
     for run in runs:
         outcome = run.shown_outcome()
         table.add_row(
             text(run.name),
-            text(_when(run.name)),
             text(outcome, _STATE_STYLES.get(outcome, "")),
             clock(run.seconds),
             *(str(run.count(name)) for name in counts),

@@ -31,16 +31,15 @@ def import_pretrained(
             template.
     """
     where: dict[str, Any] = {"revision": revision} if revision else {}
-    named = source
     quantized: dict[str, Any] = {}
     if source.endswith(".gguf"):
         where["gguf_file"] = Path(source).name
         quantized["quantization_config"] = GgufConfig(dequantize=True)
         source = str(Path(source).parent)
     with _reading_once() if quantized else nullcontext():
-        with _loading("tokenizer", named):
+        with _loading("tokenizer", source):
             tokenizer = AutoTokenizer.from_pretrained(source, **where)
-        with _loading("model", named):
+        with _loading("model", source):
             model, found = _kind(source, where).from_pretrained(
                 source,
                 dtype=getattr(torch, dtype),
@@ -109,6 +108,7 @@ _MEANINGS = {
     "backend tokenizer from": _TO_CONVERT,
     "read a `tiktoken` file": _TO_CONVERT,
     "requires the SentencePiece": _TO_CONVERT,
+    "unpack_from requires a buffer": "its .gguf file is cut off; download it again",
     "trust_remote_code": "it brings code of its own, which is not run; take a model whose "
     "architecture transformers has",
     "Unrecognized configuration class": "its config.json describes no language model that "
@@ -145,9 +145,7 @@ def _unloadable(what: str, source: str, error: Exception) -> str:
         if isinstance(error, (ValueError, OSError))
         else f"{type(error).__name__}: {said[:300]}"
     )
-    if source.endswith(".gguf"):
-        advice = "is the file whole, and of an architecture that this transformers reads from GGUF?"
-    elif Path(source).exists():
+    if Path(source).exists():
         advice = "are its files whole, and of an architecture that this transformers knows?"
     else:
         advice = (

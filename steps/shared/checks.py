@@ -1,22 +1,13 @@
 """Validation of config dataclasses."""
 
-import math
 from enum import StrEnum
 from typing import Any
-
-from steps.shared.execution_detail import execution_detail
 
 
 def require(holds: bool, rule: str, value: object) -> None:
     """Raise ValueError unless `holds`. Its text is `rule`, which names the field, and the value."""
     if not holds:
-        raise ValueError(f"{rule}{_and_finite(value)}, got {value!r}")
-
-
-@execution_detail
-def _and_finite(value: object) -> str:
-    """What a rule like "above 0" leaves out where the value is infinite or NaN."""
-    return "" if not isinstance(value, float) or math.isfinite(value) else ", and finite"
+        raise ValueError(f"{rule}, got {value!r}")
 
 
 def require_count(config: Any, *names: str, least: int = 1, or_null: bool = False) -> None:

@@ -215,8 +215,8 @@ def test_runs_are_listed_and_each_says_what_its_steps_came_to(lab: Lab) -> None:
     lab.run(product=lab.product())
     first, second = temper(lab, "runs").splitlines()[1:]
     assert " failed " in first
-    assert first.split()[5:8] == ["2", "0", "1"]
-    assert second.split()[5:8] == ["0", "2", "0"]
+    assert first.split()[3:6] == ["2", "0", "1"]
+    assert second.split()[3:6] == ["0", "2", "0"]
     steps = temper(lab, "runs", first.split()[0])
     assert f"multiply done {newest(lab, 'multiply').key[:8]}" in steps
     assert "row 3 of the input" in steps
@@ -232,9 +232,18 @@ def test_runs_are_listed_and_each_says_what_its_steps_came_to(lab: Lab) -> None:
 )
 def test_a_run_is_listed_with_its_command_as_it_is_typed(command: str, shown: str) -> None:
     listed = Console(file=io.StringIO(), width=120)
-    show_runs(listed, [Run("20260101T000000-0", 0.0, 1.0, "done", [], command.split())])
-    line = listed.file.getvalue().splitlines()[1]  # type: ignore[attr-defined]
+    show_runs(listed, [Run("20260101T000000-0123456789", 0.0, 1.0, "done", [], command.split())])
+    (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
     assert line.rstrip().endswith(f"  {shown}")
+
+
+def test_runs_take_one_line_each_in_80_columns() -> None:
+    name = "20260101T000000-012345678"
+    listed = Console(file=io.StringIO(), width=80)
+    show_runs(listed, [Run(name, 0.0, 1.0, "done", [], ["python", "temper", "run", "dpo"])])
+    (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
+    assert line.startswith(f"{name}  done")
+    assert "temper run" in line
 
 
 @pytest.mark.usefixtures("product")

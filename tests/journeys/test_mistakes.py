@@ -214,7 +214,6 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.warmup_ratio=0.1"], ["did you mean dpo.optimizer.warmup_steps=0.1?"]),
     (["lora=true"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
     (["finetuning_type=lora"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
-    (["dpo.loss.beta=inf"], ["beta must be above 0, and finite, got inf"]),
     (["data.path=ünknown ä.jsonl"], ["ünknown ä.jsonl does not exist"]),
     (["data.path=loop"], ["loop: it is a link to loop, where nothing is"]),
     (["data.path=/dev/null"], ["null is not a regular file", "write its content to a file"]),

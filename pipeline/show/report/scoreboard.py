@@ -81,8 +81,7 @@ class Group:
 
     @property
     def has_intervals(self) -> bool:
-        cells = (cell for row in self.rows for cell in row.cells.values())
-        return any(cell.low is not None for cell in (*cells, *self.same.values()))
+        return any(cell.low is not None for row in self.rows for cell in row.cells.values())
 
     @property
     def has_bars(self) -> bool:
