@@ -29,6 +29,7 @@ name. If another type is chosen, it has the defaults of that type.
 import contextlib
 import json
 import os
+import re
 import reprlib
 import shlex
 import signal
@@ -421,7 +422,16 @@ def _hydra_arguments(arguments: list[str]) -> list[str]:
     ours = ("--plan", *_VERBOSITY)
     script, *rest = [argument for argument in arguments if argument not in ours]
     overrides = list(filter(_is_override, rest))
-    return [script, *(a for a in rest if a not in overrides), *overrides, *_HYDRA_QUIET]
+    options = (a for a in rest if a not in overrides)
+    return [script, *options, *map(_with_letters, overrides), *_HYDRA_QUIET]
+
+
+def _with_letters(override: str) -> str:
+    """The override with its value in quotes where that has letters beyond ASCII, as a path may:
+    Hydra's grammar has none outside quotes."""
+    key, _, value = override.partition("=")
+    is_text = not value.isascii() and re.fullmatch(r"[\w ./@+:-]+", value)
+    return f"{key}='{value}'" if is_text else override
 
 
 def _is_override(argument: str) -> bool:

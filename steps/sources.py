@@ -19,7 +19,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching, splits_of
-from steps.models.folder_check import fault_of
+from steps.models.folder_check import fault_of, has_chat_template
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ class ModelSource:
                 f"model: set one of model.path, model.hub, model.package; got {given}"
             )
         if self.path:
-            refuse_no_model(File(self.path))
+            refuse_no_model(File(self.path), self.template())
             return File(self.path)
         if self.hub:
             return HubModel(self.hub, self.revision or "")
@@ -399,14 +399,17 @@ class ModelSource:
         return File(self.chat_template) if self.chat_template else None
 
 
-def refuse_no_model(source: File | HubModel, **_: object) -> None:
+def refuse_no_model(
+    source: File | HubModel, chat_template: File | None = None, **_: object
+) -> None:
     """Refuse a local path that is not a model, when a plan is made and before any step runs.
 
     It takes the arguments of ``import_model``. A URL is only checked when ``import_model`` reads
     it.
 
     Raises:
-        TemperError: the path is neither a Hugging Face folder nor a ``.gguf`` file.
+        TemperError: the path is neither a Hugging Face folder nor a ``.gguf`` file, or the folder
+            has no chat template and none is given.
     """
     if isinstance(source, HubModel) or not source.url:
         return
@@ -444,6 +447,11 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
         raise TemperError(
             f"model {source.url} cannot be used: it {fault}; copy its files again from the model "
             "it was made from, or name another folder with model.path"
+        )
+    if path.is_dir() and chat_template is None and not has_chat_template(path):
+        raise TemperError(
+            f"model {source.url} has no chat template, as base models have none; name a Jinja file "
+            "with model.chat_template, or take the chat model"
         )
     if path.is_file() and not _is_gguf(path):
         raise TemperError(

@@ -276,7 +276,7 @@ def _completion(
         decode(record["prompt_ids"]),
         _by_speaker(record, decode),
         ", ".join(_remarks(record)),
-        {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
+        {"right": record["verdict"] == "right"} if record["verdict"] else {},
         by,
     )
 

@@ -325,7 +325,7 @@ def report(
     looks = Looks(reversed(found))
     story = story_of(found, catalog, looks)
     made_at = time.strftime("%F %T", time.gmtime())
-    output.write_text(render(story, Page(made_at, remark)), "utf-8")
+    _write_whole(output, render(story, Page(made_at, remark)))
     notes = make_console(stderr=True)
     for reason in dict.fromkeys(looks.unknown.values()):
         printing.show_line(notes, f"! shown without its own look: {reason}", "yellow")
@@ -553,6 +553,23 @@ def gc(
         printing.show_line(console, f"{size} in all; add --yes to delete")
     else:
         printing.show_line(console, f"freed {decimal(delete(opened, findings))}")
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Write a file all at once, so that a full disk or Ctrl-C leaves what was there before."""
+    if file.exists() and not file.is_file():  # a terminal or a pipe
+        file.write_text(text, "utf-8")
+        return
+    file = file.resolve()
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        new.write_text(text, "utf-8")
+        new.replace(file)
+    except OSError as error:
+        error.filename = str(file)  # which the user named
+        raise
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _open(url: str) -> Store:

@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
@@ -118,18 +119,30 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
 
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
     counts = ("done", "cached", "failed")
-    table = _table("run", "when (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command")
+    table = _table(
+        "run, by its time (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command"
+    )
+    table.columns[0].no_wrap = True  # a name that is cut into lines cannot be copied
     for run in runs:
         outcome = run.shown_outcome()
         table.add_row(
             text(run.name),
-            text(_when(run.name)),
             text(outcome, _STATE_STYLES.get(outcome, "")),
             clock(run.seconds),
             *(str(run.count(name)) for name in counts),
-            Text(visible(shlex.join(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
+            Text(visible(_typed(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
+
+
+def _typed(command: Sequence[str]) -> str:
+    """A command as somebody types it: without the interpreter of a script, and ``temper`` without
+    its folder, which would fill the column."""
+    words = [PurePath(word).name for word in command[:1]] + list(command[1:])
+    if len(words) > 1 and not words[1].startswith("-"):
+        script = PurePath(words[1])
+        words = ["temper" if script.name == "temper" else words[1], *words[2:]]
+    return shlex.join(words)
 
 
 def show_run(console: Console, run: Run) -> None:

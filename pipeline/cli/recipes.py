@@ -37,7 +37,7 @@ from pipeline.configs.shipped import (
 from pipeline.errors import TemperError
 from pipeline.text import did_you_mean
 
-_PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
+_PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")

@@ -10,8 +10,8 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,24 +90,30 @@ class Known:
     Attributes:
         keys: the dotted names of settings.
         groups: the names of the options of each choice, by its path with slashes.
+        unchosen: settings that only options have which are not chosen, with the names of these.
     """
 
     keys: Sequence[str]
     groups: Mapping[str, Sequence[str]]
+    unchosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
         """What is known of an experiment with the choices that a command line's arguments make."""
         keys = list(dotted_keys(OmegaConf.structured(schema)))
         groups: dict[str, Sequence[str]] = {g: names_of_options(g) for g in shipped_groups()}
+        unchosen: dict[str, list[str]] = {}
         for path, types in choices.items():
+            for option, fields in types.items():
+                for key in dotted_keys(OmegaConf.structured(fields), f"{path}."):
+                    unchosen.setdefault(key, []).append(f"{path.replace('.', '/')}={option}")
             groups[path.replace(".", "/")] = list(types)
             typed = (argument.partition("=") for argument in arguments)
             chosen = [option for group, _, option in typed if group == path.replace(".", "/")]
             if chosen and chosen[-1] in types:
                 keys = [key for key in keys if not key.startswith(f"{path}.")]
                 keys += dotted_keys(OmegaConf.structured(types[chosen[-1]]), f"{path}.")
-        return cls(keys, groups)
+        return cls(keys, groups, {k: c for k, c in unchosen.items() if k not in keys})
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
@@ -118,13 +124,16 @@ class Known:
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
             return options
         above = prefix.partition(".")[0]
-        places = (self._by_last_part(place, meant) for place in (prefix, above, ""))
+        places = (_ending(self.keys, place, meant) for place in (prefix, above, ""))
         found = next(filter(None, places), [])
         found = [name for name in found if name.replace(".", "/") not in chosen]
         if found:
             return [f"{name}={typed}" if typed else name for name in found]
         if chosen:
             return [f"{g}={'|'.join(self.groups[g])}" for g in chosen]
+        places = (_ending(self.unchosen, place, meant) for place in (prefix, ""))
+        if found := next(filter(None, places), []):
+            return [f"{_either(self.unchosen[name])} {name}={typed or '…'}" for name in found]
         return self._alike(prefix, meant, key, value)
 
     def advice(self, key: str) -> str:
@@ -138,11 +147,6 @@ class Known:
         lasts = {key.rpartition(".")[2] for key in self.keys}
         return bool(difflib.get_close_matches(last, lasts, 1, 0.85))
 
-    def _by_last_part(self, prefix: str, last: str) -> list[str]:
-        below = f"{prefix}." if prefix else ""
-        ends = (key for key in self.keys if f".{key}".lower().endswith(f".{last.lower()}"))
-        return [key for key in ends if key.startswith(below)]
-
     def _alike(self, prefix: str, last: str, key: str, value: str) -> list[str]:
         near = [k for k in self.keys if not prefix or k.startswith(f"{prefix.partition('.')[0]}.")]
         lasts = list(dict.fromkeys(k.rpartition(".")[2] for k in near))
@@ -155,6 +159,19 @@ class Known:
             return options
         whole = [k for k in whole if did_you_mean(last, [k.rpartition(".")[2]], 0.5)]
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
+
+
+def _ending(keys: Iterable[str], prefix: str, last: str) -> list[str]:
+    """The keys below a prefix that end in the name of a setting."""
+    below = f"{prefix}." if prefix else ""
+    ends = (key for key in keys if f".{key}".lower().endswith(f".{last.lower()}"))
+    return [key for key in ends if key.startswith(below)]
+
+
+def _either(choices: Sequence[str]) -> str:
+    """Choices of one group as one: ``dpo/loss=alphapo|simpo``."""
+    group = choices[0].partition("=")[0]
+    return f"{group}={'|'.join(choice.partition('=')[2] for choice in choices)}"
 
 
 def _in_other_tools(name: str) -> str:

@@ -8,7 +8,7 @@
 A process sees one version of each, until :func:`forget_sources`.
 """
 
-import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -175,8 +175,11 @@ def _look_at(url: str) -> _Source:
 def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
     """The file at ``path``, or the files below it, with the file system's information on each."""
     if isinstance(fs, LocalFileSystem):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
             os.stat(path)  # unlike `isfile`, it tells a folder that nobody may enter from none
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
         return {path: {}} if os.path.isfile(path) else {n: {} for n in files_below(path)}
     try:
         info = fs.info(path)
@@ -218,7 +221,7 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
 
 def _unreadable(path: str) -> str:
     """The error for a path that has no content."""
-    if os.path.islink(path):
+    if not os.path.exists(path):
         what = f"it is a link to {os.readlink(path)}, where nothing is; delete or mend it"
     else:
         what = f"{os.path.basename(path)} is not a regular file, but a pipe, socket or device; "

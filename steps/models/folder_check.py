@@ -31,6 +31,15 @@ def fault_of(folder: Path, trains: bool = True) -> str:
     return next(chain(_quantised(folder) if trains else (), _faults(folder)), "")
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Whether a file in which transformers looks for a chat template has one, or none is there."""
+    config = folder / "tokenizer_config.json"
+    if (folder / "chat_template.jinja").exists() or not config.is_file():
+        return True
+    settings = _read(config)
+    return not isinstance(settings, dict) or bool(settings.get("chat_template"))
+
+
 def _faults(folder: Path) -> Iterator[str]:
     names = sorted(os.listdir(folder))
     for name in names:

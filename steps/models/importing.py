@@ -108,6 +108,7 @@ _MEANINGS = {
     "backend tokenizer from": _TO_CONVERT,
     "read a `tiktoken` file": _TO_CONVERT,
     "requires the SentencePiece": _TO_CONVERT,
+    "unpack_from requires a buffer": "its .gguf file is cut off; download it again",
     "trust_remote_code": "it brings code of its own, which is not run; take a model whose "
     "architecture transformers has",
     "Unrecognized configuration class": "its config.json describes no language model that "
@@ -139,7 +140,11 @@ def _unloadable(what: str, source: str, error: Exception) -> str:
     for text, meaning in _MEANINGS.items():
         if text in said:
             return f"cannot load a {what} from {source}: {meaning}"
-    said = said[:300]
+    said = (
+        said[:300]
+        if isinstance(error, (ValueError, OSError))
+        else f"{type(error).__name__}: {said[:300]}"
+    )
     if Path(source).exists():
         advice = "are its files whole, and of an architecture that this transformers knows?"
     else:

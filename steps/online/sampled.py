@@ -127,7 +127,10 @@ def prompts_of(there_are: int, wanted: int, iteration: int, seed: int) -> list[i
     a pass are skipped. Raises ValueError if there are fewer prompts than `wanted`.
     """
     if wanted > there_are:
-        raise ValueError(f"prompts is {wanted}, but there are only {there_are}; take fewer")
+        raise ValueError(
+            f"an iteration takes {wanted} prompts, but there are only {there_are}: add rows, or "
+            f"set rl.prompts={there_are} (in Python RlConfig(prompts={there_are}))"
+        )
     number, place = divmod(iteration, there_are // wanted)
     order = np.random.default_rng([seed, number]).permutation(there_are)
     return order[place * wanted : (place + 1) * wanted].tolist()

@@ -1,5 +1,6 @@
 """``temper`` as a user meets it: on stores that real runs have made."""
 
+import errno
 import io
 import json
 import resource
@@ -26,6 +27,7 @@ from waiting import HANGS_SECONDS
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
 from pipeline.cli.keep.verify import verify
+from pipeline.cli.printing import show_runs
 from pipeline.dag.canonical import hash_json
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
@@ -33,6 +35,7 @@ from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import Objects
+from pipeline.store.runs import Run
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -212,11 +215,55 @@ def test_runs_are_listed_and_each_says_what_its_steps_came_to(lab: Lab) -> None:
     lab.run(product=lab.product())
     first, second = temper(lab, "runs").splitlines()[1:]
     assert " failed " in first
-    assert first.split()[5:8] == ["2", "0", "1"]
-    assert second.split()[5:8] == ["0", "2", "0"]
+    assert first.split()[3:6] == ["2", "0", "1"]
+    assert second.split()[3:6] == ["0", "2", "0"]
     steps = temper(lab, "runs", first.split()[0])
     assert f"multiply done {newest(lab, 'multiply').key[:8]}" in steps
     assert "row 3 of the input" in steps
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("/venv/bin/python -m my.experiment a=1", "python -m my.experiment a=1"),
+        ("/venv/bin/python /venv/bin/temper run dpo", "temper run dpo"),
+        ("/venv/bin/python mine.py beta=0.1", "mine.py beta=0.1"),
+    ],
+)
+def test_a_run_is_listed_with_its_command_as_it_is_typed(command: str, shown: str) -> None:
+    listed = Console(file=io.StringIO(), width=120)
+    show_runs(listed, [Run("20260101T000000-0123456789", 0.0, 1.0, "done", [], command.split())])
+    (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
+    assert line.rstrip().endswith(f"  {shown}")
+
+
+def test_runs_take_one_line_each_in_80_columns() -> None:
+    name = "20260101T000000-012345678"
+    listed = Console(file=io.StringIO(), width=80)
+    show_runs(listed, [Run(name, 0.0, 1.0, "done", [], ["python", "temper", "run", "dpo"])])
+    (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
+    assert line.startswith(f"{name}  done")
+    assert "temper run" in line
+
+
+@pytest.mark.usefixtures("product")
+def test_a_report_that_cannot_be_written_leaves_the_one_before(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "reports").mkdir()
+    (file := folder / "report.html").write_text("before")
+    write = Path.write_text
+
+    def full(path: Path, text: str, *rest: Any) -> int:
+        write(path, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    failed = call(lab, "report", "-o", str(file)).exception
+    assert isinstance(failed, OSError)
+    assert failed.filename == str(file)
+    assert file.read_text() == "before"
+    assert list(folder.iterdir()) == [file]
 
 
 def test_a_forgotten_run_is_off_the_record(lab: Lab) -> None:

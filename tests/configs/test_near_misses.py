@@ -31,6 +31,9 @@ def known() -> Known:
         # a choice
         ("loss=ipo", "dpo/loss=ipo?"),
         ("lora=lora", "dpo/lora=lora or sft/lora=lora"),
+        # of an option that is not chosen
+        ("gamma=2", "dpo/loss=alphapo|simpo dpo.loss.gamma=2?"),
+        ("lora_r=8", "dpo/lora=lora dpo.lora.r=8 or sft/lora=lora sft.lora.r=8?"),
         # what others call it
         ("dpo.lr=1e-6", "dpo.optimizer.learning_rate=1e-6?"),
         ("lr=1e-6", "sft.optimizer.learning_rate=1e-6 or dpo.optimizer.learning_rate=1e-6"),

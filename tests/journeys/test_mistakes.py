@@ -65,6 +65,7 @@ from steps.evaluate import evaluate
 from steps.import_model import import_model
 from steps.kinds import Model, Preferences
 from steps.load_preferences import load_preferences
+from steps.load_unpaired import load_unpaired
 from steps.losses.dpo import Dpo
 from steps.report import report
 from steps.tokenize_preferences import tokenize_preferences
@@ -111,6 +112,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin-1.csv").write_text("prompt,chosen,rejected\n" + "é,è,à\n" * 9, "latin-1")
     (folder / "tabs.csv").write_text("prompt\tchosen\trejected\n" + "q\tYes, yes.\tNo.\n" * 9)
     (folder / "headless.csv").write_text(f"{'A question? ' * 9},Yes.,No.\n" * 9)
+    (folder / "utf-16.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9, "utf-16")
+    (folder / "json.parquet").write_bytes((folder / "pairs.jsonl").read_bytes())
+    (folder / "loop").symlink_to("loop")
+    labels = [{"prompt": "q", "completion": "a", "label": "perhaps"}]
+    write(folder / "labels.jsonl", labels * 9)
     for codec in ("utf-16", "utf-32"):
         (folder / f"{codec}.jsonl").write_text((folder / "pairs.jsonl").read_text(), codec)
     (folder / "plain.jsonl.gz").write_bytes((folder / "pairs.jsonl").read_bytes())
@@ -128,12 +134,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "unweighted": ["config.json", "tokenizer.json"],
         "speechless": ["config.json", "model.safetensors"],
         "adapter": ["tokenizer.json", "model.safetensors"],
+        "untemplated": ["config.json", "tokenizer.json", "model.safetensors"],
         "models/good": ["config.json", "tokenizer.json", "model.safetensors"],
     }.items():
         (folder / name).mkdir(parents=True)
         for file in files:
             (folder / name / file).write_bytes(MODEL_FILES[file])
     (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "untemplated" / "tokenizer_config.json").write_text("{}")
     for name, (file, content) in BROKEN_MODELS.items():
         shutil.copytree(folder / "models" / "good", folder / name)
         (folder / name / file).write_bytes(content)
@@ -206,6 +214,13 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.warmup_ratio=0.1"], ["did you mean dpo.optimizer.warmup_steps=0.1?"]),
     (["lora=true"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
     (["finetuning_type=lora"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
+    (["data.path=ünknown ä.jsonl"], ["ünknown ä.jsonl does not exist"]),
+    (["data.path=loop"], ["loop: it is a link to loop, where nothing is"]),
+    (["data.path=/dev/null"], ["null is not a regular file", "write its content to a file"]),
+    (["top_p=0.9"], ["drawn from the whole distribution"]),
+    (["gradient_accumulation_steps=8"], ["batch_size is that of a whole optimiser step"]),
+    (["rpo_alpha=1"], ["did you mean dpo.loss.nll_weight=1?"]),
+    (["fp16=true"], ["dtype is float32, or bfloat16"]),
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
     (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
@@ -252,6 +267,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["model.chat_template=docs"], ["model.chat_template=docs is a folder"]),
     (["model.path=typeless"], ["a config.json that names no model_type"]),
     (["model.path=tokenless"], ["git-lfs' pointer to tokenizer.json"]),
+    (["model.path=untemplated"], ["no chat template", "a Jinja file with model.chat_template"]),
     (["model.path=halved"], ["a tokenizer.json that is no JSON object, or is cut off"]),
     (["model.path=quantised"], ["weights that gptq has quantised"]),
     (["model.path=fake.gguf"], ["fake.gguf is no GGUF file", "download it again"]),
@@ -524,6 +540,8 @@ DATA: dict[str, list[str]] = {
     "notes.md": ["one of .jsonl"],
     "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
     "utf-16.jsonl": ["it is UTF-16: convert it"],
+    "utf-16.csv": ["it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"],
+    "json.parquet": ["it holds JSON: name it .jsonl"],
     "utf-32.jsonl": ["it is UTF-32: convert it", "iconv -f utf-32"],
     "plain.jsonl.gz": ["it is no gzip file: leave .gz out of its name"],
     "packed.jsonl": ["it is a gzip file: add .gz to its name"],
@@ -544,6 +562,7 @@ def failures(folder: Path) -> Iterator[dict[str, str]]:
         roots["a wrong field"] = load_preferences(
             File("columns.jsonl"), config=LoadConfig(format=wrong)
         )
+        roots["a label"] = load_unpaired(File("labels.jsonl"))
         roots["overwritten"] = overwrites(one_part(File("docs/index.md")))
         roots["missing"] = use(one_part(File("notes.md"))["test"])
         console = Console(file=io.StringIO(), width=2000)
@@ -561,7 +580,9 @@ def name_of(told: str) -> str:
     return heading.partition(" (")[2].removesuffix(")") or heading
 
 
-@pytest.mark.parametrize("mistake", [*MESSAGES, *DATA, "a wrong field", "use", "overwrites"])
+@pytest.mark.parametrize(
+    "mistake", [*MESSAGES, *DATA, "a wrong field", "load_unpaired", "use", "overwrites"]
+)
 def test_a_foreseen_failure_of_a_step_is_one_sentence(
     mistake: str, failures: dict[str, str]
 ) -> None:
@@ -569,6 +590,7 @@ def test_a_foreseen_failure_of_a_step_is_one_sentence(
         **MESSAGES,
         **DATA,
         "a wrong field": [WRONG_FIELD],
+        "load_unpaired": ["label is str 'perhaps', expected true or false", "data.fields.good"],
         "use": ["no part 'test'; it has: train"],
         "overwrites": ["train/rows.txt in the input from one_part was written"],
     }[mistake]

@@ -417,7 +417,9 @@ def test_raft_may_draw_at_any_temperature_and_a_single_completion() -> None:
 
 
 def test_too_few_prompts_are_refused(policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="prompts is 11, but there are only 10"):
+    with pytest.raises(
+        ValueError, match=r"takes 11 prompts, but there are only 10: .* set rl\.prompts=10 "
+    ):
         run(policy, tmp_path, rl(prompts=11), 1)
 
 

@@ -80,6 +80,10 @@ class Group:
         return [row for rows in self.sections.values() for row in rows]
 
     @property
+    def has_intervals(self) -> bool:
+        return any(cell.low is not None for row in self.rows for cell in row.cells.values())
+
+    @property
     def has_bars(self) -> bool:
         return any(cell.bar for row in self.rows for cell in row.cells.values())
 

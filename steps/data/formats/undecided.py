@@ -39,6 +39,8 @@ def undecided(
     if (pairs or "unpaired" in wanted) and not found and (rated := _rated(seen)):
         how = "read them with load_unpaired (temper run kto) and " if pairs else "name them: "
         return f"{where}: each of its rows holds one response with a verdict; {how}{rated}"
+    if not found and "unpaired" in wanted and (unread := _unread_label(seen)):
+        return f"{where}: {unread}"
     if not found and (not suggested or _UNCLEAR in suggested) and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
     if not suggested:
@@ -283,6 +285,17 @@ def _rated(seen: list[Mapping[str, Any]]) -> str:
         f"{unpaired}, where NUMBER is the lowest rating of a good response; if rows of one prompt "
         f"are adjacent, they make pairs: {_spelled('rated', named | {'score': rating})}"
     )
+
+
+def _unread_label(seen: list[Mapping[str, Any]]) -> str:
+    """What is wrong with the label of a record that has all fields of a judged response."""
+    for record in seen:
+        try:
+            FORMATS["unpaired"]().parse(record, "1")
+        except MalformedRow as error:
+            if error.reason == "label not a boolean":
+                return str(error)
+    return ""
 
 
 def _are_two_numbers(value: Any) -> bool:

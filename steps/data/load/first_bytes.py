@@ -29,6 +29,8 @@ def probably(url: str) -> str:
             return f"; it is {is_one} {name} file: {change} its name"
         if path.endswith(suffix):
             return ""
+    if path.endswith(".parquet") and head[:1] in (b"{", b"["):
+        return f"; it holds JSON: name it {'.jsonl' if head[:1] == b'{' else '.json'}"
     said = next((said for first, said in _SAID if head.startswith(first)), "") or _by_line(head)
     return f"; {said}" if said else ""
 
@@ -38,6 +40,8 @@ def _by_line(head: bytes) -> str:
     try:
         head.decode()
     except UnicodeDecodeError as error:
+        if b"\0" in head:  # no text of single bytes: the reader has said what it is
+            return ""
         if error.end < len(head):  # else a letter is cut where `head` ends
             return "save it in UTF-8, as with `iconv -f windows-1252 -t utf-8 FILE > NEW_FILE`"
     line = head.splitlines()[0].rstrip() if head else b""
