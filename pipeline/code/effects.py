@@ -205,7 +205,7 @@ class Effects:
             return True
         if any(name in source.names or name not in source.units for name in statement.changes):
             return True
-        if self.subclasses_matter and any(map(self._is_own, statement.bases)):
+        if self.subclasses_matter and statement.bases:
             return True
         if statement.is_class and self._is_enum(statement) and not self._is_quiet_enum(statement):
             return True
@@ -469,10 +469,6 @@ class Effects:
         bases = (base for base in self.project.parts(part.bases) if base not in (*below, part))
         is_plain = not hooks.intersection((*part.special, *part.methods))
         return is_plain and all(self._is_quiet_enum(base, (*below, part)) for base in bases)
-
-    def _is_own(self, reference: Ref | None) -> bool:
-        """Whether it is project code, or may be."""
-        return reference is None or any(not t.library for t in self.project.meaning(reference))
 
 
 def _holds_of_builtin(need: Need) -> bool:

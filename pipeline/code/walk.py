@@ -67,7 +67,10 @@ nothing: inspect.isfunction inspect.isclass inspect.ismodule inspect.ismethod in
 nothing: inspect.iscoroutinefunction inspect.isgeneratorfunction inspect.isabstract inspect.unwrap
 nothing: inspect.isbuiltin inspect.isgenerator timeit.default_timer pdb.set_trace warnings.warn
 names modules: pickle joblib.dump shelve
-messages: traceback sys.exc_info sys.exception unittest asyncio.gather asyncio.wait
+messages: traceback sys.exc_info sys.exception unittest asyncio.gather asyncio.wait pytest
+texts: tenacity.retry_if_exception tenacity.retry_if_exception_message backoff
+texts: tenacity.retry_if_not_exception_message
+texts names modules: loguru.logger.add loguru.logger.configure loguru.logger.patch
 lookups: sys.modules sys.__dict__ runpy.run_path timeit code cProfile profile pdb doctest trace
 lookups: yaml.unsafe_load yaml.unsafe_load_all yaml.UnsafeLoader yaml.Loader yaml.full_load
 lookups: yaml.full_load_all yaml.FullLoader yaml.CLoader importlib.machinery
@@ -309,10 +312,7 @@ class _Walk:
                 self.found.update(statement.traits)
             for piece in self.pieces(unit):
                 self._follow(unit, piece)
-            bases = self._bases(unit)
-            if bases and (unit in self.hinted or self._is_read_by_library(unit)):
-                for base in bases:  # a library may read annotations, as a model's fields
-                    self._mark(base, self.hinted)
+            self._mark_hints(unit)
             if Reader.TYPES in self.readers and self.by_value[unit]:
                 self._add_unit(unit, by_value=False)
             if Reader.NAMESPACES in self.readers:
@@ -392,6 +392,16 @@ class _Walk:
             marked.add(unit)
             if unit in self.by_value:
                 self._waiting.append(unit)
+
+    def _mark_hints(self, unit: Unit) -> None:
+        """If a class is passed on, or a library reads it, whoever has it may read the annotations
+        of its bases and of the types of its fields too, for example to build it from JSON."""
+        bases = self._bases(unit)
+        if not bases and not any(statement.fields for statement in self.statements(unit)):
+            return
+        if unit in self.hinted or unit in self.shown or self._is_read_by_library(unit):
+            for other in (*bases, *self._types_of_fields(unit)):
+                self._mark(other, self.hinted)
 
     def _note_library(self, target: Target) -> None:
         parts = str(target).split(".")
@@ -542,6 +552,11 @@ class _Walk:
         """The project's own bases of a class."""
         names = (name for s in self.statements(unit) if s.is_class for name in s.bases)
         return [target.unit for target in self.project.targets(names) if not target.library]
+
+    def _types_of_fields(self, unit: Unit) -> list[Unit]:
+        """The project's own types in the annotations of a class's fields."""
+        named = (p for p in self.pieces(unit) if isinstance(p, Ref) and p.use == Use.OWNED)
+        return [target.unit for target in self.project.targets(named) if not target.library]
 
     def _is_quiet_name(self, name: Ref) -> bool:
         return all(
