@@ -108,10 +108,12 @@ Dotted = tuple[str, ...]
 
 
 class Load(NamedTuple):
-    """An import that runs: of a module, or of a name in a module, which may be a submodule."""
+    """An import that runs: of a module, or of a name in a module, which may be a submodule. If it
+    is ``tried``, the code goes on if there is no such module or name."""
 
     module: str
     name: str = ""
+    tried: bool = False
 
 
 class Bound(NamedTuple):

@@ -752,10 +752,18 @@ class _Walk:
         return ":".join(unit) if numbers is None else f"#{numbers.get(unit, '')}"
 
     def _loads(self, load: Load, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
+        if load.tried and self._is_there(load):
+            yield "<there>"
         if numbers is not None:
             for name in self.effects.modules_of(load):
                 if self.effects.matters(name):
                     yield f"<import {self._number((name, IMPORT), numbers)}>"
+
+    def _is_there(self, load: Load) -> bool:
+        """Whether an import finds a module of the project, and the name in it."""
+        if self.project.module(load.module) is None:
+            return False
+        return load.name in ("", "*") or bool(self.project.resolve(load.module, (load.name,)))
 
     def _order(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
         """The position of statements that read names on import, relative to the other units of the

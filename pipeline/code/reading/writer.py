@@ -26,6 +26,7 @@ class Writer:
         self.listed: set[int] = set()
         self.compared: set[int] = set()
         self.called: set[int] = set()
+        self.tries = False  # whether the code goes on after an import that fails
         self.locals: dict[tuple[int, str], int] = {}
         self._parts: list[list[Piece]] = [[]]
 
@@ -92,7 +93,7 @@ class Writer:
     def write_silent(self, node: ast.AST) -> None:
         if isinstance(node, Import):
             for source in loaded(node, self.package):
-                self.piece(Load(*source))
+                self.piece(Load(*source)._replace(tried=self.tries))
         elif isinstance(node, ast.AnnAssign):
             self.name_only(node.annotation)
 
