@@ -34,7 +34,7 @@ class Reader:
     field, which counts unless instances are arguments, which count by value. ``DEFAULTS``: defaults
     of a function, which count unless it is the step, whose recipe holds them. ``TYPES``: the code
     may get from a value to the declarations of its type. ``SUBCLASSES``: it lists the subclasses of
-    a class. ``ITSELF``: a class accesses itself. ``MODULES``: names of modules appear in its
+    a class; ``ANY_SUBCLASSES``: of a class that may be a library's. ``ITSELF``: a class accesses itself. ``MODULES``: names of modules appear in its
     results. ``NAMESPACES``: it may access any global of a module that has code in the closure.
     ``LOOKUPS``: it may do so for every module that is loaded. ``ORDER``: it may list the globals of
     a module in their order. ``MESSAGES``: messages of the interpreter, which name functions and
@@ -44,7 +44,7 @@ class Reader:
     DOCS, HINTS, NAMES, CLASSES, TEXTS = "docs", "hints", "names", "classes", "texts"
     FIELDS, DEFAULTS, TYPES, SUBCLASSES = "fields", "defaults", "types", "subclasses"
     ITSELF, MODULES, NAMESPACES, LOOKUPS = "itself", "modules", "namespaces", "lookups"
-    ORDER, MESSAGES = "order", "messages"
+    ORDER, MESSAGES, ANY_SUBCLASSES = "order", "messages", "any subclasses"
 
 
 DETAIL = "execution_detail"

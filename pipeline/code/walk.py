@@ -25,7 +25,7 @@ import blake3
 from pipeline import cells
 from pipeline.code import walked_before
 from pipeline.code.bindings import absolute
-from pipeline.code.effects import Effects
+from pipeline.code.effects import ANY, OWN, Effects
 from pipeline.code.form import (
     DETAIL,
     TYPE_MARKS,
@@ -243,8 +243,9 @@ def _walk(
     readers: frozenset[str] = frozenset()
     calls_itself = False
     while True:
-        of_readers = effects.of_subclasses if Reader.SUBCLASSES in readers else effects
-        walk = _Walk(of_readers, readers, start, calls_itself, classes)
+        listed = OWN if Reader.SUBCLASSES in readers else ""
+        listed = ANY if Reader.ANY_SUBCLASSES in readers else listed
+        walk = _Walk(effects.if_listed(listed), readers, start, calls_itself, classes)
         walk.start_at(roots)
         found = walk.found.union(*(_IMPLIED.get(reader, ()) for reader in walk.found))
         if found <= readers and walk.calls_itself == calls_itself:
@@ -357,6 +358,8 @@ class _Walk:
             case Ref():
                 by_value = piece.use in (Use.HINT, Use.NAMED)
                 by_value |= self.by_value[unit] and self._is_type(unit, piece)
+                if piece.parts[-1:] == ("__subclasses__",) and not self._is_own_class(piece):
+                    self.found.add(Reader.ANY_SUBCLASSES)
                 for target in self.project.meaning(piece):
                     if piece.use == Use.LISTED and target.library:
                         continue
@@ -635,6 +638,10 @@ class _Walk:
         if reference.use == Use.BASE:
             return any(self._loses_fields(unit, s) for s in self.statements(unit))
         return not any(s.is_class or s.is_function for s in self.statements(unit))
+
+    def _is_own_class(self, reference: Ref) -> bool:
+        """Whether it is a class of the project, or an attribute of one."""
+        return any(part.is_class for part in self.project.parts([reference]))
 
     def _is_for_details(self, called: Ref | None) -> bool:
         """Whether it is a function that is declared an execution detail."""
