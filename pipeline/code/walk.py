@@ -40,6 +40,7 @@ from pipeline.code.form import (
     Piece,
     Reader,
     Ref,
+    Tried,
     Use,
     flat,
     read_table,
@@ -717,6 +718,8 @@ class _Walk:
                     parts += self._mark_of(piece)
             elif isinstance(piece, Load):
                 parts += self._loads(piece, numbers)
+            elif isinstance(piece, Tried):
+                parts += ["<there>"] if self._is_there(piece) else []
             elif isinstance(piece, Bound):
                 parts.append(f"<{self._number((unit[0], piece.name), numbers)}>")
         return "".join(parts)
@@ -759,18 +762,16 @@ class _Walk:
         return ":".join(unit) if numbers is None else f"#{numbers.get(unit, '')}"
 
     def _loads(self, load: Load, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
-        if load.tried and self._is_there(load):
-            yield "<there>"
         if numbers is not None:
             for name in self.effects.modules_of(load):
                 if self.effects.matters(name):
                     yield f"<import {self._number((name, IMPORT), numbers)}>"
 
-    def _is_there(self, load: Load) -> bool:
+    def _is_there(self, tried: Tried) -> bool:
         """Whether an import finds a module of the project, and the name in it."""
-        if self.project.module(load.module) is None:
+        if self.project.module(tried.module) is None:
             return False
-        return load.name in ("", "*") or bool(self.project.resolve(load.module, (load.name,)))
+        return tried.name in ("", "*") or bool(self.project.resolve(tried.module, (tried.name,)))
 
     def _order(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
         """The position of statements that read names on import, relative to the other units of the

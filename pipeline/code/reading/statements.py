@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from pipeline.code.bindings import Import, everything, imported, loaded
-from pipeline.code.form import Caught, Form, Load, Message, Ref, Use, word_set
+from pipeline.code.bindings import Import, everything, imported
+from pipeline.code.form import Caught, Form, Message, Ref, Use, word_set
 from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
 from pipeline.code.reading.names import NAMESPACE_NAMES
@@ -35,8 +35,7 @@ class Statements(Definitions):
 
     def write_Import(self, node: Import) -> None:
         self.emit("(Import")
-        for source in loaded(node, self.package):
-            self.piece(Load(*source)._replace(tried=self.tries))
+        self.write_loads(node)
         for local, (module, *name) in imported(node, self.package):
             scope = self.scopes[-1] if self.scopes else None
             if local == "*" or (scope is not None and local in scope.imported):
