@@ -9,7 +9,7 @@ else acts.
 import builtins
 import itertools
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache, cached_property
+from functools import cache
 
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
@@ -78,12 +78,16 @@ _OPERATORS = word_set("""
 _ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_order_"})
 
 
-class Effects:
-    """The effects of importing each module of a project. If some code lists the subclasses of a
-    class, ``subclasses_matter``: defining a class acts."""
+OWN, ANY = "own", "any"
+"""Classes of the project, and classes of libraries too."""
 
-    def __init__(self, project: Project, subclasses_matter: bool = False):
-        self.project, self.subclasses_matter = project, subclasses_matter
+
+class Effects:
+    """The effects of importing each module of a project. ``listed`` are the classes whose
+    subclasses some code lists: ``OWN``, or ``ANY``. Defining a subclass of these acts."""
+
+    def __init__(self, project: Project, listed: str = ""):
+        self.project, self.listed = project, listed
         self._held: dict[Need, bool] = {}
         self._matters: dict[str, bool] = {}
         self._tangled: dict[str, bool] = {}
@@ -91,11 +95,7 @@ class Effects:
         self.reached = cache(self._reached)
         self.modules_of = cache(lambda load: tuple(self._modules_of(load)))
         self.places = cache(self._places)
-
-    @cached_property
-    def of_subclasses(self) -> "Effects":
-        """The effects if some code lists the subclasses of a class."""
-        return Effects(self.project, subclasses_matter=True)
+        self.if_listed = cache(lambda listed: Effects(project, listed) if listed else self)
 
     def _of(self, module: str) -> tuple[Statement, ...]:
         """The statements of a module that do more than bind names when it is imported."""
@@ -205,7 +205,9 @@ class Effects:
             return True
         if any(name in source.names or name not in source.units for name in statement.changes):
             return True
-        if self.subclasses_matter and any(map(self._is_own, statement.bases)):
+        if self.listed == ANY and statement.bases:
+            return True
+        if self.listed == OWN and any(map(self._is_own, statement.bases)):
             return True
         if statement.is_class and self._is_enum(statement) and not self._is_quiet_enum(statement):
             return True

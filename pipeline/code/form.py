@@ -34,17 +34,17 @@ class Reader:
     field, which counts unless instances are arguments, which count by value. ``DEFAULTS``: defaults
     of a function, which count unless it is the step, whose recipe holds them. ``TYPES``: the code
     may get from a value to the declarations of its type. ``SUBCLASSES``: it lists the subclasses of
-    a class. ``ITSELF``: a class accesses itself. ``MODULES``: names of modules appear in its
-    results. ``NAMESPACES``: it may access any global of a module that has code in the closure.
-    ``LOOKUPS``: it may do so for every module that is loaded. ``ORDER``: it may list the globals of
-    a module in their order. ``MESSAGES``: messages of the interpreter, which name functions and
-    modules.
+    a class. ``ANY_SUBCLASSES``: of a class that may be a library's. ``ITSELF``: a class accesses
+    itself. ``MODULES``: names of modules appear in its results. ``NAMESPACES``: it may access any
+    global of a module that has code in the closure. ``LOOKUPS``: it may do so for every module that
+    is loaded. ``ORDER``: it may list the globals of a module in their order. ``MESSAGES``: messages
+    of the interpreter, which name functions and modules.
     """
 
     DOCS, HINTS, NAMES, CLASSES, TEXTS = "docs", "hints", "names", "classes", "texts"
     FIELDS, DEFAULTS, TYPES, SUBCLASSES = "fields", "defaults", "types", "subclasses"
     ITSELF, MODULES, NAMESPACES, LOOKUPS = "itself", "modules", "namespaces", "lookups"
-    ORDER, MESSAGES = "order", "messages"
+    ORDER, MESSAGES, ANY_SUBCLASSES = "order", "messages", "any subclasses"
 
 
 DETAIL = "execution_detail"
@@ -109,6 +109,13 @@ Dotted = tuple[str, ...]
 
 class Load(NamedTuple):
     """An import that runs: of a module, or of a name in a module, which may be a submodule."""
+
+    module: str
+    name: str = ""
+
+
+class Tried(NamedTuple):
+    """An import after which the code goes on if there is no such module or name."""
 
     module: str
     name: str = ""
@@ -186,14 +193,25 @@ class Need(NamedTuple):
 
 
 Piece = (
-    str | Ref | Load | Bound | Dynamic | When | Decorator | Detail | Caught | Message | Evaluated
+    str
+    | Ref
+    | Load
+    | Tried
+    | Bound
+    | Dynamic
+    | When
+    | Decorator
+    | Detail
+    | Caught
+    | Message
+    | Evaluated
 )
 Form = tuple[Piece, ...]
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Ref, Load, Bound, Dynamic, When, Decorator, Detail, Caught, Message),
+        *(Ref, Load, Tried, Bound, Dynamic, When, Decorator, Detail, Caught, Message),
         *(Evaluated, Need),
     )
 }

@@ -25,7 +25,7 @@ import blake3
 from pipeline import cells
 from pipeline.code import walked_before
 from pipeline.code.bindings import absolute
-from pipeline.code.effects import Effects
+from pipeline.code.effects import ANY, OWN, Effects
 from pipeline.code.form import (
     DETAIL,
     TYPE_MARKS,
@@ -40,6 +40,7 @@ from pipeline.code.form import (
     Piece,
     Reader,
     Ref,
+    Tried,
     Use,
     flat,
     read_table,
@@ -67,7 +68,10 @@ nothing: inspect.isfunction inspect.isclass inspect.ismodule inspect.ismethod in
 nothing: inspect.iscoroutinefunction inspect.isgeneratorfunction inspect.isabstract inspect.unwrap
 nothing: inspect.isbuiltin inspect.isgenerator timeit.default_timer pdb.set_trace warnings.warn
 names modules: pickle joblib.dump shelve
-messages: traceback sys.exc_info sys.exception unittest asyncio.gather asyncio.wait
+messages: traceback sys.exc_info sys.exception unittest asyncio.gather asyncio.wait pytest
+texts: tenacity.retry_if_exception tenacity.retry_if_exception_message backoff
+texts: tenacity.retry_if_not_exception_message
+texts names modules: loguru.logger.add loguru.logger.configure loguru.logger.patch
 lookups: sys.modules sys.__dict__ runpy.run_path timeit code cProfile profile pdb doctest trace
 lookups: yaml.unsafe_load yaml.unsafe_load_all yaml.UnsafeLoader yaml.Loader yaml.full_load
 lookups: yaml.full_load_all yaml.FullLoader yaml.CLoader importlib.machinery
@@ -240,8 +244,9 @@ def _walk(
     readers: frozenset[str] = frozenset()
     calls_itself = False
     while True:
-        of_readers = effects.of_subclasses if Reader.SUBCLASSES in readers else effects
-        walk = _Walk(of_readers, readers, start, calls_itself, classes)
+        listed = OWN if Reader.SUBCLASSES in readers else ""
+        listed = ANY if Reader.ANY_SUBCLASSES in readers else listed
+        walk = _Walk(effects.if_listed(listed), readers, start, calls_itself, classes)
         walk.start_at(roots)
         found = walk.found.union(*(_IMPLIED.get(reader, ()) for reader in walk.found))
         if found <= readers and walk.calls_itself == calls_itself:
@@ -309,10 +314,7 @@ class _Walk:
                 self.found.update(statement.traits)
             for piece in self.pieces(unit):
                 self._follow(unit, piece)
-            bases = self._bases(unit)
-            if bases and (unit in self.hinted or self._is_read_by_library(unit)):
-                for base in bases:  # a library may read annotations, as a model's fields
-                    self._mark(base, self.hinted)
+            self._mark_hints(unit)
             if Reader.TYPES in self.readers and self.by_value[unit]:
                 self._add_unit(unit, by_value=False)
             if Reader.NAMESPACES in self.readers:
@@ -357,6 +359,8 @@ class _Walk:
             case Ref():
                 by_value = piece.use in (Use.HINT, Use.NAMED)
                 by_value |= self.by_value[unit] and self._is_type(unit, piece)
+                if piece.parts[-1:] == ("__subclasses__",) and not self._is_own_class(piece):
+                    self.found.add(Reader.ANY_SUBCLASSES)
                 for target in self.project.meaning(piece):
                     if piece.use == Use.LISTED and target.library:
                         continue
@@ -392,6 +396,16 @@ class _Walk:
             marked.add(unit)
             if unit in self.by_value:
                 self._waiting.append(unit)
+
+    def _mark_hints(self, unit: Unit) -> None:
+        """If a class is passed on, or a library reads it, whoever has it may read the annotations
+        of its bases and of the types of its fields too, for example to build it from JSON."""
+        bases = self._bases(unit)
+        if not bases and not any(statement.fields for statement in self.statements(unit)):
+            return
+        if unit in self.hinted or unit in self.shown or self._is_read_by_library(unit):
+            for other in (*bases, *self._types_of_fields(unit)):
+                self._mark(other, self.hinted)
 
     def _note_library(self, target: Target) -> None:
         parts = str(target).split(".")
@@ -543,6 +557,11 @@ class _Walk:
         names = (name for s in self.statements(unit) if s.is_class for name in s.bases)
         return [target.unit for target in self.project.targets(names) if not target.library]
 
+    def _types_of_fields(self, unit: Unit) -> list[Unit]:
+        """The project's own types in the annotations of a class's fields."""
+        named = (p for p in self.pieces(unit) if isinstance(p, Ref) and p.use == Use.OWNED)
+        return [target.unit for target in self.project.targets(named) if not target.library]
+
     def _is_quiet_name(self, name: Ref) -> bool:
         return all(
             not target.library or self.project.is_core(name) or f"{target}.".startswith(_QUIET)
@@ -621,6 +640,10 @@ class _Walk:
             return any(self._loses_fields(unit, s) for s in self.statements(unit))
         return not any(s.is_class or s.is_function for s in self.statements(unit))
 
+    def _is_own_class(self, reference: Ref) -> bool:
+        """Whether it is a class of the project, or an attribute of one."""
+        return any(part.is_class for part in self.project.parts([reference]))
+
     def _is_for_details(self, called: Ref | None) -> bool:
         """Whether it is a function that is declared an execution detail."""
         parts = self.project.parts([called])
@@ -695,6 +718,8 @@ class _Walk:
                     parts += self._mark_of(piece)
             elif isinstance(piece, Load):
                 parts += self._loads(piece, numbers)
+            elif isinstance(piece, Tried):
+                parts += ["<there>"] if self._is_there(piece) else []
             elif isinstance(piece, Bound):
                 parts.append(f"<{self._number((unit[0], piece.name), numbers)}>")
         return "".join(parts)
@@ -741,6 +766,12 @@ class _Walk:
             for name in self.effects.modules_of(load):
                 if self.effects.matters(name):
                     yield f"<import {self._number((name, IMPORT), numbers)}>"
+
+    def _is_there(self, tried: Tried) -> bool:
+        """Whether an import finds a module of the project, and the name in it."""
+        if self.project.module(tried.module) is None:
+            return False
+        return tried.name in ("", "*") or bool(self.project.resolve(tried.module, (tried.name,)))
 
     def _order(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
         """The position of statements that read names on import, relative to the other units of the

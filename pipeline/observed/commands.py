@@ -1,6 +1,7 @@
 """Finds the files that a command, a shell script or a query names."""
 
 import contextlib
+import glob
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ _BELOW_A_VARIABLE = re.compile(r"""(?:\$\w+|[)}])["']?/([\w./-]+)""")
 _SCRIPT_BYTES = 2**16
 _LONGEST_PATH = 4096
 _LIKE_A_PATH = re.compile(r"[\w~-].*/.*|[./]*[\w~-].*/|.*\w\.\w+|/[\w.~-]+.*", re.DOTALL)
+_PATTERN = re.compile(r"(?=.*[./])\S*\*\S*")
 _QUOTED = re.compile(r"'([^'\n]+)'")
 """A text in a query of SQL, which may name a file."""
 _RUN_BY_SHELL = re.compile(r"#!.*\b\w*sh\b")
@@ -32,7 +34,7 @@ def pieces(word: str) -> list[str]:
             words = ["", *inside]
             found += [word for before, word in pairwise(words) if ">" not in before]
     found += _BELOW_A_VARIABLE.findall(word)
-    found += [piece[2:] for piece in found if piece.startswith("-")]
+    found += [piece[2:] for piece in found if piece.startswith("-") and piece[2:]]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
 
 
@@ -43,19 +45,26 @@ def paths_in(text: str) -> Iterator[str]:
         yield from filter(_LIKE_A_PATH.fullmatch, (text, *_QUOTED.findall(text)))
 
 
+_MOVES = frozenset({"cd", "pushd", "-C"})
+"""Words that move a command to a folder, from which its other words count."""
+
+
 def files_named(words: list[str], folder: str, rules: Rules) -> set[str]:
     """The project files that the words of a command name, and those that the shell scripts among
-    them name from the folder in which the command runs or from their own."""
+    them name from the folder in which the command runs or from their own. Of a pattern such as
+    ``parts/*.txt``: the files that it finds, and their folder, in which others may appear."""
     found: set[str] = set()
     waiting = [(words, [folder])]
     while waiting:
         words, folders = waiting.pop()
+        folders += [f for place in folders for f in _entered(words, place) if f not in folders]
         files = {path for place in folders for path in _files_of(words, place, rules)}
         new = set(filter(rules.is_project, files)) - found
         found |= new
         for path in new:
-            inner = _words_of_script(path, *(state_of(path) or ()))
-            waiting.append((inner, [*folders, os.path.dirname(path)]))
+            if state := state_of(path):
+                inner = _words_of_script(path, *state)
+                waiting.append((inner, [*folders, os.path.dirname(path)]))
     return found
 
 
@@ -69,6 +78,15 @@ def _words_of_script(path: str, *state: int) -> list[str]:
     return [piece for line in text.split("\n") for piece in pieces(line)] if is_script else []
 
 
+def _entered(words: list[str], folder: str) -> list[str]:
+    """The folders to which a command may move, as by ``cd data`` or ``make -C data``: all that it
+    names, if it moves at all, since a folder may lie behind a variable."""
+    if _MOVES.isdisjoint(words):
+        return []
+    paths = {os.path.abspath(os.path.join(folder, word)): None for word in words if word}
+    return list(filter(os.path.isdir, paths))
+
+
 def _files_of(words: list[str], folder: str, rules: Rules) -> Iterator[str]:
     """The files that the words of a command name, as paths or, after ``-m``, as modules."""
     for before, piece in pairwise(("", *words)):
@@ -79,3 +97,7 @@ def _files_of(words: list[str], folder: str, rules: Rules) -> Iterator[str]:
                 path = os.path.abspath(os.path.join(place, name))
                 if state_of(path):
                     yield path
+                elif _PATTERN.fullmatch(name):
+                    found = glob.glob(path)
+                    yield from filter(state_of, found)
+                    yield from {os.path.dirname(inner) for inner in found}

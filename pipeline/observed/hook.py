@@ -397,7 +397,10 @@ class Hook:
             self._path(piece)  # it may be a path relative to the working folder
         named = files_named(inner, where, recorder.rules)
         for path in named:
-            self._read_before_change(path)
+            if os.path.isdir(path):
+                self._note_listed(path)
+            else:
+                self._read_before_change(path)
         is_python = any(os.path.basename(piece).startswith("python") for piece in inner)
         imports = any(recorder.rules.package in word or "loky" in word for word in words)
         if is_python and (named or imports) and ("python", "") not in self._seen:

@@ -164,6 +164,8 @@ class Manifest:
         """Raise `TemperError`, which says what to do, if the data is no manifest."""
         try:
             found = parse_json(data)
+            if not isinstance(found, dict):
+                raise ValueError("it holds no object of JSON")
             checksum = found.pop(CHECKSUM, None)  # manifests of older versions have none
             if checksum is not None and checksum != hash_json(found):
                 raise ValueError("its checksum is not that of its content")

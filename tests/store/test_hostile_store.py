@@ -250,6 +250,25 @@ def test_json_that_is_none_or_too_much_is_one_error_or_ignored(
             store.objects.replace(path, before)
 
 
+def test_a_pipe_in_the_place_of_an_object_keeps_nobody_waiting(
+    written: tuple[Store, Manifest],
+) -> None:
+    store, made = written
+    index, manifest = f"{store.root}/index/write.json", store.manifest_path("write", made.key)
+    for path in (index, manifest):
+        os.remove(path)
+        os.mkfifo(path)
+        assert store.objects.read(path) == b""
+    with pytest.raises(TemperError, match="delete it"):
+        store.manifest("write", made.key)
+    assert told_of_a_run(store) == ""
+
+
+def test_a_manifest_that_is_no_object_is_said_to_be_none() -> None:
+    with pytest.raises(TemperError, match=r"it holds no object of JSON.*delete it"):
+        Manifest.from_json(b"null", "m.json")
+
+
 def test_json_is_read_up_to_a_depth_and_brackets_in_texts_do_not_count() -> None:
     assert parse_json(json.dumps({"a": "[" * 1000})) == {"a": "[" * 1000}
     assert parse_json(json.dumps({'\\"[[': ["]" * 999, '"' * 9 + "{" * 999]}))

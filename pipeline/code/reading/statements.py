@@ -3,19 +3,21 @@
 import ast
 from collections.abc import Iterator
 
-from pipeline.code.bindings import Import, everything, imported, loaded
-from pipeline.code.form import Caught, Form, Load, Message, Ref, Use, word_set
+from pipeline.code.bindings import Import, everything, imported
+from pipeline.code.form import Caught, Form, Message, Ref, Use, word_set
 from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
 from pipeline.code.reading.names import NAMESPACE_NAMES
 from pipeline.code.reading.scopes import Home
-from pipeline.code.reading.syntax import inside, names_of_types
+from pipeline.code.reading.syntax import called, inside, last_name, names_of_types
 
 _RISKY = word_set("""
     Exception BaseException TypeError NameError UnboundLocalError RuntimeError AttributeError
     ImportError ModuleNotFoundError ExceptionGroup
 """)
 """Exceptions whose messages by the interpreter contain names of functions and modules."""
+_OF_IMPORTS = word_set("ImportError ModuleNotFoundError Exception BaseException")
+"""Exceptions with which code goes on after an import that failed."""
 _LOOKS_UP_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
@@ -33,8 +35,7 @@ class Statements(Definitions):
 
     def write_Import(self, node: Import) -> None:
         self.emit("(Import")
-        for source in loaded(node, self.package):
-            self.piece(Load(*source))
+        self.write_loads(node)
         for local, (module, *name) in imported(node, self.package):
             scope = self.scopes[-1] if self.scopes else None
             if local == "*" or (scope is not None and local in scope.imported):
@@ -96,6 +97,22 @@ class Statements(Definitions):
             self.emit(" msg=")
             self.write_message(node.msg, Ref(self.module, "AssertionError", Use.CALL))
         self.emit(")")
+
+    def write_Try(self, node: ast.Try | ast.TryStar) -> None:
+        caught = [names_of_types(handler.type) for handler in node.handlers]
+        goes_on = any(not names or not _OF_IMPORTS.isdisjoint(names) for names in caught)
+        self.write_trying(node, goes_on)
+
+    write_TryStar = write_Try
+
+    def write_With(self, node: ast.With) -> None:
+        called_by = [called(item.context_expr) for item in node.items]
+        self.write_trying(node, any(last_name(name) == "suppress" for name in called_by))
+
+    def write_trying(self, node: ast.AST, goes_on: bool) -> None:
+        before, self.tries = self.tries, self.tries or goes_on
+        self.generic(node)
+        self.tries = before
 
     def write_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         self.emit("(ExceptHandler")

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 
 from pipeline.code.bindings import Import, imported, loaded
-from pipeline.code.form import Form, Load, Message, Piece, Reader, Ref, Use, When
+from pipeline.code.form import Form, Load, Message, Piece, Reader, Ref, Tried, Use, When
 from pipeline.code.reading.scopes import Home, Scope
 from pipeline.code.reading.syntax import is_idle
 
@@ -26,6 +26,7 @@ class Writer:
         self.listed: set[int] = set()
         self.compared: set[int] = set()
         self.called: set[int] = set()
+        self.tries = False  # whether the code goes on after an import that fails
         self.locals: dict[tuple[int, str], int] = {}
         self._parts: list[list[Piece]] = [[]]
 
@@ -91,10 +92,15 @@ class Writer:
 
     def write_silent(self, node: ast.AST) -> None:
         if isinstance(node, Import):
-            for source in loaded(node, self.package):
-                self.piece(Load(*source))
+            self.write_loads(node)
         elif isinstance(node, ast.AnnAssign):
             self.name_only(node.annotation)
+
+    def write_loads(self, node: Import) -> None:
+        for source in loaded(node, self.package):
+            self.piece(Load(*source))
+            if self.tries:
+                self.piece(Tried(*source))
 
     def generic(self, node: ast.AST, leave_out: Iterable[str] = ()) -> None:
         is_display = isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
