@@ -6,13 +6,14 @@ the draw of tokens is this module's, so a completion depends only on its request
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from steps.generation.cache import attending
-from steps.generation.draws import draw
+from steps.generation.draws import draw, uniforms
 from steps.generation.engine import Finish, Finished, Replies, Request, require_weights
 from steps.generation.in_process import OwnModel, Written
 from steps.models.folders import evaluating, own_attention
@@ -51,7 +52,6 @@ class AloneEngine(OwnModel):
             if written.is_cut_by(reply):
                 return written.finished(Finish.length, self._weights)
             for token in reply:
-                next(written.numbers)
                 written.add_read(token)
 
     def _write_turn(self, written: Written) -> None:
@@ -81,11 +81,14 @@ class _Drawing(LogitsProcessor):
     """Draws each token of one completion, and masks all other tokens for `generate`."""
 
     def __init__(self, written: Written) -> None:
-        self._written = written
-        self._temperature = torch.tensor([written.request.temperature], dtype=torch.float64)
+        self._written, request = written, written.request
+        stream = uniforms(request.seed, request.row, request.k)
+        # Token number p takes the p-th number; behind a reply, some are there already.
+        self._numbers = islice(stream, len(written.ids), None)
+        self._temperature = torch.tensor([request.temperature], dtype=torch.float64)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore
-        number = torch.tensor([next(self._written.numbers)], dtype=torch.float64)
+        number = torch.tensor([next(self._numbers)], dtype=torch.float64)
         device = scores.device
         token, logp = draw(scores, self._temperature.to(device), number.to(device))
         self._written.add_drawn(int(token), float(logp))

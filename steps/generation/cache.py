@@ -126,8 +126,11 @@ class KeyValueCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the content of the slots `sources` to `targets`."""
-        for layer in chain.from_iterable(self.blocks) if sources else ():
-            layer[:, targets] = layer[:, sources]
+        if sources:
+            device = self.blocks[0][0].device
+            old, new = (torch.tensor(slots, device=device) for slots in (sources, targets))
+            for layer in chain.from_iterable(self.blocks):
+                layer.index_copy_(1, new, layer.index_select(1, old))
 
     def resize(self, tokens: int) -> None:
         """Add or remove blocks to fit sequences of `tokens` tokens."""
@@ -150,14 +153,16 @@ class Decode:
         device, heads = cache.blocks[0][0].device, cache.blocks[0][0].shape[2]
         self._blocks = cache.blocks
         self._positions = positions.to(device)
-        self._written = []  # block, rows, and where in the block, for each row and head
+        # Of each block: which rows write to it, None for all, and where, for each row and head.
+        self._written: list[tuple[int, Tensor | None, Tensor]] = []
         head = torch.arange(heads)
         for number in range(len(self._blocks)):
             rows = (positions // BLOCK == number).nonzero()[:, 0]
             if len(rows):
                 places = (rows[:, None] * heads + head) * BLOCK
                 places += positions[rows, None] % BLOCK
-                self._written.append((number, rows.to(device), places.flatten().to(device)))
+                own = rows.to(device) if len(rows) < len(positions) else None
+                self._written.append((number, own, places.flatten().to(device)))
         self._layer = 0
         self._bias = remembered(self._unseen)
 
@@ -172,7 +177,8 @@ class Decode:
         self._layer += 1
         for number, own, places in self._written:
             for kind, new in enumerate((key, value)):
-                added = new[0].index_select(1, own).transpose(0, 1).flatten(0, 1)
+                added = new[0] if own is None else new[0].index_select(1, own)
+                added = added.transpose(0, 1).flatten(0, 1)
                 layers[number][kind].flatten(0, 2).index_copy_(0, places, added)
         q = query[0].transpose(0, 1).reshape(rows * heads, -1, query.shape[-1])
         q = q * (query.shape[-1] ** -0.5 if scale is None else scale)

@@ -9,22 +9,51 @@ cumulative distribution, in float64. So a completion is the same in any batch an
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 32
+NUMBERS = 32
+"""How many numbers of a stream are made at once."""
+
 _ELEMENTS = 2**24
 """The size of one piece of the table of probabilities: 128 MiB."""
 
 
+class Streams:
+    """Makes the numbers of any streams. One generator serves them all, as a new one takes longer
+    than its numbers. It is for one thread."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.Philox(key=0)
+        self._state: Any = self._generator.state
+
+    def numbers(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Tensor:
+        """The numbers in [0, 1) of one block of each of n streams; float64 [n, NUMBERS]."""
+        raw = np.empty((len(keys), NUMBERS), dtype=np.uint64)
+        state = self._state["state"]
+        for row, key, block in zip(raw, keys, blocks, strict=True):
+            state["key"][:] = np.frombuffer(key, "<u8")
+            state["counter"][0] = block * (NUMBERS // 4)  # a count gives four numbers
+            self._generator.state = self._state
+            row[:] = self._generator.random_raw(NUMBERS)
+        return torch.from_numpy((raw >> np.uint64(11)) * 2.0**-53)
+
+
+def stream_key(seed: Sequence[int], row: str, k: int) -> bytes:
+    """The key of the stream of one completion."""
+    named = json.dumps([list(seed), row, k])
+    return hashlib.blake2b(named.encode(), digest_size=16).digest()
+
+
 def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
-    """The endless stream of numbers in [0, 1) for the tokens of one completion."""
-    key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
-    stream = np.random.Philox(key=np.frombuffer(key.digest(), "<u8").astype(np.uint64))
-    while True:
-        yield from ((stream.random_raw(_BLOCK) >> np.uint64(11)) * 2.0**-53).tolist()
+    """The endless stream of numbers for the tokens of one completion."""
+    streams, key = Streams(), stream_key(seed, row, k)
+    for block in count():
+        yield from streams.numbers([key], [block])[0].tolist()
 
 
 def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +73,8 @@ def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor,
 
 def _draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     greedy = temperatures == 0
-    scaled = logits.double() - logits.amax(dim=-1, keepdim=True)  # before what may overflow
+    scaled = logits.double()
+    scaled = scaled - scaled.amax(dim=-1, keepdim=True)  # before what may overflow
     scaled /= temperatures.masked_fill(greedy, 1.0)[:, None]
     mass = scaled.exp().cumsum(dim=-1)
     total = mass[:, -1:]

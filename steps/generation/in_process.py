@@ -1,14 +1,13 @@
 """What both engines of this process share: a model, and completions that are being written."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.generation.draws import uniforms
 from steps.generation.engine import Ended, Finish, Finished, Request
 from steps.generation.weights import replace_weights
 
@@ -44,18 +43,13 @@ def require_logp(request: Request, logp: float) -> None:
 class Written:
     """A completion as far as it is written.
 
-    numbers: for the next draws; a token that is read takes the number of its place.
     read: the places of tokens that were read, and not drawn.
     """
 
     request: Request
-    numbers: Iterator[float] = field(init=False)
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.numbers = uniforms(self.request.seed, self.request.row, self.request.k)
 
     def add_drawn(self, token: int, logp: float) -> None:
         """Raises FloatingPointError if the logits of the draw were not numbers."""

@@ -108,6 +108,7 @@ class _Writing:
         self, engine: SlotEngine, requests: Sequence[Request], replies: Replies | None
     ) -> None:
         self.engine, self.model, self.replies = engine, engine.model, replies
+        self.head = output_head(engine.model)
         by_prompt = groupby(requests, lambda request: (request.row, request.prompt_ids))
         self.unread = deque(deque(group) for _, group in by_prompt)
         self.read: deque[_Prompt] = deque()
@@ -125,13 +126,13 @@ class _Writing:
                 return
             yield from self._take_replies()
             if self.running.lines:
-                slots = range(len(self.running.lines))
+                slots = torch.arange(len(self.running.lines))
                 yield from self._draw(slots, self._decode())
 
-    def _draw(self, slots: Sequence[int], logits: Tensor) -> Iterator[Finished]:
+    def _draw(self, slots: Tensor, logits: Tensor) -> Iterator[Finished]:
         """Draw a token in each of `slots`; frees those in which a turn ends with it."""
-        for slot in self.running.draw(slots, logits):
-            line = self.running.take_out(slot)
+        ended = self.running.draw(slots, logits)
+        for slot, line in zip(ended, self.running.take_out(ended) if ended else (), strict=True):
             if self.replies is not None and line.is_stopped:
                 kept = self.cache.get(slot, len(line.request.prompt_ids) + len(line.ids) - 1)
                 self.waiting[line.ended.place] = line, kept
@@ -145,25 +146,24 @@ class _Writing:
         one, with its first token."""
         while self.replied and self.running.count < self.slots:
             line, keys_and_values = self.replied.popleft()
-            self._put([line], keys_and_values)
+            self._put([(line, keys_and_values)])
         while begun := self._begin(self._free()):
-            slots = []
-            for prompt, group in groupby(begun, lambda started: started[1]):
-                slots += self._put([line for line, _ in group], prompt.keys_and_values)
-            yield from self._draw(slots, torch.stack([prompt.logits for _, prompt in begun]))
+            slots = self._put([(line, prompt.keys_and_values) for line, prompt in begun])
+            logits = torch.stack([prompt.logits for _, prompt in begun])
+            yield from self._draw(torch.tensor(slots), logits)
 
     def _free(self) -> int:
         """How many may begin: there are so many slots, and twice as many are held at most."""
         running = self.running.count
         return min(self.slots - running, 2 * self.slots - running - len(self.waiting))
 
-    def _put(self, lines: Sequence[Line], keys_and_values: Tensor) -> list[int]:
-        """Into the first free slots, with what has been read of each; these slots."""
-        present = self.running.lines
-        gaps = [slot for slot, line in enumerate(present) if line is None]
-        slots = [*gaps, *range(len(present), self.slots)][: len(lines)]
-        self.cache.put(keys_and_values, slots)
-        self.running.put(lines, slots)
+    def _put(self, begun: Sequence[tuple[Line, Tensor]]) -> list[int]:
+        """Into the first free slots, with the keys and values of each; these slots."""
+        slots = self.running.put([line for line, _ in begun])
+        placed = zip(slots, (read for _, read in begun), strict=True)
+        for _, group in groupby(placed, lambda pair: id(pair[1])):
+            of_one = list(group)
+            self.cache.put(of_one[0][1], [slot for slot, _ in of_one])
         return slots
 
     def _take_replies(self) -> Iterator[Finished]:
@@ -226,10 +226,10 @@ class _Writing:
                 input_ids=ids[None], position_ids=positions[None], use_cache=False, turn=turn
             ).last_hidden_state[0]
             if rows is None:
-                return output_head(self.model).logits(hidden)
+                return self.head.logits(hidden)
             hidden = hidden.index_select(0, rows)
             padded = functional.pad(hidden, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
-            return output_head(self.model).logits(padded)[: len(rows)]
+            return self.head.logits(padded)[: len(rows)]
 
 
 def _as_group(request: Request) -> TokenGroup:

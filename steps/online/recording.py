@@ -163,7 +163,11 @@ def require_ids(rows: Iterable[tuple[str, Sequence[int]]], vocabulary: int) -> N
 
 
 def record(
-    engine: Engine, requests: Sequence[Request], place: Workplace, world: World | None = None
+    engine: Engine,
+    requests: Sequence[Request],
+    place: Workplace,
+    world: World | None = None,
+    iteration: int = 0,
 ) -> list[Rollout]:
     """What `engine` gives to `requests`, in their order, without what is in scratch already.
 
@@ -184,7 +188,7 @@ def record(
     parts = _Parts(place)
     leaving = False
     try:
-        for rollout in _drawn(engine, missing, weights, world):
+        for rollout in _drawn(engine, missing, weights, world, iteration):
             own[rollout.row, rollout.k] = rollout
             leaving = place.stopping() and parts.count + 1 < len(missing)
             parts.add(rollout, at_once=leaving)
@@ -202,13 +206,17 @@ def record(
 
 
 def _drawn(
-    engine: Engine, requests: Sequence[Request], weights: str, world: World | None
+    engine: Engine,
+    requests: Sequence[Request],
+    weights: str,
+    world: World | None,
+    iteration: int,
 ) -> Iterator[Rollout]:
     """What an engine gives to requests, as it ends."""
     asked = {(request.row, request.k): request for request in requests}
     if world is None:
         for finished in engine.sample(requests, weights):
-            yield as_rollout(asked[finished.row, finished.k], finished)
+            yield as_rollout(asked[finished.row, finished.k], finished, iteration)
         return
     if not isinstance(engine, Converses):
         raise ValueError(
@@ -218,7 +226,8 @@ def _drawn(
     episodes = world.episodes()
     try:
         for finished in engine.converse(requests, weights, episodes):
-            yield episodes.of(as_rollout(asked[finished.row, finished.k], finished))
+            rollout = as_rollout(asked[finished.row, finished.k], finished, iteration)
+            yield episodes.of(rollout)
     finally:
         episodes.close()
 

@@ -11,7 +11,7 @@ completion ended, and tokenising it again may give other tokens than the policy 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,8 +217,7 @@ def texts(folder: Path, completions: Iterable[Sequence[int]]) -> list[str]:
 
 
 def _to_record(rollout: Rollout) -> dict[str, Any]:
-    record = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
-    return {**record, "rewards": sorted(rollout.rewards.items())}
+    return {**vars(rollout), "rewards": sorted(rollout.rewards.items())}
 
 
 def _from_record(record: Mapping[str, Any]) -> Rollout:

@@ -87,8 +87,7 @@ class Sampled:
         scratch = self._scratch(iteration)
         place = replace(self.place, scratch=scratch, on_progress=ignore_progress)
         requests = self.asked.requests(self.config, iteration)
-        drawn = record(self.engine, requests, place, self.world)
-        drawn = [replace(rollout, iteration=iteration) for rollout in drawn]
+        drawn = record(self.engine, requests, place, self.world, iteration)
         return of_first(ranks, self.judge(drawn) if ranks.is_first else None)
 
     def forget(self, iteration: int) -> None:

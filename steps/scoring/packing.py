@@ -22,6 +22,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,10 +149,10 @@ def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pac
     builder.fill()
     scored = [response.scored_stop - response.scored_start for response in builder.responses]
     return Pack(
-        input_ids=torch.tensor(builder.ids),
-        position_ids=torch.tensor(builder.positions),
-        predictors=torch.tensor(builder.predictors),
-        targets=torch.tensor(builder.targets),
+        input_ids=_tensor(builder.ids),
+        position_ids=_tensor(builder.positions),
+        predictors=_tensor(builder.predictors),
+        targets=_tensor(builder.targets),
         num_scored=torch.tensor(scored),
         lengths=lengths_of(groups, responses),
         segments=tuple(builder.segments),
@@ -159,6 +160,11 @@ def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pac
         groups=tuple(builder.groups),
         images=_images(groups),
     )
+
+
+def _tensor(numbers: Sequence[int]) -> Tensor:
+    """As `torch.tensor`, which takes three times as long for a list."""
+    return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
 def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...]:

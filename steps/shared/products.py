@@ -129,7 +129,12 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _sum_of_outer_products(lefts: Tensor, rights: Tensor) -> Tensor:
-    """The sum over rows of a row of `lefts` [N, O] by one of `rights` [N, I]: [O, I]."""
+    """The sum over rows of a row of `lefts` [N, O] by one of `rights` [N, I]: [O, I].
+
+    oneDNN's operator copies its first factor, which takes as long as what it saves of a small
+    product."""
+    if lefts.shape[1] * rights.shape[1] < _SMALL:
+        return lefts.t() @ rights
     if lefts.shape[1] > rights.shape[1]:  # oneDNN's operator copies the first, so the smaller is
         return _product(rights.t(), lefts.t()).t()
     return _product(lefts.t(), rights.t())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from steps.generation import draws
-from steps.generation.draws import draw, uniforms
+from steps.generation.draws import NUMBERS, Streams, draw, stream_key, uniforms
 
 LARGEST = 1 - 2.0**-53
 
@@ -30,6 +30,16 @@ def test_the_numbers_of_a_completion_are_the_same_on_every_day() -> None:
     assert list(islice(uniforms((7, 2), "zeile ü", 3), 34))[-2:] == [
         0.23046182378861346, 0.01370788708796511,
     ]  # fmt: skip
+
+
+def test_the_numbers_of_many_completions_at_once_are_those_of_each() -> None:
+    """Also of blocks out of order, as a completion goes on behind a reply."""
+    places = [(0, 2), (1, 0), (0, 1), (2, 7)]
+    keys = [stream_key((5,), "row", k) for k, _ in places]
+    together = Streams().numbers(keys, [block for _, block in places])
+    for row, (k, block) in zip(together.tolist(), places, strict=True):
+        start = block * NUMBERS
+        assert row == list(islice(uniforms((5,), "row", k), start, start + NUMBERS))
 
 
 def test_completions_are_independent_of_each_other() -> None:

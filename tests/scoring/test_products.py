@@ -53,6 +53,21 @@ def test_values_and_gradients_are_those_of_float64(
         assert_close(value, exact.float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(96, 256), (576, 576)])
+def test_a_weights_gradient_is_as_exact_as_torchs_own(inputs: int, outputs: int) -> None:
+    """A small weight's, which PyTorch computes, and a large one's, by oneDNN."""
+    torch.manual_seed(0)
+    rows, gradient = torch.randn(4096, inputs), torch.randn(4096, outputs)
+
+    def error(product: Any) -> float:
+        weight = torch.zeros(outputs, inputs, requires_grad=True)
+        (found,) = torch.autograd.grad(product(rows, weight), weight, gradient)
+        exact = gradient.double().t() @ rows.double()
+        return float((found - exact).norm() / exact.norm())
+
+    assert error(linear) < 2.5 * error(functional.linear)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 192), (576, 1536), (100, 33), (17, 250)])
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_a_row_has_the_same_bits_in_any_company(
