@@ -1,6 +1,7 @@
 """Optional packages: which are missing, and how to install them."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -8,6 +9,7 @@ from importlib.util import find_spec
 from pipeline.errors import TemperError
 
 DISTRIBUTION = "temper-ml"
+_ALWAYS = re.compile(r"[\w.-]+(?=[^;]*$)")
 _EXTRA = re.compile(r"""^([\w.-]+).*;.*extra == ["']([\w-]+)["']""")
 
 
@@ -40,15 +42,18 @@ def is_extra(package: str) -> bool:
 
 @cache
 def _extras() -> dict[str, str]:
-    """The name of the extra that contains each package."""
+    """Of each package that does not come with every installation, the smallest extra with it."""
     from importlib.metadata import PackageNotFoundError, requires  # imported late, since it is slow
 
     try:
         declared = requires(DISTRIBUTION) or []
     except PackageNotFoundError:  # run from a folder without an installation
         return {}
-    found = filter(None, map(_EXTRA.match, declared))
-    return {_normal(line[1]): line[2] for line in found if line[2] != "dev"}
+    found = [(_normal(line[1]), line[2]) for line in map(_EXTRA.match, declared) if line]
+    sizes = Counter(extra for _, extra in found)
+    found.sort(key=lambda pair: sizes[pair[1]], reverse=True)  # of equal keys, the last one stays
+    always = {_normal(line[0]) for line in map(_ALWAYS.match, declared) if line}
+    return {name: extra for name, extra in found if extra != "dev" and name not in always}
 
 
 def _normal(package: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -121,7 +122,11 @@ def read_architecture(folder: Path) -> Architecture:
     if not (folder / "config.json").is_file():
         fault = "has no config.json" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
-    return architecture_of(AutoConfig.from_pretrained(folder))
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except StrictDataclassError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error.__cause__ or error}") from error
+    return architecture_of(config)
 
 
 def architecture_of(config: PreTrainedConfig) -> Architecture:

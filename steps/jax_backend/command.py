@@ -38,13 +38,15 @@ def fit(
     step: Annotated[FittedStep, typer.Argument(help="The step to compile.")],
     on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4, or GPUs: h100:8.")],
     model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
-    tokens_per_forward: Annotated[int, typer.Option(help="The tokens of a device's pack.")] = 2048,
+    tokens_per_forward: Annotated[
+        int, typer.Option(min=1, help="The tokens of a device's pack.")
+    ] = 2048,
     scored: Annotated[
-        int | None, typer.Option(help="Scored tokens; default: the step's share.")
+        int | None, typer.Option(min=1, help="Scored tokens; default: the step's share.")
     ] = None,
     dtype: Dtype = Dtype.bfloat16,
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
-    slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
+    slices: Annotated[int, typer.Option(min=1, help="How many such slices share the work.")] = 1,
     kernel: Annotated[bool, typer.Option(help="Attention as a TPU kernel of our own.")] = False,
 ) -> None:
     """Compile a step of backend=jax for TPUs or GPUs that need not be present; print its memory and
@@ -57,6 +59,8 @@ def fit(
     from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step
     from steps.jax_backend.rounds import scored_size, tokens_size
 
+    if (scored or 0) > tokens_per_forward:
+        raise typer.BadParameter(f"scored is {scored}, of {tokens_per_forward} tokens_per_forward")
     tokens = tokens_size(tokens_per_forward, tokens_per_forward, kernel)
     counted = scored_size(scored or int(tokens * step.scored_share), tokens)
     trains = step is not FittedStep.reference_logprobs

@@ -26,6 +26,7 @@ from steps.jax_backend.attending.query_blocks import attend
 from steps.jax_backend.pack_arrays import (
     LayerFacts,
     PackArrays,
+    drawn,
     dropped,
     folded,
     in_blocks,
@@ -227,7 +228,7 @@ def _linear(a: Architecture, w: Weights, name: str, x: Array, facts: LayerFacts)
     if f"{name}.{ADAPTER[0]}" not in w:
         return y
     keys = None if facts.keys is None else folded(facts.keys, zlib.crc32(name.encode()))
-    x = dropped(x, a.adapter_dropout, keys)
+    x = dropped(x, a.adapter_dropout, drawn(keys, a.adapter_dropout, x))
     for factor in ADAPTER:
         x = jnp.einsum("...i,oi->...o", x, w[f"{name}.{factor}"])
     return y + x * jnp.asarray(a.adapter_scale, x.dtype)

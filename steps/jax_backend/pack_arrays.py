@@ -51,13 +51,19 @@ class LayerFacts(NamedTuple):
     keys: Array | None = None
 
 
-def dropped(x: Array, share: float, keys: Array | None) -> Array:
-    """A share of x [B, …] set to 0 and the rest scaled up (Srivastava et al. 2014), drawn for each
-    pack by its key."""
-    if keys is None or not share:
+def dropped(x: Array, share: float, kept: Array | None) -> Array:
+    """x, where it is not `kept` set to 0, and the rest scaled up (Srivastava et al. 2014)."""
+    if kept is None:
         return x
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - share, x.shape[1:]))(keys)
     return jnp.where(kept, x / jnp.asarray(1 - share, x.dtype), jnp.zeros((), x.dtype))
+
+
+def drawn(keys: Array | None, share: float, x: Array) -> Array | None:
+    """Which numbers of x [B, T, …] dropout keeps, drawn for each pack by its key. A token's draws
+    do not depend on how many follow."""
+    if keys is None or not share:
+        return None
+    return jax.vmap(lambda key: jax.random.bernoulli(key, 1 - share, x.shape[1:]))(keys)
 
 
 def folded(keys: Array, number: Any) -> Array:

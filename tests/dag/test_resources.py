@@ -9,6 +9,7 @@ from rich.console import Console
 
 from pipeline import Store, TemperError, run
 from pipeline.dag.resources import Resources
+from pipeline.extras import how_to_install, is_extra
 from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.launchers.placement import requests
 
@@ -118,6 +119,13 @@ def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TemperError, match=r"launcher ray: pip install 'temper-ml\[ray\]'"):
         run([where("journal")], store, console=console, launcher=LauncherConfig(use=["ray"]))
+
+
+def test_of_a_package_in_several_extras_the_smallest_is_offered() -> None:
+    """JAX for processors comes without what a TPU needs; torch, which one extra narrows, always."""
+    assert how_to_install("jax") == "pip install 'temper-ml[jax]'"
+    assert how_to_install("libtpu") == "pip install 'temper-ml[tpu]'"
+    assert not is_extra("torch")
 
 
 @pytest.mark.parametrize(

@@ -26,17 +26,19 @@ from waiting import leaving_at
 
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.jax_scorer import JaxScorer
-from steps.jax_backend.jax_trainer import JaxTrainer
-from steps.jax_backend.pack_arrays import dropped
+from steps.jax_backend.jax_trainer import JaxPolicy, JaxTrainer
+from steps.jax_backend.pack_arrays import drawn, dropped
 from steps.losses.dpo import Dpo
 from steps.models.adapters import add_adapter
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
+from steps.models.ranks import ALONE
 from steps.models.workplace import Left, Workplace
 from steps.scoring.attention import use_packed_attention
-from steps.scoring.examples import read_pairs
+from steps.scoring.examples import read_demonstrations, read_pairs
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.objectives import preference_objective
+from steps.training.objectives import preference_objective, sft_objective
+from steps.training.policy import LANGUAGE_MODEL
 from steps.training.recipes import run_sft
 
 LORA = LoraConfig(r=4, alpha=8.0)
@@ -132,9 +134,33 @@ def test_dropout_acts_in_training_alone_and_is_another_at_every_step(tmp_path: P
     plain.close()
 
 
+def test_what_is_dropped_depends_on_no_number_of_devices(tmp_path: Path) -> None:
+    """Which change the packs that lie beside a pack, and so its shape."""
+    folder = model_folder(tmp_path, lambda: llama(dropout=0.3, tied=False))
+    long = demonstration_records(1)[0] | {"prompt_ids": [5] * 90}
+    groups = read_demonstrations([*demonstration_records(9), long], VOCABULARY)
+    loss = sft_objective(groups).batch_loss(range(10), None)
+    found = []
+    for devices in (1, 4):
+        policy = JaxPolicy(
+            folder,
+            TrainConfig(tokens_per_forward=64, lora=LoraConfig(r=4, dropout=0.3)),
+            ALONE,
+            dropout=True,
+            role=LANGUAGE_MODEL,
+            how=JaxTraining(devices=devices),
+        )
+        trainer = policy.trainer
+        result = trainer.forward_backward(trainer.prepare(groups, noise=1), loss).result()
+        found.append((result.logps, trainer.optim_step(1e-3).result()))
+        trainer.close()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-5)
+
+
 def test_what_is_dropped_is_a_share_and_the_rest_is_scaled_up() -> None:
     keys = jax.random.wrap_key_data(np.array([[1, 2], [3, 4]], np.uint32))
-    kept = np.asarray(dropped(jax.numpy.ones((2, 10_000), np.float32), 0.25, keys))
+    ones = jax.numpy.ones((2, 10_000), np.float32)
+    kept = np.asarray(dropped(ones, 0.25, drawn(keys, 0.25, ones)))
     assert set(np.unique(kept)) == {0, np.float32(1 / 0.75)}
     assert kept.mean(axis=1) == pytest.approx([1, 1], abs=0.03)
     assert (kept[0] != kept[1]).mean() > 0.3

@@ -105,15 +105,15 @@ def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
     if has_libtpu:
         assert 0 < (known.memory or 0) < (known.capacity or 0)
     else:
-        assert known.note.startswith("does not compile for v5e:2x2: no TPU topology")
+        assert known.note.startswith("does not compile for v5e:2x2: 'v5e:2x2' is none of the GPUs")
 
 
 @pytest.mark.parametrize(
     ("target", "fault"),
     [
         pytest.param("v5p-8", "", marks=needs_libtpu),
-        ("h100:12", "12 are no whole nodes of 8"),
-        ("a100:x", "give the number of GPUs, as in a100:8"),
+        pytest.param("h100:12", "12 are no whole nodes of 8", marks=needs_cuda),
+        pytest.param("a100:x", "give the number of GPUs, as in a100:8", marks=needs_cuda),
     ],
 )
 def test_a_target_that_is_not_known_is_an_error_that_names_some(
@@ -124,6 +124,23 @@ def test_a_target_that_is_not_known_is_an_error_that_names_some(
     expected = rf"no TPU topology or GPUs '{target}' \(.*{fault}.*; names are like v5e:2x4"
     with pytest.raises(ValueError, match=expected):
         compile_step(model_folder(tmp_path), target, Step(128, 64))
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("h100:8", r"'h100:8' needs XLA's compiler for GPUs: pip install 'temper-ml\[cuda\]'"),
+        ("v5e:2x4", r"TPU topologies need libtpu: pip install 'temper-ml\[tpu\]'"),
+    ],
+)
+def test_without_its_compiler_a_target_s_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, target: str, said: str
+) -> None:
+    from steps.jax_backend.fitting import targets
+
+    monkeypatch.setattr(targets, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=said):
+        targets.mesh_of(target, 1)
 
 
 def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
@@ -143,13 +160,23 @@ def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
     assert said.endswith("at most 19.00 GiB a device of 16: it does not fit")
 
 
-def test_the_command_line_has_it_once_the_package_is_installed() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ([], "nowhere"),
+        (["--tokens-per-forward", "0"], "tokens-per-forward"),
+        (["--scored", "-3"], "scored"),
+        (["--scored", "4096"], "of 2048 tokens_per_forward"),
+        (["--slices", "0"], "slices"),
+    ],
+)
+def test_what_the_command_cannot_take_is_named(wrong: list[str], named: str) -> None:
     import typer
 
     from steps.jax_backend.command import fit
 
     app = typer.Typer()
     app.command()(fit)
-    said = CliRunner().invoke(app, ["train_dpo", "--on", "v5e:2x4", "--model", "nowhere"])
+    said = CliRunner().invoke(app, ["train_dpo", "--on", "v5e:2x4", "--model", "nowhere", *wrong])
     assert said.exit_code == 2
-    assert "nowhere" in said.output
+    assert named in said.output

@@ -16,7 +16,6 @@ from steps.jax_backend.pack_arrays import (
     LayerFacts,
     PackArrays,
     dropped,
-    folded,
     in_blocks,
     joined,
 )
@@ -39,8 +38,8 @@ def attend(
     def of_block(queries: tuple[Array, ...], keys: tuple[Array, ...] = keys) -> Array:
         k, v, key, key_position = keys
         mask = _mask(queries[1:], key, key_position, facts.window, slides)
-        noise = None if facts.keys is None else folded(facts.keys, queries[1][0, 0])
-        return _attend(a, queries[0], k, v, mask, noise)
+        kept = _kept(a, facts.keys, queries[1], key)
+        return _attend(a, queries[0], k, v, mask, kept)
 
     if pack.reach < tokens:
         blocks = tuple(in_blocks(x, pack.reach) for x in (q, *sees))
@@ -59,11 +58,30 @@ def attend(
     return out.reshape(*q.shape[:2], a.heads, a.head_size)
 
 
+def _kept(a: Architecture, keys: Array | None, query: Array, key: Array) -> Array | None:
+    """Whether dropout leaves what some queries [B, t] take from some keys [B, T], for each head:
+    [B, key heads, group, t, T]; None without dropout. Each is drawn by its own two places, so it
+    is the same however the pack is cut and whatever lies beside it."""
+    if keys is None or not a.attention_dropout:
+        return None
+    heads = (a.key_heads, a.heads // a.key_heads)
+
+    def of_pack(pack: Array, query: Array, key: Array) -> Array:
+        def of_pair(at: Array, to: Array) -> Array:
+            own = jax.random.fold_in(jax.random.fold_in(pack, at), to)
+            return jax.random.bernoulli(own, 1 - a.attention_dropout, heads)
+
+        of_row = jax.vmap(of_pair, in_axes=(None, 0), out_axes=-1)
+        return jax.vmap(of_row, in_axes=(0, None), out_axes=-2)(query, key)
+
+    return jax.vmap(of_pack)(keys, query, key)
+
+
 def _attend(
-    a: Architecture, q: Array, k: Array, v: Array, mask: Array, keys: Array | None
+    a: Architecture, q: Array, k: Array, v: Array, mask: Array, kept: Array | None
 ) -> Array:
-    """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see; what is dropped
-    of it is drawn by `keys`."""
+    """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see, and of these
+    to what is `kept`."""
     accurate = jnp.promote_types(q.dtype, jnp.float32)
     batch, tokens, heads, group, size = q.shape
     # One axis of all queries of a key head: otherwise XLA transposes the scores on processors.
@@ -78,7 +96,7 @@ def _attend(
     # backward then needs one array.
     parts = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     whole = parts.sum(axis=-1, keepdims=True)
-    parts = dropped(parts.astype(v.dtype), a.attention_dropout, keys)
+    parts = dropped(parts.astype(v.dtype), a.attention_dropout, kept)
     out = jnp.einsum(
         "bkqs,bskd->bkqd",
         parts.reshape(batch, heads, group * tokens, -1),

@@ -5,6 +5,7 @@ libtpu knows its topologies by name. The compiler for GPUs has to be told what a
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -87,14 +88,21 @@ def memory_of(target: str) -> int | None:
 
 def mesh_of(target: str, slices: int) -> Mesh:
     """All devices of some slices, or of some groups of GPUs; raises ValueError for a name that no
-    compiler knows."""
+    compiler knows, and where its compiler is not installed."""
+    are_gpus = _kind(target) in GPUS
+    if are_gpus and find_spec("jax_cuda12_plugin") is None:
+        raise ValueError(f"{target!r} needs XLA's compiler for GPUs: pip install 'temper-ml[cuda]'")
+    if not are_gpus and find_spec("libtpu") is None:
+        raise ValueError(
+            f"{target!r} is none of the GPUs {', '.join(GPUS)}, and TPU topologies need libtpu: "
+            "pip install 'temper-ml[tpu]'"
+        )
     try:
-        return (_gpus if _kind(target) in GPUS else _tpus)(target, slices)
+        return (_gpus if are_gpus else _tpus)(target, slices)
     except Exception as error:
         raise ValueError(
             f"no TPU topology or GPUs {target!r} ({str(error).splitlines()[0]}); names are like "
-            "v5e:2x4, v5p:2x2x2 or v6e:4x4, for which the extra temper-ml[tpu] must be installed, "
-            f"and {':8, '.join(GPUS)}:8, for which temper-ml[cuda] must"
+            f"v5e:2x4, v5p:2x2x2 or v6e:4x4, and {':8, '.join(GPUS)}:8"
         ) from error
 
 
