@@ -52,7 +52,7 @@ class Pieces:
         """Write the rows to this rank's file."""
         spread = {_ROWS: json.dumps(self.rows)} if self.rows else {}
         with writing(path):
-            save_file(dict(self.tensors), path, spread)
+            save_file(dict(self.tensors), path, {"format": "pt", **spread})  # without any it is unreadable if empty
 
 
 def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
