@@ -51,8 +51,8 @@ class Pieces:
     def write(self, path: Path) -> None:
         """Write the rows to this rank's file."""
         spread = {_ROWS: json.dumps(self.rows)} if self.rows else {}
-        with writing(path):
-            save_file(dict(self.tensors), path, {"format": "pt", **spread})  # without any it is unreadable if empty
+        with writing(path):  # a file without tensors cannot be read if it has no metadata
+            save_file(dict(self.tensors), path, {"format": "pt", **spread})
 
 
 def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
