@@ -108,7 +108,8 @@ def _parse(name: str, file: str, is_package: bool, source: bytes) -> Module:
     package = name if is_package else name.rpartition(".")[0]
     docstring = ast.get_docstring(tree, clean=False) or ""
     home = Home(name, package, docstring, any(map(_is_future, tree.body)))
-    body = _executed(tree.body, _type_guards(tree.body))
+    is_imported = not _times_bound(tree.body, "__name__")
+    body = _executed(tree.body, _type_guards(tree.body), is_imported)
     statements = tuple(make_statement(node, place, home) for place, node in enumerate(body))
     return Module(name, statements, docstring, _exports(tree.body))
 
@@ -140,11 +141,19 @@ def _exports(body: Sequence[ast.stmt]) -> tuple[str, ...] | None:
     return None
 
 
-def _executed(body: list[ast.stmt], guards: set[tuple[str, ...]]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported, without idle ones."""
+def _executed(
+    body: list[ast.stmt], guards: set[tuple[str, ...]], is_imported: bool
+) -> Iterator[ast.stmt]:
+    """The statements that run when the module is imported, without idle ones.
+
+    Args:
+        guards: names that are false then.
+        is_imported: whether ``__name__`` is not ``"__main__"``, as the module does not bind it.
+    """
     for node in body:
-        if isinstance(node, ast.If) and (_is_main_guard(node.test) or dotted(node.test) in guards):
-            yield from _executed(node.orelse, guards)
+        is_main = isinstance(node, ast.If) and is_imported and _is_main_guard(node.test)
+        if isinstance(node, ast.If) and (is_main or dotted(node.test) in guards):
+            yield from _executed(node.orelse, guards, is_imported)
         elif not is_idle(node):
             yield node
 
