@@ -108,7 +108,8 @@ def _parse(name: str, file: str, is_package: bool, source: bytes) -> Module:
     package = name if is_package else name.rpartition(".")[0]
     docstring = ast.get_docstring(tree, clean=False) or ""
     home = Home(name, package, docstring, any(map(_is_future, tree.body)))
-    is_imported = not _times_bound(tree.body, "__name__")
+    # `import *` takes no names that begin with an underscore
+    is_imported = not _times_bound(tree.body, "__name__", by_star=False)
     body = _executed(tree.body, _type_guards(tree.body), is_imported)
     statements = tuple(make_statement(node, place, home) for place, node in enumerate(body))
     return Module(name, statements, docstring, _exports(tree.body))
@@ -179,13 +180,18 @@ def _type_guards(body: list[ast.stmt]) -> set[tuple[str, ...]]:
     return {guard for guard in guards if _times_bound(body, guard[0]) == 1}
 
 
-def _times_bound(body: list[ast.stmt], name: str) -> int:
-    """How many statements of a module bind a name, or may bind it, in any scope."""
+def _times_bound(body: list[ast.stmt], name: str, by_star: bool = True) -> int:
+    """How many statements of a module bind a name, or may bind it, in any scope.
+
+    Args:
+        by_star: whether an ``import *`` may bind it.
+    """
     count = 0
     for statement in body:
         for node in everything(statement):
             if isinstance(node, ast.alias):
-                count += node.name == "*" or (node.asname or node.name.partition(".")[0]) == name
+                count += by_star and node.name == "*"
+                count += (node.asname or node.name.partition(".")[0]) == name
             elif isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 count += name in (getattr(node, "id", ""), getattr(node, "attr", ""))
                 count += getattr(node, "attr", "") == "TYPE_CHECKING"
