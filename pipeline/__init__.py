@@ -23,9 +23,13 @@ A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyp
 ``docs/architecture.md`` has the picture. Begin with ``dag.step``.
 """
 
-from pipeline.uncaught import install
+from pipeline.uncaught import early
 
-install()  # first, since the other imports take a moment in which the user may press Ctrl-C
+early.install()  # first, since the imports take a moment in which the user may press Ctrl-C
+
+from pipeline.uncaught import excepthook
+
+excepthook.install()
 
 from pipeline import taken_names
 from pipeline.dag.adopt import adopt

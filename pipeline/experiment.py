@@ -69,7 +69,7 @@ from pipeline.store.layout import Store
 from pipeline.text import visible
 from pipeline.tuning.driver import TUNING, Options, search
 from pipeline.tuning.space import parsed
-from pipeline.uncaught import STOPPED
+from pipeline.uncaught.early import STOPPED
 
 if TYPE_CHECKING:  # imported late: few calls are wrong
     from pipeline.configs.near_misses import Known

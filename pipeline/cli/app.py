@@ -50,7 +50,7 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.taken_names import require_ours
 from pipeline.text import counted, did_you_mean
-from pipeline.uncaught import STOPPED
+from pipeline.uncaught.early import STOPPED
 
 
 class Whole(TyperGroup):

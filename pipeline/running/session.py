@@ -26,7 +26,7 @@ from pipeline.store.latest import link_results
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.text import hint
-from pipeline.uncaught import shorten_in_notebooks
+from pipeline.uncaught.excepthook import shorten_in_notebooks
 from pipeline.wire.spec import Pause
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these

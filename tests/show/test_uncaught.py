@@ -42,13 +42,25 @@ def steps_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
 
 
-@pytest.mark.parametrize("module", ["pipeline.dag.step", "luigi"])
+@pytest.mark.parametrize("module", ["pipeline.uncaught.excepthook", "pipeline.dag.step", "luigi"])
 def test_ctrl_c_while_something_is_imported_is_no_traceback(module: str, tmp_path: Path) -> None:
     driver = start(tmp_path, module, str(tmp_path / "begun"))
     _, told = driver.communicate(timeout=300)
     assert driver.returncode != 0
     assert told == STOPPED
     assert not (tmp_path / "begun").exists()
+
+
+def test_ctrl_c_in_the_first_moments_of_a_command_ends_it_as_shells_expect(tmp_path: Path) -> None:
+    command = (
+        INTERRUPTED.split("from pipeline import run")[0] + "from pipeline.cli import main\nmain()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", command, "pipeline.uncaught.excepthook"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    assert (ran.stderr, ran.stdout) == (STOPPED, "")
+    assert ran.returncode == -signal.SIGINT  # which a shell shows as 130
 
 
 def test_after_ctrl_c_neither_the_screen_nor_the_log_has_a_traceback(tmp_path: Path) -> None:

@@ -23,14 +23,19 @@ from types import TracebackType
 from pipeline.foreseen import frames_of, is_shipped, message_of
 from pipeline.redaction import shown
 from pipeline.text import visible
+from pipeline.uncaught import early
+from pipeline.uncaught.early import STOPPED
 
-STOPPED = "stopped; run the same command again to go on"
 PLAIN = "TEMPER_TRACEBACK"
 
 
 def install() -> None:
     """Install the hook for uncaught exceptions, unless another tool has installed one."""
-    if sys.excepthook is sys.__excepthook__ and not os.environ.get(PLAIN):
+    if sys.excepthook is not early.show and sys.excepthook is not sys.__excepthook__:
+        return
+    if os.environ.get(PLAIN):
+        sys.excepthook = sys.__excepthook__
+    else:
         sys.excepthook = _show
         atexit.register(_flush)
 
