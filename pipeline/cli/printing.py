@@ -38,6 +38,8 @@ from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
 """The most differences of one kind that are printed for a step of two runs."""
+LEAST_LABEL = 16
+"""How narrow the column may be that says of which variant an artifact is."""
 _STATE_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "killed": "bold red"}
 _STATE_STYLES |= {"damaged": "bold red", "evicted": "yellow", "superseded": "dim"}
 
@@ -51,23 +53,38 @@ def show_line(console: Console, value: object, style: str = "") -> None:
 
 
 def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manifest]) -> None:
-    """Print a line for each artifact, with its state."""
+    """Print a line for each artifact, with its state; a narrow terminal gets fewer columns."""
     manifests = list(manifests)
-    table = _table("artifact", "of", "kind", "made (UTC)", "seconds>", "files>", "size>", "")
     labels = variants.names(variants.of_manifests(manifests))
-    for manifest in manifests:
-        state = state_of(catalog, manifest)
-        table.add_row(
-            text(manifest.name),
-            text(labels[manifest.attempt], "dim"),
-            text((manifest.kind or "").rpartition(":")[2], "dim"),
-            text(_when(manifest.attempt)),
-            f"{manifest.seconds:.1f}",
-            str(len(manifest.files)),
-            decimal(manifest.size),
-            text(state, _STATE_STYLES.get(state, "")),
-        )
+    states = [state_of(catalog, manifest) for manifest in manifests]
+    columns = {
+        "artifact": [text(manifest.name) for manifest in manifests],
+        "of": [text(labels[manifest.attempt], "dim") for manifest in manifests],
+        "kind": [text((manifest.kind or "").rpartition(":")[2], "dim") for manifest in manifests],
+        "made (UTC)": [text(_when(manifest.attempt)) for manifest in manifests],
+        "seconds>": [text(f"{manifest.seconds:.1f}") for manifest in manifests],
+        "files>": [text(len(manifest.files)) for manifest in manifests],
+        "size>": [text(decimal(manifest.size)) for manifest in manifests],
+        "": [text(state, _STATE_STYLES.get(state, "")) for state in states],
+    }
+    for heading in ("files>", "kind", "seconds>", "made (UTC)", "size>"):
+        if _least_width(columns) > console.width:
+            del columns[heading]
+    table = _table(*columns)
+    for heading, column in zip(columns, table.columns, strict=True):
+        column.no_wrap = heading != "of"  # a name that is cut into lines cannot be copied
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     console.print(table)
+
+
+def _least_width(columns: Mapping[str, Sequence[Text]]) -> int:
+    """The least width of a table in which only the column ``of`` is folded."""
+    widths = {
+        heading: max([len(heading.removesuffix(">")), *(cell.cell_len for cell in cells)])
+        for heading, cells in columns.items()
+    }
+    return sum(widths.values()) - max(0, widths["of"] - LEAST_LABEL) + 2 * len(widths)
 
 
 def state_of(catalog: Catalog, manifest: Manifest) -> str:

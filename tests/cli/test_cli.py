@@ -27,7 +27,7 @@ from waiting import HANGS_SECONDS
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
 from pipeline.cli.keep.verify import verify
-from pipeline.cli.printing import show_runs
+from pipeline.cli.printing import show_artifacts, show_runs
 from pipeline.dag.canonical import hash_json
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
@@ -109,6 +109,19 @@ def test_artifacts_are_listed_with_what_became_of_them(lab: Lab) -> None:
     lab.store.mark(newest(lab, "multiply"), DataLoss.DAMAGED)
     assert temper(lab, "list", "multiply").splitlines()[-1].endswith("damaged")
     assert len(temper(lab, "list", "multiply").splitlines()) == 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_names_of_artifacts_are_whole_on_every_terminal(lab: Lab, width: int) -> None:
+    fields = {"step": "tokenize_preferences", "kind": "steps.kinds:TokenizedPreferences"}
+    stamps = ("20261124T162206-0a1b2c3d4", "20261124T162207-0a1b2c3d5")
+    made = [commit(lab, {"values": {"seed": stamp}}, attempt=stamp, **fields) for stamp in stamps]
+    console = Console(width=width, file=io.StringIO())
+    show_artifacts(console, Catalog(lab.store), made)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(artifact.name in printed.split() for artifact in made)
+    assert max(map(len, printed.splitlines())) <= width
+    assert ("files" in printed) == (width == 140)
 
 
 def test_an_artifact_is_named_by_its_step_or_the_beginning_of_its_key(lab: Lab) -> None:
