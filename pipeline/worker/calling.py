@@ -31,6 +31,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.wire.spec import InputSpec, Pause, StepSpec
+from pipeline.worker.leftovers import close_files_below, end_if_forked, restore_streams
 from pipeline.worker.memory import keep_freed_memory
 from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.stopping import Stopping
@@ -99,15 +100,22 @@ def call(
     stored."""
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
-    started_in = os.getcwd()
+    started_in, worker = os.getcwd(), os.getpid()
     keep_freed_memory()
     try:
         metrics = function.function(output, **arguments)
-    except SystemExit as error:
-        raise TemperError(
-            f"the step called sys.exit({error.code!r}); return its metrics instead, or raise an "
-            "error that says what is wrong"
-        ) from error
+    except BaseException as error:
+        end_if_forked(worker, error)
+        if isinstance(error, SystemExit):
+            raise TemperError(
+                f"the step called sys.exit({error.code!r}); return its metrics instead, or raise "
+                "an error that says what is wrong"
+            ) from error
+        raise
+    finally:
+        restore_streams()
+    end_if_forked(worker)
+    close_files_below(output.path)
     os.chdir(started_in)  # later checks may use relative paths
     return checked_metrics(spec.step, {} if metrics is None else metrics)
 
@@ -201,7 +209,9 @@ def checked_metrics(step: str, metrics: Any) -> Metrics:
     plain: Metrics = {name: _plain(value) for name, value in metrics.items()}
     for name, value in plain.items():
         try:
-            json.dumps({name: value}, allow_nan=False, ensure_ascii=False).encode()
+            text = json.dumps({name: value}, allow_nan=False, ensure_ascii=False)
+            text.encode()
+            json.loads(text, object_pairs_hook=_with_different_names)
         except (TypeError, ValueError) as error:
             raise _unkept(step, f"{name} is {value!r}: {error}") from error
     notices = plain.get("notices", [])
@@ -216,6 +226,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value.item() if getattr(value, "shape", None) == () else value
+
+
+def _with_different_names(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse a dict with two keys that are one in JSON, such as ``1`` and ``"1"``."""
+    known: set[str] = set()
+    for name, _ in pairs:
+        if name in known:
+            raise ValueError(f"two of its keys are {name!r} in JSON")
+        known.add(name)
 
 
 def _unkept(step: str, why: str) -> TemperError:

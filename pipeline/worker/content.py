@@ -9,8 +9,11 @@ contain.
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from pipeline.dag.files import FileEntry, describe
 from pipeline.errors import TemperError
@@ -51,8 +54,9 @@ def check_input(position: int, entry: InputSpec, folder: Path) -> None:
             raise DamagedInput(position, f"{name} of the artifact of {entry.step} is damaged")
 
 
-States = Mapping[str, tuple[int, int]]
-"""Size and time of change of each file."""
+States = Mapping[str, tuple[int, int, int]]
+"""Size, time of change of the content, and time of change of the inode, of each file. A program can
+set the second one back, but not the third."""
 
 
 def states_of(entry: InputSpec) -> States:
@@ -61,7 +65,7 @@ def states_of(entry: InputSpec) -> States:
     for name in entry.files:
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(f"{entry.content}/{name}")
-            found[name] = status.st_size, status.st_mtime_ns
+            found[name] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
     return found
 
 
@@ -84,14 +88,19 @@ def _require_no_others(position: int, entry: InputSpec, others: list[str]) -> No
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Make the files that a step wrote read-only, flush them to disk, and describe them. Raise
-    `TemperError` for anything else than regular files, or a forbidden name."""
-    files = {}
+    """Make the files that a step wrote read-only, flush them to disk, and describe them.
+
+    Raises:
+        TemperError: there is something else than regular files, a name is forbidden, or a file
+            changed meanwhile.
+        OSError: a file or folder cannot be read.
+    """
+    files, states = {}, {}
     if folder.is_symlink() or not folder.is_dir():
         raise TemperError("the step removed its output folder; write into it instead")
     _remove_empty_folders(folder)
     os.umask(mask := os.umask(0o022))
-    for path in sorted(folder.rglob("*")):
+    for path in _everything_in(folder):
         name = str(PurePosixPath(path.relative_to(folder)))
         if path.is_dir() and not path.is_symlink():
             continue
@@ -100,13 +109,48 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
         if not is_file(name):
             raise TemperError(f"the step wrote {name!r}; give it a name without '..'")
         if path.stat().st_nlink > 1:  # a hard link: its other name may still be written to
-            shutil.copyfile(path, copy := path.with_name(f".{path.name}.copy"))
-            os.replace(copy, path)
+            _replace_by_copy(path)
         path.chmod(0o444 & ~mask)  # readable by everybody who can read the store
         with open(path, "rb") as file:
             os.fsync(file.fileno())
+        states[name] = _state(path)
         files[name] = describe(path)
+    _require_finished(folder, states)
     return files
+
+
+def _everything_in(folder: Path) -> list[Path]:
+    """All files, folders and links below a folder. Unlike ``rglob``, it raises `OSError` for a
+    folder that cannot be listed."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    walk = os.walk(folder, onerror=fail)
+    return sorted(Path(place, name) for place, *names in walk for name in chain(*names))
+
+
+def _replace_by_copy(path: Path) -> None:
+    handle, copy = tempfile.mkstemp(prefix=".copy-", dir=path.parent)
+    os.close(handle)
+    shutil.copyfile(path, copy)
+    os.replace(copy, path)
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    status = os.lstat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _require_finished(folder: Path, states: Mapping[str, tuple[int, int, int]]) -> None:
+    """Raise `TemperError` if something still writes into the output: a manifest that describes half
+    of a file would be damaged from the beginning."""
+    changed = [n for n, s in states.items() if not (folder / n).exists() or _state(folder / n) != s]
+    if changed := changed or strangers(str(folder), states):
+        raise TemperError(
+            f"{changed[0]} was written after the step had returned, by a thread or a program that "
+            "the step started; wait for its end before you return"
+        )
 
 
 def _remove_empty_folders(folder: Path) -> None:
