@@ -61,7 +61,8 @@ def close_files_below(folder: Path) -> None:
         return
     for file in _files(prefix):
         with contextlib.suppress(OSError, ValueError):
-            (file.flush if file in (sys.__stdout__, sys.__stderr__) else file.close)()
+            is_standard = any(file is stream for stream in (sys.__stdout__, sys.__stderr__))
+            (file.flush if is_standard else file.close)()
     restore_streams()
 
 
@@ -84,8 +85,9 @@ def _files(prefix: str) -> Iterator[Any]:
     garbage collection would close some of them in the wrong order."""
     everything = gc.get_objects()
     for module, name, attribute in _ARCHIVES:
-        cls = getattr(sys.modules.get(module), name, None)
-        for item in everything if cls is not None else ():
+        if (cls := getattr(sys.modules.get(module), name, None)) is None:
+            continue
+        for item in everything:
             if issubclass(type(item), cls) and _is_below(getattr(item, attribute, None), prefix):
                 yield item
     files = [item for item in everything if issubclass(type(item), _io._IOBase)]
