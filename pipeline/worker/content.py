@@ -11,9 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 
 from pipeline.dag.files import FileEntry, describe
 from pipeline.errors import TemperError
@@ -64,9 +62,13 @@ def states_of(entry: InputSpec) -> States:
     found = {}
     for name in entry.files:
         with contextlib.suppress(FileNotFoundError):
-            status = os.stat(f"{entry.content}/{name}")
-            found[name] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            found[name] = _state(Path(entry.content, name))
     return found
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def require_unchanged(entry: InputSpec, before: States) -> None:
@@ -100,7 +102,7 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
         raise TemperError("the step removed its output folder; write into it instead")
     _remove_empty_folders(folder)
     os.umask(mask := os.umask(0o022))
-    for path in _everything_in(folder):
+    for path in sorted(folder / name for name in strangers(str(folder), ())):
         name = str(PurePosixPath(path.relative_to(folder)))
         if path.is_dir() and not path.is_symlink():
             continue
@@ -119,17 +121,6 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
     return files
 
 
-def _everything_in(folder: Path) -> list[Path]:
-    """All files, folders and links below a folder. Unlike ``rglob``, it raises `OSError` for a
-    folder that cannot be listed."""
-
-    def fail(error: OSError) -> NoReturn:
-        raise error
-
-    walk = os.walk(folder, onerror=fail)
-    return sorted(Path(place, name) for place, *names in walk for name in chain(*names))
-
-
 def _replace_by_copy(path: Path) -> None:
     handle, copy = tempfile.mkstemp(prefix=".copy-", dir=path.parent)
     os.close(handle)
@@ -137,12 +128,7 @@ def _replace_by_copy(path: Path) -> None:
     os.replace(copy, path)
 
 
-def _state(path: Path) -> tuple[int, int, int]:
-    status = os.lstat(path)
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def _require_finished(folder: Path, states: Mapping[str, tuple[int, int, int]]) -> None:
+def _require_finished(folder: Path, states: States) -> None:
     """Raise `TemperError` if something still writes into the output: a manifest that describes half
     of a file would be damaged from the beginning."""
     changed = [n for n, s in states.items() if not (folder / n).exists() or _state(folder / n) != s]

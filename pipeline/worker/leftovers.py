@@ -5,7 +5,7 @@ collected. A worker describes the output before that, and then ends without it (
 artifact could lack the end of a file, and nobody would notice.
 """
 
-import _io
+import _io  # its classes are not abstract: others cannot register with them
 import contextlib
 import gc
 import os

@@ -13,7 +13,7 @@ from pipeline.cli import app
 
 STOPPED = "stopped; run the same command again to go on\n"
 
-INTERRUPTED = """
+INTERRUPT = """
 import os, signal, sys
 
 def interrupt(event, arguments):
@@ -22,6 +22,10 @@ def interrupt(event, arguments):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.addaudithook(interrupt)
+"""
+"""Sends this process a Ctrl-C when it imports the module that its first argument names."""
+
+INTERRUPTED = f"""{INTERRUPT}
 from pipeline import run
 from mistaken_steps import wait_until_told
 
@@ -52,9 +56,7 @@ def test_ctrl_c_while_something_is_imported_is_no_traceback(module: str, tmp_pat
 
 
 def test_ctrl_c_in_the_first_moments_of_a_command_ends_it_as_shells_expect(tmp_path: Path) -> None:
-    command = (
-        INTERRUPTED.split("from pipeline import run")[0] + "from pipeline.cli import main\nmain()"
-    )
+    command = f"{INTERRUPT}\nfrom pipeline.cli import main\nmain()"
     ran = subprocess.run(
         [sys.executable, "-c", command, "pipeline.uncaught.excepthook"],
         capture_output=True, text=True, cwd=tmp_path, timeout=300,

@@ -50,7 +50,7 @@ def leave_open(out: Output, how: str) -> dict:
 @step(version="1")
 def fork(out: Output, how: str) -> dict:
     """Its child leaves the step function as well."""
-    (child_done, parent) = os.pipe()
+    child_done, parent = os.pipe()
     if not os.fork():
         os.close(child_done)  # the other end is closed when the child ends
         if how == "raise":
@@ -81,7 +81,7 @@ def write_over(out: Output, source: Artifact) -> dict:
     path = source.path / "a.txt"
     status = os.stat(path)
     path.chmod(0o644)
-    time.sleep(0.01)
+    time.sleep(0.01)  # file systems keep times in ticks of some milliseconds
     path.write_text("z" * status.st_size)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     return {}
