@@ -27,10 +27,11 @@ class Code(Checker):
     that is not marked as anything; without any, the whole text. The tests
     are Python statements such as ``assert add(2, 3) == 5``, which run after the program.
 
-    The program runs in a separate interpreter: without environment variables, in an empty folder,
-    without a network, within `seconds` and `memory_mb`, and without the right to write large files.
-    This protects a machine from a model's mistakes, but not from malice: the program can read the
-    user's files. Run hostile programs in a container.
+    The program runs in a separate interpreter: without the user's environment variables, in an
+    empty folder, without a network, within `seconds` and `memory_mb`, and without the right to
+    write large files. This protects a machine from a model's mistakes, but not from malice: the
+    program can read the user's files. Run hostile programs in a container. If these limits cannot
+    be set, there is no verdict.
 
     Args:
         seconds: the time limit of the program.
@@ -77,36 +78,51 @@ def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:
     work = folder / "work"
     work.mkdir()
     output, errors = folder / "output", folder / "errors"
-    with output.open("wb") as out, errors.open("wb") as err:
+    start, tell_start = os.pipe()
+    with output.open("wb") as out, errors.open("wb") as err, os.fdopen(start, "rb") as started:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", "-c", _SANDBOX],
+            [sys.executable, "-s", "-P", "-B", "-c", _SANDBOX, str(tell_start)],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
             cwd=work,
-            env={},
+            env=_ENVIRONMENT,
+            pass_fds=(tell_start,),
             process_group=0,
         )
+        os.close(tell_start)
         try:
             process.communicate(json.dumps(told).encode(), timeout=seconds)
+            reason = _last_line(errors) or f"ended early, with {process.returncode}"
         except subprocess.TimeoutExpired:
-            return judged(False, f"not done within {seconds:g} s")
+            reason = f"not done within {seconds:g} s"
         finally:  # what the program has started may still run
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if process.returncode == _NO_NETWORK_LEFT:
+        state = started.read()
+    if state == b"no network":
         return no_verdict("the system lets no process leave its network; set allow_network")
     if output.read_bytes().endswith(str(told["passed"]).encode()):
         return judged(True)
-    said = errors.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
-    return judged(False, said[-1][:200] if said else f"ended early, with {process.returncode}")
+    if state != b"started":
+        return no_verdict(f"the sandbox failed before the program began: {reason}")
+    return judged(False, reason)
 
 
-_NO_NETWORK_LEFT = 113
-_SANDBOX = f"""
+def _last_line(path: Path) -> str:
+    lines = path.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""A set has one order in each run, and an import of numpy takes the memory of one thread: a verdict
+does not depend on a random seed or on the machine's cores."""
+
+_SANDBOX = """
 import ctypes, json, os, resource, sys
 
+start = int(sys.argv.pop())
 told = json.load(sys.stdin)
 passed, tests = told["passed"], told["tests"]
 dies_with_parent = 1
@@ -114,7 +130,8 @@ ctypes.CDLL(None).prctl(dies_with_parent, 9)
 if not told["network"]:
     new_user, new_network = 0x10000000, 0x40000000
     if ctypes.CDLL(None).unshare(new_user | new_network):
-        os._exit({_NO_NETWORK_LEFT})
+        os.write(start, b"no network")
+        os._exit(1)
 seconds = int(told["seconds"]) + 1
 for limit, value in (
     (resource.RLIMIT_CPU, seconds),
@@ -123,9 +140,11 @@ for limit, value in (
     (resource.RLIMIT_CORE, 0),
 ):
     resource.setrlimit(limit, (value, value))
-space = {{"__name__": "__main__"}}
+space = {"__name__": "__main__"}
 program = told.pop("program")
 del told
+os.write(start, b"started")
+os.close(start)
 exec(compile(program, "program", "exec"), space)
 exec(compile(tests, "tests", "exec"), space)
 sys.stdout.flush()
@@ -133,4 +152,5 @@ os.write(1, passed.encode())
 os._exit(0)
 """
 """The script that limits its own process and then runs program and tests. A program that exits
-early does not pass, because the script writes the secret word of success only after the tests."""
+early does not pass, because the script writes the secret word of success only after the tests. No
+program can feign a failure of the sandbox, because the pipe that tells its start is closed then."""

@@ -133,6 +133,39 @@ def test_a_program_reaches_no_network() -> None:
         assert "unreachable" in judgement.reason
 
 
+SMALL_MACHINE = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+from steps.checking.code import Code
+from steps.checking.verdicts import Answered
+print(Code(seconds=60, allow_network=True).check(Answered("x = 1", "assert x == 1")))
+"""
+
+
+def test_a_sandbox_that_fails_gives_no_verdict() -> None:
+    said = subprocess.check_output([sys.executable, "-c", SMALL_MACHINE], text=True, cwd=REPOSITORY)
+    assert "Verdict.none" in said
+    assert "sandbox failed before the program began: ValueError: not allowed to raise" in said
+
+
+def test_no_program_can_feign_a_sandbox_that_fails() -> None:
+    program = """
+import contextlib, os
+for descriptor in range(3, 64):
+    with contextlib.suppress(OSError):
+        os.write(descriptor, b"no network")
+os._exit(113)
+"""
+    code = Code(seconds=60, allow_network=True)
+    assert code.check(Answered(program, TESTS)).verdict is WRONG
+
+
+def test_a_program_sees_sets_in_the_same_order_each_time() -> None:
+    program = "import sys\nsys.exit(str(set('abcdefghij')))"
+    code = Code(seconds=60, allow_network=True)
+    assert len({code.check(Answered(program, "pass")).reason for _ in range(3)}) == 1
+
+
 # --- math-verify ----------------------------------------------------------------------------------
 
 

@@ -7,11 +7,12 @@ break (code that is served, signals, printing, kills) is tested with real ones.
 import contextlib
 import importlib
 import io
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
-from threading import Event
-from typing import IO
+from threading import Event, Lock, get_ident
+from typing import IO, TextIO
 
 import pytest
 
@@ -42,20 +43,35 @@ class InThisProcess:
         return contextlib.nullcontext()
 
 
+_alone = Lock()  # streams and environment are the process's: two workers would mix theirs up
+
+
+class _Printed(io.StringIO):
+    """What the thread that made it prints; what others print goes where it went before."""
+
+    def __init__(self, before: TextIO):
+        super().__init__()
+        self._before, self._thread = before, get_ident()
+
+    def write(self, text: str) -> int:
+        return super().write(text) if get_ident() == self._thread else self._before.write(text)
+
+
 def run_here(task: Task, log: IO[bytes]) -> Ended:
     """Does what a worker does, to its end; what it prints goes into the log."""
-    printed = io.StringIO()
-    get_code = SourceFileLoader.get_code  # a worker sets its own, for its process
-    try:
-        with (
-            contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
-            _memory_of_its_own(task),
-        ):
-            return Ended(worker.main(task.spec_url))
-    finally:
-        SourceFileLoader.get_code = get_code
-        log.write(printed.getvalue().encode(errors="backslashreplace"))
+    with _alone:
+        printed = _Printed(sys.stdout)
+        get_code = SourceFileLoader.get_code  # a worker sets its own, for its process
+        try:
+            with (
+                contextlib.redirect_stdout(printed),
+                contextlib.redirect_stderr(printed),
+                _memory_of_its_own(task),
+            ):
+                return Ended(worker.main(task.spec_url))
+        finally:
+            SourceFileLoader.get_code = get_code
+            log.write(printed.getvalue().encode(errors="backslashreplace"))
 
 
 @contextlib.contextmanager
