@@ -8,8 +8,7 @@ from typing import ClassVar
 from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 
-_START = r"\boxed{"
-_BRACE = re.compile(r"\\boxed\{|\\[{}]|[{}]")
+_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
 
 
 @dataclass(frozen=True)
@@ -17,6 +16,7 @@ class Boxed(Checker):
     r"""Right if `\boxed{...}` holds the row's answer, compared as text: `042` is not `42`.
 
     White space around an answer does not matter, nor the script of digits and minus signs.
+    `\fbox{...}` is a box too.
 
     Args:
         anywhere: whether the box may be anywhere in the text, where the last box counts; otherwise
@@ -33,7 +33,7 @@ class Boxed(Checker):
         found = boxed_answer(answered.text, self.anywhere)
         if found is None:
             return judged(False, "no box")
-        return judged(plain_numerals(found) == plain_numerals(answered.answer.strip()))
+        return judged(_is_same(found, answered.answer))
 
 
 def boxed_answer(text: str, anywhere: bool = False) -> str | None:
@@ -54,25 +54,31 @@ def boxed_answer(text: str, anywhere: bool = False) -> str | None:
 
 def _in_last_box(text: str, anywhere: bool) -> str | None:
     text = text.strip()
-    boxes = [(a, b) for a, b in _boxes(text) if anywhere or (a, b) == (0, len(text))]
+    boxes = [box for box in _boxes(text) if anywhere or (box[0], box[2]) == (0, len(text))]
     if not boxes:
         return None
-    start, stop = max(boxes, key=lambda box: box[1])  # it ends behind all that it holds
-    return text[start + len(_START) : stop - 1].strip()
+    _, start, stop = max(boxes, key=lambda box: box[2])  # it ends behind all that it holds
+    return text[start : stop - 1].strip()
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    """Where boxes start and stop whose braces are closed."""
-    starts: list[int | None] = []
+def _boxes(text: str) -> Iterator[tuple[int, int, int]]:
+    """Boxes whose braces are closed: where they start, where their content starts, where they
+    stop."""
+    opened: list[re.Match[str]] = []
     for found in _BRACE.finditer(text):
-        if found[0] == "}" and starts:
-            start = starts.pop()
-            if start is not None:
-                yield start, found.end()
-        elif found[0] in ("{", _START):
-            starts.append(found.start() if found[0] == _START else None)
+        if found[0] == "}" and opened:
+            brace = opened.pop()
+            if brace[1]:
+                yield brace.start(), brace.end(), found.end()
+        elif found[0] == "{" or found[1]:
+            opened.append(found)
 
 
 def is_correct(text: str, answer: str) -> bool:
-    r"""Whether the text is exactly `\boxed{answer}`, as `boxed_answer` reads it."""
-    return boxed_answer(text) == answer
+    r"""Whether the text is exactly `\boxed{answer}`, compared as :class:`Boxed` compares."""
+    found = boxed_answer(text)
+    return found is not None and _is_same(found, answer)
+
+
+def _is_same(found: str, answer: str) -> bool:
+    return plain_numerals(found) == plain_numerals(answer.strip())
