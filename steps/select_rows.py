@@ -9,6 +9,7 @@ from pipeline import Metrics, Output, TemperError, step
 from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import iter_rows, shards, write_rows
 from steps.kinds import Influences, PairTokens
+from steps.shared.shares import share_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def select_rows(
 
     told = read_json_lines(influences.path / "influences.jsonl")
     found = {(r["row"], r["pair"]): r["influence"] for r in told}
-    worst = sorted(found, key=lambda pair: found[pair])[: int(config.drop_share * len(found))]
+    most = int(share_of(config.drop_share, len(found)))
+    worst = sorted(found, key=lambda pair: found[pair])[:most]
     dropped = {pair for pair in worst if found[pair] < 0 or not config.only_harmful}
     seen: set[tuple[str, str]] = set()
 

@@ -12,5 +12,5 @@ losses that most runs use. The others are in folders:
 A config can name every loss in these folders (``registry``). Steps do not import the registry, so
 an edit of one loss changes only the keys of steps that use it.
 
-Importable without torch. Uses nothing of this project but ``steps.shared.checks``.
+Importable without torch. Uses nothing of this project but ``steps.shared``.
 """

@@ -20,6 +20,7 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import from_record
 from steps.generation.engine import Finish
 from steps.online.rollouts import Rollout, read_rollouts, texts, write_rollouts
+from steps.shared.shares import share_of
 
 _REASONS_TOLD = 5
 
@@ -104,7 +105,7 @@ def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
     """Raise ValueError, with the most frequent reason, if a larger share than `most_without` of the
     rollouts has no verdict."""
     without = [rollout for rollout in rollouts if rollout.verdict is Verdict.none]
-    if len(without) > most_without * len(rollouts):
+    if len(without) > share_of(most_without, len(rollouts)):
         count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]
         raise ValueError(
             f"{len(without)} of {len(rollouts)} completions have no verdict, {count} of them "

@@ -5,4 +5,5 @@ change a result, ``markdown`` escapes untrusted text, ``named`` finds the losses
 folder, ``accelerators`` holds figures from vendors' data sheets, ``beginnings`` compares sequences.
 On a CPU, ``products`` computes the linear layers of models and ``experts`` their mixtures of
 experts; these two alone use torch. ``padded_rows`` is the number of rows of such a product.
+``shares`` multiplies a share by a whole number.
 """

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from steps.shared.shares import share_of
 from steps.training.config import OptimizerConfig, Schedule
 
 
@@ -28,7 +29,7 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 def total_steps(num_examples: int, batch_size: int, epochs: float, max_steps: int | None) -> int:
     """The optimiser steps of a run: those of `epochs` passes, rounded up, at most `max_steps`."""
-    steps = math.ceil(epochs * steps_per_epoch(num_examples, batch_size))
+    steps = math.ceil(share_of(epochs, steps_per_epoch(num_examples, batch_size)))
     return steps if max_steps is None else min(steps, max_steps)
 
 
@@ -52,7 +53,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
         case Schedule.cosine:
             return config.learning_rate * (1 - math.cos(math.pi * remaining)) / 2
         case Schedule.wsd:
-            decay = min(falling, math.ceil(config.decay_fraction * total_steps))
+            decay = min(falling, math.ceil(share_of(config.decay_fraction, total_steps)))
             return config.learning_rate * min(1.0, (total_steps - step) / decay)
 
 

@@ -11,8 +11,10 @@ from tiny_models import pair_records
 
 from pipeline import TemperError
 from steps.data.rows.jsonl import write_json_lines
+from steps.data.rows.ledger import DroppedRows, Tally
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.select_rows import SelectionConfig, select_rows
+from steps.shared.shares import share_of
 
 RECORDS = pair_records(10)
 SCHEMA = pa.Table.from_pylist(RECORDS[:1]).schema
@@ -50,6 +52,13 @@ def test_the_worst_share_goes_and_what_helps_stays(tokens: Any, tmp_path: Path) 
         stayed = [record["row"] for record in read_rows(out.path)]
         assert stayed == [f"data:{i}" for i in range(10) if i not in gone]
         assert (out.path / "tokenizer.json").exists()
+
+
+def test_a_share_of_the_rows_is_not_rounded_away() -> None:
+    assert int(share_of(0.29, 100)) == 29  # 0.29 * 100 is below 29
+    assert share_of(0.5, 5) == 2.5
+    assert share_of(0.5, 0) == 0
+    Tally(kept=71, dropped={"no chosen": DroppedRows(29, [], "")}).check(0.29, "data")
 
 
 def test_influences_of_other_rows_are_refused(tokens: Any, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_the_schedules_start_at_the_full_rate_and_fall_towards_zero() -> None:
 def test_wsd_is_stable_and_then_falls_over_the_last_share_of_the_steps() -> None:
     assert rates(8, schedule=Schedule.wsd, decay_fraction=0.5) == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
     assert rates(8, schedule=Schedule.wsd, decay_fraction=0.1) == [1] * 8  # its one step is full
+    assert rates(100, schedule=Schedule.wsd, decay_fraction=0.07).count(1) == 94
     warm = rates(6, schedule=Schedule.wsd, warmup_steps=1, decay_fraction=1 / 3)
     assert warm == [0.5, 1, 1, 1, 1, 0.5]
     assert rates(4, schedule=Schedule.wsd, decay_fraction=1) == rates(4, schedule=Schedule.linear)
@@ -164,6 +165,8 @@ def test_a_run_is_as_long_as_its_epochs_and_no_longer_than_max_steps() -> None:
     assert total_steps(10, 4, epochs=1, max_steps=None) == 3
     assert total_steps(10, 4, epochs=2.5, max_steps=None) == 8
     assert total_steps(10, 4, epochs=0.1, max_steps=None) == 1
+    assert total_steps(100, 1, epochs=0.07, max_steps=None) == 7  # 0.07 * 100 is above 7
+    assert total_steps(6, 1, epochs=5 / 6, max_steps=None) == 5
     assert total_steps(10, 4, epochs=1, max_steps=2) == 2
     assert total_steps(10, 4, epochs=1, max_steps=9) == 3
 

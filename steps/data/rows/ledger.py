@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steps.data.rows.reasons import CHOICES, REST_LOST, MalformedRow, Reason
+from steps.shared.shares import share_of
 
 Outcome = Literal["kept", "truncated", "dropped"]
 
@@ -116,7 +117,7 @@ class Tally:
         """
         if REST_LOST in self.dropped:
             raise TooManyDropped(_rest_lost(what, self.dropped[REST_LOST]))
-        allowed = max_dropped * self.rows if max_dropped < 1 else max_dropped
+        allowed = share_of(max_dropped, self.rows) if max_dropped < 1 else max_dropped
         if self.unusable_rows > allowed:
             raise TooManyDropped(
                 f"{self.unusable_rows} of the {self.rows} rows of {what} cannot be used, over the "

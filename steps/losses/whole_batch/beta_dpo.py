@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses, logistic
 from steps.shared.checks import require
+from steps.shared.shares import share_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,5 +100,5 @@ class BetaDpo(ImplicitRewardLoss):
         # logarithms, because weights may underflow.
         arrivals = waits.to(gaps.device).log() + 0.5 * distances.square()
         kept = torch.zeros_like(gaps)
-        kept[arrivals.argsort(stable=True)[: max(1, int(self.keep * len(gaps)))]] = 1
+        kept[arrivals.argsort(stable=True)[: max(1, int(share_of(self.keep, len(gaps))))]] = 1
         return kept
