@@ -259,6 +259,26 @@ def test_an_attempt_whose_job_may_run_without_a_driver_stays(lab: Lab) -> None:
     assert not [name for name in files(lab.store) if "slow_count" in name]
 
 
+@pytest.mark.usefixtures("one_run")
+def test_what_a_write_that_was_killed_left_goes_after_the_grace(lab: Lab) -> None:
+    root = Path(lab.store.root)
+    [manifest] = (root / "manifests/multiply").glob("*.json")
+    [content] = (root / "attempts/multiply").glob("*/*/content")
+    content.chmod(0o755)
+    left = [root / ".temper.json.01234567", manifest.with_name(f".{manifest.name}.89abcdef")]
+    copy = root / "scratch/multiply/.copy-abcd_123/scratch"
+    copy.mkdir(parents=True)
+    for path in (*left, copy / "checkpoint"):
+        path.write_text("half")
+    others = [content / f".{manifest.name}.01234567", root / "manifests/multiply/.notes"]
+    for path in others:
+        path.write_text("not written by Temper")
+    assert Kind.WRITE not in kinds(lab.store, Policy())
+    assert collect(lab.store, NOW) >= 12
+    assert not any(path.exists() for path in (*left, copy.parent))
+    assert all(path.exists() for path in (*others, manifest))
+
+
 def test_scratch_that_no_kept_run_would_go_on_with_goes(lab: Lab) -> None:
     killed_while_counting(lab)
     lab.run(product=lab.product())

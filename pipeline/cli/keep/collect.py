@@ -13,6 +13,7 @@ with an error that says so, and the next run makes the input again. No result is
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from pipeline.cli.keep.garbage import Findings, Garbage, Key, Kind, Uses
 from pipeline.store.activity import alone_with, forget_released, remove_if_empty
@@ -40,8 +41,11 @@ def delete(store: Store, findings: Findings) -> int:
     def clear(place: Key) -> int:
         return _clear(store, *place, by_key[place], findings)
 
+    writes = by_key.pop(("", ""), [])  # of no key, so no lease is needed
+    for garbage in writes:
+        _delete(store, garbage)
     with ThreadPoolExecutor(WORKERS) as pool:
-        freed = sum(pool.map(clear, by_key))
+        freed = sum(pool.map(clear, by_key), sum(garbage.size for garbage in writes))
     for step in {g.step for group in by_key.values() for g in group if g.kind is Kind.ARTIFACT}:
         Catalog(store).rewrite(step)
     forget_broken_links(store)
@@ -67,6 +71,13 @@ def _delete(store: Store, garbage: Garbage) -> None:
     if garbage.kind is Kind.SCRATCH:  # scratch folders are local even if the store is remote
         for folder in garbage.folders:
             shutil.rmtree(folder, ignore_errors=True)
+        return
+    if garbage.kind is Kind.WRITE:  # likewise
+        for path in map(Path, garbage.files):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         return
     if garbage.kind is Kind.DATA:
         for manifest in garbage.manifests:

@@ -12,15 +12,16 @@ Garbage is:
   generations of a key are deleted together. Of a key that stays, an earlier generation loses its
   data and keeps its manifest if no kept run used it or its data is marked as lost;
 - *progress* files and *leases* of keys whose lease nobody holds. A lease stays while its key needs
-  scratch, since the lease's epoch identifies the valid scratch folder.
+  scratch, since the lease's epoch identifies the valid scratch folder;
+- *interrupted writes*: what a process that was killed had not yet renamed to its final name.
 
-Attempts, scratch and everything that no run mentions must also be older than a grace period, so
-that users can read the log of a failure, and because the clocks of machines may differ. The kept
-runs are all recorded runs, or those that the policy selects, and every run in progress. A run in
-progress also keeps every artifact that its steps might use, if it does not know their keys yet. Run
-records of the first layout do not list what they used: such a record keeps everything that was made
-before its end. A lease whose holder died on another machine counts as held until a run takes it
-over.
+Attempts, scratch, interrupted writes and everything that no run mentions must also be older than a
+grace period, so that users can read the log of a failure, and because the clocks of machines may
+differ. The kept runs are all recorded runs, or those that the policy selects, and every run in
+progress. A run in progress also keeps every artifact that its steps might use, if it does not know
+their keys yet. Run records of the first layout do not list what they used: such a record keeps
+everything that was made before its end. A lease whose holder died on another machine counts as held
+until a run takes it over.
 
 Drivers may be at work meanwhile, and nothing is locked. The order of listing makes this safe: first
 attempts and scratch, then leases, then manifests, then run records:
@@ -43,6 +44,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.present import NotImportable, present_code
@@ -55,6 +57,9 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, read_runs, stamp_seconds
 from pipeline.store.stored import is_key, is_step
 
+_WRITTEN_IN = ("accepted", "index", "jobs", "leases", "manifests", "progress", "runs")
+_FILE_BESIDE = re.compile(r"\..+\.[0-9a-f]{8}")
+_FOLDER_BESIDE = re.compile(r"\.(copy|frozen|restore)-[a-z0-9_]+")
 _OF_KEY = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
 Key = tuple[str, str]
@@ -73,6 +78,7 @@ class Kind(enum.Enum):
     MARK = "marks without an artifact"
     PROGRESS = "progress files"
     LEASE = "leases that are over"
+    WRITE = "interrupted writes"
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,7 @@ def find_garbage(store: Store, policy: Policy) -> Findings:
         *finder.marks(),
         *finder.progress(progress),
         *finder.leases(known_leases),
+        *_interrupted_writes(store, time.time() - policy.grace),
     ]
     return Findings(
         garbage,
@@ -433,11 +440,31 @@ def _scratch(store: Store) -> list[_Scratch]:
             key = folder.name.partition("-")[0]
             if folder.is_symlink() or folder.parent.is_symlink() or not is_key(key):
                 continue  # not made by Temper
-            states = [path.lstat() for path in (folder, *folder.rglob("*"))]
-            size = sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
-            changed = max(state.st_mtime for state in states)
-            found.append(_Scratch(folder.parent.name, key, str(folder), size, changed))
+            found.append(_Scratch(folder.parent.name, key, str(folder), *_size_and_change(folder)))
     return found
+
+
+def _size_and_change(folder: Path) -> tuple[int, float]:
+    """The bytes of a file or of all files in a folder, and the newest modification time."""
+    states = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    size = sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
+    return size, max(state.st_mtime for state in states)
+
+
+def _interrupted_writes(store: Store, before: float) -> Iterator[Garbage]:
+    """Files, and copies of scratch folders, that nobody has written to since ``before``."""
+    copies = [p for p in store.scratch_root().glob("*/.*-*") if _FOLDER_BESIDE.fullmatch(p.name)]
+    found = [path for path in copies if not (path.is_symlink() or path.parent.is_symlink())]
+    if store.is_local:
+        hidden = [*Path(store.root).glob(".*")]
+        for folder in _WRITTEN_IN:
+            hidden += Path(store.root, folder).rglob(".*")
+        found += (path for path in hidden if _FILE_BESIDE.fullmatch(path.name))
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):  # its writer is alive
+            size, changed = _size_and_change(path)
+            if changed < before:
+                yield Garbage(Kind.WRITE, "", "", size, [str(path)])
 
 
 def _staged(store: Store) -> dict[Key, int]:
