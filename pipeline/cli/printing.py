@@ -9,8 +9,8 @@ import json
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +33,7 @@ from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.runs import Run
+from pipeline.store.runs import Run, planned_labels
 from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
@@ -55,7 +55,7 @@ def show_line(console: Console, value: object, style: str = "") -> None:
 def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manifest]) -> None:
     """Print a line for each artifact, with its state; a narrow terminal gets fewer columns."""
     manifests = list(manifests)
-    labels = variants.names(variants.of_manifests(manifests))
+    labels = _labels(catalog.store, manifests)
     states = [state_of(catalog, manifest) for manifest in manifests]
     columns = {
         "artifact": [text(manifest.name) for manifest in manifests],
@@ -76,6 +76,23 @@ def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manif
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     console.print(table)
+
+
+def _labels(store: Store, manifests: Sequence[Manifest]) -> dict[str, str]:
+    """What distinguishes artifacts of one step, by attempt: the label in the plan of the run that
+    made it, and the settings in which it differs if there is no such label or others share it."""
+    nodes = variants.of_manifests(manifests)
+    differing = variants.distinguishing_settings(nodes)
+    settings = {attempt: variants.label(of) for attempt, of in differing.items()}
+    times = Counter(made.step for made in manifests)
+    planned = planned_labels(store, [made for made in manifests if times[made.step] > 1])
+    found = {attempt: planned.get(attempt, settings[attempt]) for attempt in nodes}
+    shared = Counter((made.step, found[made.attempt]) for made in manifests)
+    for made in manifests:
+        label, more = found[made.attempt], settings[made.attempt]
+        if shared[made.step, label] > 1 and label != more:
+            found[made.attempt] = f"{label} {more}".strip()
+    return variants.numbered(found, nodes)
 
 
 def _least_width(columns: Mapping[str, Sequence[Text]]) -> int:
@@ -145,27 +162,17 @@ def show_runs(console: Console, runs: Iterable[Run]) -> None:
         table.add_row(
             text(run.name),
             text(outcome, _STATE_STYLES.get(outcome, "")),
-            clock(run.seconds),
+            clock(run.shown_seconds()),
             *(str(run.count(name)) for name in counts),
-            Text(visible(_typed(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
+            Text(visible(run.typed()), "dim", no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
-
-
-def _typed(command: Sequence[str]) -> str:
-    """A command as somebody types it: without the interpreter of a script, and ``temper`` without
-    its folder, which would fill the column."""
-    words = [PurePath(word).name for word in command[:1]] + list(command[1:])
-    if len(words) > 1 and not words[1].startswith("-"):
-        script = PurePath(words[1])
-        words = ["temper" if script.name == "temper" else words[1], *words[2:]]
-    return shlex.join(words)
 
 
 def show_run(console: Console, run: Run) -> None:
     """Print one run with a line for each step."""
     outcome = run.shown_outcome()
-    show_line(console, f"{run.name}: {outcome} in {clock(run.seconds)}", "bold")
+    show_line(console, f"{run.name}: {outcome} in {clock(run.shown_seconds())}", "bold")
     for name, value in (
         ("command", shlex.join(run.command)),
         ("in", run.cwd),

@@ -230,7 +230,8 @@ def _meant_by_word(word: str, following: str, known: Known) -> str:
         return f"; did you mean data.path={word}?"
     word, _, value = word.partition(":")
     value = value or ("" if "=" in following else following)
-    found = known.suggestions(word, value)[:MOST_SUGGESTIONS]
+    suggested = known.suggestions(word, value)[:MOST_SUGGESTIONS]
+    found = [name if "=" in name else f"{name}=…" for name in suggested]
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 

@@ -301,6 +301,7 @@ def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacke
     table = Table(
         title=first.step, title_justify="left", header_style="bold", title_style="bold",
         box=SIMPLE_HEAD if stacked else HEAVY_HEAD, padding=(0, 0 if stacked else 1),
+        min_width=len(first.step),  # else a long name is cut in two above a narrow table
     )  # fmt: skip
     table.add_column("", min_width=_LABEL_WIDTH if stacked else None)
     for name in group:

@@ -6,11 +6,12 @@ Records of the first layout contain no keys and no command; see :attr:`Run.names
 import calendar
 import contextlib
 import platform
+import shlex
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pipeline import processes
@@ -18,6 +19,7 @@ from pipeline.errors import TemperError
 from pipeline.store.activity import holding_runs, leases
 from pipeline.store.layout import Store
 from pipeline.store.lease import MOST_PROCESSES
+from pipeline.store.manifest import Manifest
 from pipeline.store.stored import is_attempt, is_count, parse_json
 
 READERS = 16
@@ -126,6 +128,19 @@ class Run:
         elsewhere = self.outcome == "running" and self.host != platform.node()
         return elsewhere or self.is_at_work(holders)
 
+    def shown_seconds(self) -> float:
+        """How long it took; if its driver is running on this machine, how long it has until now."""
+        return max(self.seconds, time.time() - self.started) if self.is_at_work() else self.seconds
+
+    def typed(self) -> str:
+        """Its command as somebody types it: without the interpreter of a script, and ``temper``
+        without its folder, which would fill a column."""
+        words = [PurePath(word).name for word in self.command[:1]] + list(self.command[1:])
+        if len(words) > 1 and not words[1].startswith("-"):
+            script = PurePath(words[1])
+            words = ["temper" if script.name == "temper" else words[1], *words[2:]]
+        return shlex.join(words)
+
     def shown_outcome(self) -> str:
         """The outcome for display: ``killed`` if the driver died before it wrote an outcome."""
         return self.outcome if self.outcome != "running" or self.is_in_progress() else "killed"
@@ -158,6 +173,15 @@ def newest_runs(store: Store) -> Iterator[Run]:
     for name in reversed(names_of_runs(store)):
         if (run := _unless_damaged(store, name)) is not None:
             yield run
+
+
+def planned_labels(store: Store, manifests: Iterable[Manifest]) -> dict[str, str]:
+    """The labels that artifacts have in the plans of the runs that made them, by attempt."""
+    names = {str(manifest.provenance.get("run")) for manifest in manifests}
+    with ThreadPoolExecutor(READERS) as pool:
+        runs = pool.map(lambda name: _unless_damaged(store, name), filter(is_attempt, names))
+        steps = [step for run in runs if run is not None for step in run.steps]
+    return {s["attempt"]: s["label"] for s in steps if s.get("state") == "done" and s.get("label")}
 
 
 def names_of_runs(store: Store) -> list[str]:

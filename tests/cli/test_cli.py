@@ -3,11 +3,14 @@
 import errno
 import io
 import json
+import os
+import platform
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +112,18 @@ def test_artifacts_are_listed_with_what_became_of_them(lab: Lab) -> None:
     lab.store.mark(newest(lab, "multiply"), DataLoss.DAMAGED)
     assert temper(lab, "list", "multiply").splitlines()[-1].endswith("damaged")
     assert len(temper(lab, "list", "multiply").splitlines()) == 3
+
+
+def test_artifacts_are_listed_by_what_the_plan_of_their_run_calls_them(lab: Lab) -> None:
+    lab.run(before=lab.product(), after=lab.product(Times(3)))
+    lab.run(before=lab.product(), after=lab.product(Times(4)))
+    of = [line.split() for line in temper(lab, "list", "multiply").splitlines()[1:]]
+    assert [words[1] for words in of] == ["before", "after", "after"]
+    assert [[w for w in words if w.startswith("factor=")] for words in of] == [
+        [],
+        ["factor=3"],
+        ["factor=4"],
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -257,6 +272,13 @@ def test_runs_take_one_line_each_in_80_columns() -> None:
     (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
     assert line.startswith(f"{name}  done")
     assert "temper run" in line
+
+
+def test_the_time_of_a_run_in_progress_goes_on_between_its_steps() -> None:
+    started = time.time() - 120
+    at_work = Run("one", started, 2.0, "running", [], host=platform.node(), pid=os.getpid())
+    assert at_work.shown_seconds() >= 120
+    assert replace(at_work, outcome="done").shown_seconds() == 2.0
 
 
 @pytest.mark.usefixtures("product")

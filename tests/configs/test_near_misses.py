@@ -91,6 +91,7 @@ def test_a_word_without_a_value_is_no_setting() -> None:
     assert "'pairs.jsonl' is no setting: settings are written key=value" in (
         temper("run", "dpo", "pairs.jsonl").error
     )
+    assert script(DPO, "dpo.epochs").error.endswith("did you mean dpo.epochs=…?")
 
 
 def test_options_of_hydra_still_work(tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "packed.jsonl").write_bytes(gzip.compress((folder / "pairs.jsonl").read_bytes()))
     (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
     (folder / "semicolons.csv").write_text("prompt;chosen;rejected\n" + "q;Yes.;No.\n" * 9)
+    (folder / "halves.csv").write_text("prompt;chosen;rejected\n" + "q;Yes, yes.;No.\n" * 9)
+    (folder / "nested.json").write_text(json.dumps({"data": {"train": PAIRS, "test": PAIRS}}))
     (folder / "pairs.xlsx").write_text("no rows")
     (folder / "pairs.ndjson").write_text((folder / "pairs.jsonl").read_text())
     (folder / "notes.md").write_text("# Notes")
@@ -527,6 +529,8 @@ DATA: dict[str, list[str]] = {
     "other.jsonl": ["their fields: bar, baz, foo", "data.format=preference 'data.fields={prompt:"],
     "chats.jsonl": ["they are conversations", "temper run sft"],
     "semicolons.csv": ["parted by ';': write it with commas"],
+    "halves.csv": ["parted by ';': write it with commas"],
+    "nested.json": ["whose field data.train holds the rows", """`jq '."data"."train"' FILE.json"""],
     "commas.jsonl": ["its lines end in commas: leave them out"],
     "indented.jsonl": ["each object takes several lines: write one a line"],
     "dicts.jsonl": ["these are Python's dicts: write each row with json.dumps"],

@@ -4,10 +4,12 @@ import io
 import shlex
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Said, script
+from manifests import manifest
 from numbers_lab import Lab, start_driver, wait_for
 from report_steps import HOSTILE, explode, hostile, measure, prepare, prepare_again
 from rich.console import Console
@@ -22,6 +24,7 @@ from pipeline.plan.resolver import Resolver
 from pipeline.running.session import RunFailed
 from pipeline.show.live import NORMAL, VERBOSE, Board
 from pipeline.show.step_progress import Pace
+from pipeline.show.terminal import show_results
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import name_by_time
 from pipeline.store.logs import GrowingLog, follow
@@ -279,3 +282,11 @@ def printed(console: Console) -> str:
 def test_only_must_be_a_list(store: Store) -> None:
     with pytest.raises(TemperError, match="only='prepare'"):
         run({"data": prepare()}, store, only="prepare")
+
+
+def test_the_name_of_a_step_stays_in_one_line_above_a_narrow_table(store: Store) -> None:
+    made = replace(manifest("one"), step="load_conversations", metrics={"rows": 3})
+    console = Console(width=80, file=io.StringIO())
+    show_results(console, store, {"r": made})
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "load_conversations" in shown.split()

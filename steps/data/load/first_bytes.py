@@ -53,6 +53,8 @@ def _by_line(head: bytes) -> str:
         return "its lines end in commas: leave them out, one object a line"
     if b"\t" in line and b"," not in line:
         return "its cells are parted by tabs: name it .tsv"
+    if b";" in line and not any(mark in line for mark in (b",", b"{", b"[")):
+        return "its cells are parted by ';': write it with commas"
     return ""
 
 

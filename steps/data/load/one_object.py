@@ -14,13 +14,25 @@ def advice(records: Sequence[Mapping[str, Any]]) -> str:
     if len(records) != 1:
         return ""
     (record,) = records
-    lists = [name for name, value in record.items() if _are_rows(value)]
-    if lists and not _ASKED & record.keys():
+    if (place := _place_of_rows(record)) and not _ASKED & record.keys():
+        path = "".join(f'."{name}"' for name in place)
         return (
-            f"it is one object, whose field {lists[0]} holds the rows: write that list alone, as "
-            f"in `jq '.\"{lists[0]}\"' FILE.json > rows.json`"
+            f"it is one object, whose field {'.'.join(place)} holds the rows: write that list "
+            f"alone, as in `jq '{path}' FILE.json > rows.json`"
         )
     return COLUMNS if are_columns(record) else ""
+
+
+def _place_of_rows(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the fields that lead to the first list of rows, at most two."""
+    for name, value in record.items():
+        if _are_rows(value):
+            return (name,)
+        if isinstance(value, Mapping):
+            for inner, deeper in value.items():
+                if _are_rows(deeper):
+                    return (name, inner)
+    return ()
 
 
 def are_columns(record: Mapping[str, Any]) -> bool:
