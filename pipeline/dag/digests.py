@@ -8,7 +8,8 @@ one tick of the clock and leave no trace. (Git calls such an entry "racily clean
 documentation, technical/racy-git.) So a recently modified file is read every time, and so is a
 file in memory (``/dev/shm``), whose times a write through a memory map does not change.
 
-The cache may be deleted, or fail in any way; then files are read. It is ``digests.sqlite3`` in
+The cache may be deleted, or fail in any way; then files are read. Each entry has a checksum, and a
+damaged one is ignored. It is ``digests.sqlite3`` in
 ``$TEMPER_CACHE``, or else in ``temper`` in the user's cache folder.
 """
 
@@ -23,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from io import FileIO
 from typing import NamedTuple, TypeVar
+
+import blake3
 
 from pipeline.code.shelf import cache_folder
 from pipeline.dag.files import describe_stream
@@ -121,14 +124,17 @@ class _KeptDigests:
         if state.device in self._in_memory:  # an older version of Temper kept these too
             return None
         select = "SELECT digest FROM digests WHERE path = ? AND state = ?"
-        found = self._try(lambda db: db.execute(select, _row_key(path, state)).fetchone())
-        return found[0] if found else None
+        key = _row_key(path, state)
+        found = self._try(lambda db: db.execute(select, key).fetchone())
+        digest = str(found[0]).partition(" ")[0] if found else ""
+        return digest if found and found[0] == _with_checksum(key, digest) else None
 
     def keep(self, path: str, state: _FileState, digest: str) -> None:
         """Cache a digest. Digests are saved every few seconds, so an interrupted run loses few."""
         if state.device in self._in_memory:
             return
-        self._unsaved.append((*_row_key(path, state), digest))
+        key = _row_key(path, state)
+        self._unsaved.append((*key, _with_checksum(key, digest)))
         if time.monotonic() - self._saved_at > _SAVE_SECONDS:
             self._try(self._save)
 
@@ -172,6 +178,12 @@ def _devices_in_memory() -> set[int]:
 def _row_key(path: str, state: _FileState) -> tuple[bytes, str]:
     # bytes and text: a file's name may be invalid Unicode, and its inode exceed SQLite's 63 bits
     return os.fsencode(os.path.abspath(path)), " ".join(map(str, state))
+
+
+def _with_checksum(key: tuple[bytes, str], digest: str) -> str:
+    path, state = key
+    data = b"\0".join([path, state.encode(), digest.encode()])
+    return f"{digest} {blake3.blake3(data).hexdigest(16)}"
 
 
 def _open_database() -> sqlite3.Connection:

@@ -1,6 +1,7 @@
 """Runs one step: looks in the store, holds the lease, starts attempts, commits the artifact."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 
 LOG_SECONDS = 10.0
 """How often the log of a running step is copied into a remote store."""
+LASTING_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
@@ -120,6 +122,8 @@ class Executor:
                 with contextlib.suppress(LeaseLost):
                     if lease is not None:
                         return self._make(_Work(step, key, recipe, inputs, lease, place))
+                if lease is not None:
+                    self._require_writable(lease)
 
     def _make(self, work: _Work) -> Manifest:
         """Run one attempt, and as many more as the step allows after failures and preemptions."""
@@ -246,6 +250,15 @@ class Executor:
             if committed.attempt == made.attempt or not self.resolver.outdated(step, committed):
                 return committed
             made = replace(made, generation=made.generation + 1)
+
+    def _require_writable(self, lease: Lease) -> None:
+        """Give up if the lease was lost because of an error that does not pass by itself, such as
+        a full disk: another attempt would end in the same way."""
+        if lease.failure is not None and lease.failure.errno in LASTING_ERRORS:
+            raise TemperError(
+                f"it was stopped: the store {self.resolver.store.url} cannot be written "
+                f"({lease.failure.strerror}); make room or correct its permissions, then run again"
+            ) from lease.failure
 
     def _require_no_store_within(self, step: Step) -> None:
         """Refuse an input folder that holds the store: each run changes it."""

@@ -220,6 +220,7 @@ class Lease:
     Attributes:
         epoch: grows whenever the lease is taken from a holder that may be alive.
         lost: set as soon as another process may hold the lease.
+        failure: the error of the last renewal, if the store has failed since.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class Lease:
     ):
         self.epoch = holder.epoch
         self.lost = threading.Event()
+        self.failure: OSError | None = None
         self._over = threading.Event()  # lost or released
         self._chain, self._holder, self._renewed = chain, holder, asked
         self._ttl, self._beat = ttl, beat
@@ -272,8 +274,11 @@ class Lease:
                 # A holder that wakes up too late must not extend the chain: another process may
                 # have taken the lease, released and removed it, so the extension would succeed.
                 won = in_time and self._chain.extend(self._holder.beat, following.to_json())
-            except OSError:
+            except OSError as error:
+                self.failure = error
                 return False
+            if in_time:
+                self.failure = None
             if won and self._left() > 0:
                 self._holder, self._renewed = following, asked
             else:

