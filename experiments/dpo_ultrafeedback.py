@@ -9,7 +9,7 @@ python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Ll
 
 from dataclasses import dataclass, field
 
-from pipeline import File, Step
+from pipeline import File, Step, TemperError
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate import evaluate
@@ -45,8 +45,8 @@ class Config(ExperimentConfig):
 
     Args:
         export_dtype: the dtype of the exported weights.
-        adapters: how the adapters of a LoRA run are exported: merged into the weights, also kept
-            separately, or alone.
+        adapters: how the adapters of a LoRA run are exported: merged into the weights, or also
+            kept separately. They belong to the model after SFT.
         export_gguf: also write the trained model as a GGUF file with this type of weights.
         measure_kl: also measure the KL divergence of the model after DPO from the model before.
         lm_eval_tasks: a folder with tasks of the evaluation harness, which are run before and after
@@ -70,6 +70,12 @@ class Config(ExperimentConfig):
 
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """Prepare → tokenise → SFT → reference logps → DPO → evaluate before and after, export."""
+    if cfg.adapters is Adapters.alone:
+        raise TemperError(
+            "adapters=alone: the adapters of DPO belong to the model after SFT, which nobody else "
+            f"has, and on {cfg.model.name} they give another model; use adapters=kept, which "
+            "exports the whole model with its adapters"
+        )
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
     pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)

@@ -95,6 +95,11 @@ _ELSEWHERE = {
 class Commands(Whole):
     """The commands of ``temper``; an unknown one is answered with the one that does its work."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].partition("=")[0] == "--store":
+            raise TemperError("--store belongs after a command, as in: temper list --store PATH")
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         asked = args[0] if args else ""
         is_command = asked and not asked.startswith("-") and not ctx.resilient_parsing
@@ -105,6 +110,19 @@ class Commands(Whole):
         return super().resolve_command(ctx, args)
 
 
+class RecipeCommands(Whole):
+    """``temper recipes``; the name of a recipe is answered with the commands that take it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        asked = args[0] if args else ""
+        if asked in recipes():
+            raise TemperError(
+                f"there is no command recipes {asked}: temper run {asked} --help explains its "
+                f"settings, and temper recipes copy {asked} FILE.yaml copies it"
+            )
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -112,7 +130,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes_app = typer.Typer(cls=Whole, rich_markup_mode=None)
+recipes_app = typer.Typer(cls=RecipeCommands, rich_markup_mode=None)
 app.add_typer(recipes_app, name="recipes")
 StoreOption = Annotated[
     str, typer.Option("--store", envvar="TEMPER_STORE", help="Local path or fsspec URL.")

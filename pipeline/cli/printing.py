@@ -133,7 +133,7 @@ def show_lines(console: Console, lines: Iterable[str]) -> None:
 
 def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None:
     """Print who makes which step now, and its progress."""
-    table = _table("step", "host", "pid>", "run", "since", "", "progress")
+    table = _table("step", "host", "pid>", "run", "since (UTC)", "", "progress")
     for lease in leases:
         holder = lease.holder
         if holder is None:
@@ -144,7 +144,7 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
             text(holder.host),
             str(holder.pid),
             text(holder.run),
-            text(holder.since),
+            text(holder.since[:19].replace("T", " ")),
             text("its process is gone" if gone else "", "bold red"),
             text(progress_of(store, lease.step, lease.key)),
         )

@@ -109,6 +109,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     kind = next((KINDS[protocol] for protocol in protocols if protocol in KINDS), Objects)
     root = root.rstrip("/")
+    if root[:1] in ("", "/") and {"gs", "s3"} & {*protocols}:
+        raise TemperError(f"store {url!r} names no bucket, as in gs://BUCKET/PATH")
     return kind(fs, root), root
 
 

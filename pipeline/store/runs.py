@@ -218,7 +218,11 @@ def forget_run(store: Store, name: str) -> None:
     if run is not None and run.is_at_work(holding_runs(leases(store))):
         where = f"on {run.host} (pid {run.pid})"
         raise TemperError(f"the run {name} is in progress, {where}; stop it first")
-    store.objects.remove(_path(store, name))
+    try:
+        store.objects.remove(_path(store, name))
+    except OSError as error:
+        reason = error.strerror or error
+        raise TemperError(f"the store {store.url} cannot be written: {reason}") from error
     store.forget_steps_of_run(name)
 
 

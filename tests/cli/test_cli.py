@@ -38,7 +38,7 @@ from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import Objects
-from pipeline.store.runs import Run
+from pipeline.store.runs import Run, names_of_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -548,6 +548,16 @@ def test_a_store_that_cannot_be_written_says_so(lab: Lab) -> None:
     assert done.returncode == 1
     assert "cannot be written: File too large" in done.stderr
     assert lab.store.lost_files(newest(lab, "multiply")) == []
+
+
+@pytest.mark.usefixtures("product")
+def test_a_run_that_cannot_be_forgotten_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(objects: Objects, path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(type(lab.store.objects), "remove", refuse)
+    (run_,) = names_of_runs(lab.store)
+    assert "cannot be written: Read-only file system" in refusal(lab, "runs", "--forget", run_)
 
 
 def test_what_is_being_made_or_read_is_not_evicted(lab: Lab) -> None:

@@ -94,6 +94,12 @@ def test_a_word_without_a_value_is_no_setting() -> None:
     assert script(DPO, "dpo.epochs").error.endswith("did you mean dpo.epochs=…?")
 
 
+def test_adapters_are_not_exported_alone_for_a_base_that_is_not_theirs() -> None:
+    error = script(DPO, "dpo/lora=lora", "adapters=alone", "--plan", "-q").error
+    assert "the adapters of DPO belong to the model after SFT" in error
+    assert "use adapters=kept" in error
+
+
 def test_options_of_hydra_still_work(tmp_path: Path) -> None:
     said = script(DPO, "--cfg", "job", "--package", "dpo.loss", f"store={tmp_path}")
     assert (said.status, said.out.splitlines()[-1]) == (0, "label_smoothing: 0.0")

@@ -645,6 +645,10 @@ def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:
 
 SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
+    (["list", "--store", "gs://"], ["store 'gs://' names no bucket, as in gs://BUCKET"]),
+    (["list", "--store", "gs:///path"], ["names no bucket"]),
+    (["--store", "x", "list"], ["belongs after a command, as in: temper list --store PATH"]),
+    (["recipes", "dpo"], ["temper run dpo --help explains its settings"]),
     (["list", "--store", "gs:/bucket/path"], ["an address has two slashes, as in gs://BUCKET"]),
     (["run", "dpo", "--data", "a.jsonl", "--data", "b.jsonl"], ["--data stands there twice"]),
     (["run", "dpo", "--dat", "a.jsonl"], ["unknown option --dat; did you mean --data?"]),

@@ -166,6 +166,19 @@ def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
         assert not seen.page.locator(".legend .aside").first.is_visible()
 
 
+def test_long_names_of_steps_stay_in_their_boxes_and_leave_room_in_tables(
+    browser: Any, page: Path
+) -> None:
+    with opened(browser, page, 400) as seen:
+        box, name = (seen.page.locator(f"#steps {at}").first for at in (".dag a", "tbody th bdi"))
+        box.locator("text").first.evaluate("text => text.textContent = 'a_step_whose_name_is_v…'")
+        name.evaluate("name => name.textContent = 'a_name_without_an_end_'.repeat(4)")
+        frame, text = box.locator("rect").first.bounding_box(), box.locator("text").first
+        written = text.bounding_box()
+        assert written["x"] + written["width"] <= frame["x"] + frame["width"]
+        assert name.bounding_box()["width"] <= 240
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BOX = (184.0, 46.0)
+BOX = (196.0, 46.0)  # wide enough for the longest name that is shown
 GAPS = (18.0, 38.0)
 """Between boxes of a layer, and between layers."""
 MARGIN = 6.0
