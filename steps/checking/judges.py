@@ -31,6 +31,7 @@ from typing import Any
 from steps.checking.kept_verdicts import KeptVerdicts, content_of
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.shared.checks import require, require_method
+from steps.shared.shares import share_of
 
 _SPAWN = multiprocessing.get_context("spawn")
 _FAILED_STARTS = 3
@@ -115,7 +116,7 @@ class Judges:
         return [kept.get(content) or new[content] for content in contents]
 
     def _require_verdicts(self, without: Sequence[str], total: int) -> None:
-        if len(without) > self._most_without * total:
+        if len(without) > share_of(self._most_without, total):
             raise ValueError(
                 f"{len(without)} of {total} completions have no verdict, the last because: "
                 f"{without[-1]}; mend the checker, or raise most_without; verdicts are kept"
