@@ -61,7 +61,7 @@ def test_a_key_is_the_same_for_every_order_of_hashes(
     laboratory: Laboratory, repository: Path
 ) -> None:
     """The laboratory of the other tests has seen these projects, with a seed of its own."""
-    sample = tried()[::9]
+    sample = tried()[:: 1 if _attacks() else 27]
     keys = [laboratory.observe(idiom.files).key for idiom in sample]
     with Laboratory(repository, hash_seed=2) as other:
         assert keys == [other.observe(idiom.files).key for idiom in sample]
