@@ -298,4 +298,6 @@ def _remedy(error: Exception, url: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, PermissionError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
