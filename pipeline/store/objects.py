@@ -378,7 +378,7 @@ def naming_what_blocks(path: str) -> Iterator[None]:
         files = [place for place in places if place.exists() and not place.is_dir()]
         if not files:
             raise
-        raise OSError(f"{files[0]} is a file where a store has a folder; delete it") from None
+        raise OSError(f"{files[0]} is a file where a store has a folder; move it away") from None
 
 
 def make_folder(folder: Path) -> None:

@@ -390,6 +390,14 @@ def test_what_this_user_may_not_read_is_told_from_what_does_not_exist(
     (shared_folder / closed).chmod(0o700)
 
 
+def test_a_link_to_itself_is_named_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (link := tmp_path / "link").symlink_to(link)
+    with pytest.raises(TemperError, match=f"{link}: .*; delete the link") as caught:
+        look(tmp_path)
+    assert "Errno" not in str(caught.value)
+
+
 def test_a_run_that_is_stopped_stops_reading_and_keeps_no_half_digest(
     tmp_path: Path, cache_folder: Path, settled: float
 ) -> None:

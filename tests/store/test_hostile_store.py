@@ -261,7 +261,7 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_advice(place: str, tmp_pa
     with pytest.raises(TemperError) as caught:
         run({"made": write()}, Store(str(tmp_path / "store")), console=screen)
     told_in_all = f"{said.getvalue()} {caught.value}"
-    assert f"{file} is a file where a store has a folder; delete it" in told_in_all
+    assert f"{file} is a file where a store has a folder; move it away" in told_in_all
     assert "Errno" not in told_in_all
 
 
