@@ -520,7 +520,7 @@ def verify_artifacts(
     store: StoreOption = "store",
 ) -> None:
     """Read every byte of artifacts to find silent corruption; the exit status is 1 if a file is
-    damaged."""
+    damaged or cannot be read."""
     catalog, console = _catalog(store), make_console()
     if artifacts:
         chosen, unreadable = _all_named(catalog, artifacts)
@@ -530,19 +530,22 @@ def verify_artifacts(
         unreadable = catalog.unreadable(steps) if steps else []
     present = [manifest for manifest in chosen if catalog.loss(manifest) is None]
     with _progress_bar(sum(manifest.size for manifest in present)) as bar:
-        damages = verify(catalog.store, present, lambda size: bar.advance(bar.task_ids[0], size))
-    printing.show_damages(console, damages)
+        found = verify(catalog.store, present, lambda size: bar.advance(bar.task_ids[0], size))
+    printing.show_damages(console, found)
+    damages = [damage for damage in found if not damage.unread]
     for url in unreadable:
         printing.show_line(console, f"{url} is damaged; delete it, and the step will be run again")
     bad = len({damage.manifest.attempt for damage in damages})
+    unchecked = len({damage.manifest.attempt for damage in found}) - bad
     gone = len(chosen) - len(present)
     passed = f"; {gone} passed over, evicted or marked as damaged before" if gone else ""
-    intact = counted(len(present) - bad, "artifact")
+    intact = counted(len(present) - bad - unchecked, "artifact")
+    passed = f", {unchecked} not checked{passed}" if unchecked else passed
     printing.show_line(console, f"{intact} intact, {bad + len(unreadable)} damaged{passed}")
     if damages:
         mark_damaged(catalog.store, damages)
         printing.show_line(console, "what is damaged is marked: a run that needs it makes it again")
-    if damages or unreadable:
+    if found or unreadable:
         raise typer.Exit(1)
 
 

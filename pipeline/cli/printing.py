@@ -337,7 +337,8 @@ def show_candidate(console: Console, candidate: Candidate) -> None:
 def show_damages(console: Console, damages: Iterable[Damage]) -> None:
     for damage in damages:
         expected = damage.expected
-        show_line(console, f"{damage.manifest.name}: {damage.file} is damaged", "bold red")
+        wrong = "was not checked" if damage.unread else "is damaged"
+        show_line(console, f"{damage.manifest.name}: {damage.file} {wrong}", "bold red")
         if expected is not None:
             show_line(console, f"  expected {expected.size} bytes, BLAKE3 {expected.blake3}")
         show_line(console, f"  found {damage.found}")

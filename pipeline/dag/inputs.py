@@ -294,8 +294,12 @@ def _commit_of(kind: str, repo: str, revision: str) -> str:
 def _remedy(error: Exception, url: str) -> str:
     if isinstance(error, PermissionError) and "://" not in url:
         return "; let this user read it (chmod), or copy it"
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "; delete the link, which leads to itself"
     return "; check the address, the network and the credentials" if "://" in url else ""
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -43,7 +43,7 @@ from typing import Any
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.errors import TemperError
 from pipeline.store.manifest import Manifest
-from pipeline.store.objects import Entry, LocalObjects, open_objects
+from pipeline.store.objects import Entry, LocalObjects, make_folder, open_objects
 from pipeline.store.stored import is_step, parse_json
 
 LAYOUT_VERSION = 2
@@ -300,7 +300,7 @@ class Store:
         path = folder / (f"{key}-{epoch}" if epoch else key)
         self._require_no_link(path)
         if epoch and not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if (before := _scratch_before(folder, key, epoch)) is not None:
                 with tempfile.TemporaryDirectory(dir=folder, prefix=".copy-") as copying:
                     copy = Path(copying) / "scratch"

@@ -271,11 +271,12 @@ class LocalObjects(Objects):
 
     def read(self, path: str) -> bytes | None:
         self.require_own(path)
-        try:
-            with open(path, "rb", opener=_open_at_once) as file:
-                return file.read()
-        except (FileNotFoundError, IsADirectoryError):
-            return None
+        with naming_what_blocks(path):
+            try:
+                with open(path, "rb", opener=_open_at_once) as file:
+                    return file.read()
+            except (FileNotFoundError, IsADirectoryError):
+                return None
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a temporary file, flush it to disk, then link it: creating a link is atomic."""
@@ -354,7 +355,9 @@ class LocalObjects(Objects):
     def _listing(self, folder: str, recursive: bool) -> Listing:
         self.require_own(folder)
         listing = Listing()
-        for path, item in _scan(folder, "", recursive):
+        with naming_what_blocks(folder):
+            found = list(_scan(folder, "", recursive))
+        for path, item in found:
             if item.is_dir(follow_symlinks=False):
                 listing.folders.append(path)
                 continue
@@ -365,6 +368,25 @@ class LocalObjects(Objects):
                 version = f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ino}"
                 listing.objects[path] = Entry(item.name, stat.st_size, version)
         return listing
+
+
+@contextlib.contextmanager
+def naming_what_blocks(path: str) -> Iterator[None]:
+    """Raise `OSError` that names the file which lies where a local store has a folder."""
+    try:
+        yield
+    except (NotADirectoryError, FileExistsError):
+        places = [*reversed(Path(path).parents), Path(path)]
+        files = [place for place in places if place.exists() and not place.is_dir()]
+        if not files:
+            raise
+        raise OSError(f"{files[0]} is a file where a store has a folder; move it away") from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a local store, with those above it, unless it exists."""
+    with naming_what_blocks(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -498,7 +520,7 @@ def _make_folders_writable(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary

@@ -244,6 +244,8 @@ def stamp_seconds(name: str) -> float | None:
 
 def _entry(step: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: _text(step[name]) for name in _TEXTS if step.get(name) is not None}
+    for fingerprint in step.get("inputs", ()):
+        _text(fingerprint)
     return {**step, **texts, "seconds": _seconds(step.get("seconds"))}
 
 

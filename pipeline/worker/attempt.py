@@ -30,6 +30,7 @@ from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.inputs import forget_sources, source_identity
 from pipeline.errors import TemperError
 from pipeline.store.layout import Store
+from pipeline.store.objects import make_folder
 from pipeline.store.staging import Staging
 from pipeline.wire.launcher import FOLDER, PREEMPTED, REFUSED
 from pipeline.wire.lifeline import exit_with_driver
@@ -202,7 +203,7 @@ def _run(
             staging = Staging(store.objects, scratch, remote, spec.epoch, node.index, spec.nodes)
             keeping.enter_context(staging.running())
             stopping.leave = staging.keep_at_last
-        scratch.mkdir(parents=True, exist_ok=True)
+        make_folder(scratch)
         resumed = any(scratch.iterdir())
         if _is_one_process(spec):
             output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)

@@ -149,11 +149,11 @@ class Checkpoints:
         return Stored(_files(folder, _WEIGHTS))
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that verifies on all ranks."""
+        """The newest checkpoint that verifies on all ranks, with the best weights it relies on."""
         here = [_number(folder) for folder in self._folders(_STEP)]
         steps = {step for numbers in self._ranks.gather(here) for step in numbers}
         folders = (self._folder(_STEP, step) for step in sorted(steps, reverse=True))
-        return next(filter(self._verifies, folders), None)
+        return next(filter(self._is_whole, folders), None)
 
     def restore(self, trainer: Trainer) -> list[StepMetrics]:
         """Load the latest checkpoint into `trainer`, and return its log.
@@ -215,6 +215,12 @@ class Checkpoints:
             _name(self.directory / _UNFINISHED, final, {**description, "files": files})
         self._beside.wait()
 
+    def _is_whole(self, folder: Path) -> bool:
+        if not self._verifies(folder):
+            return False
+        best = _best_of(folder)
+        return not best or self._verifies(self._folder(_BEST, best))
+
     def _verifies(self, folder: Path) -> bool:
         """Whether all files are undamaged. The ranks with a common disk share the reading."""
         place, readers = self._on_this_disk.index(self._ranks.index), len(self._on_this_disk)
@@ -264,7 +270,8 @@ def _number(folder: Path) -> int:
 
 def _name(unfinished: Path, final: Path, description: Mapping[str, Any]) -> None:
     """Write the description of the folder `unfinished`, force it to disk, and rename the folder."""
-    (unfinished / _MANIFEST).write_text(json.dumps(description) + "\n")
+    text = json.dumps({**description, "checksum": _checksum_of(description)})
+    (unfinished / _MANIFEST).write_text(f"{text}\n")
     for path in (unfinished / _MANIFEST, unfinished):
         _force_to_disk(path)
     shutil.rmtree(final, ignore_errors=True)
@@ -278,7 +285,18 @@ def _files(folder: Path, kind: str) -> list[Path]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / _MANIFEST).read_text())
+    """Raises ValueError if it is damaged."""
+    found = json.loads((folder / _MANIFEST).read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{folder / _MANIFEST} is damaged")
+    checksum = found.pop("checksum", None)  # older checkpoints have none
+    if checksum not in (None, _checksum_of(found)):
+        raise ValueError(f"{folder / _MANIFEST} is damaged")
+    return found
+
+
+def _checksum_of(description: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(description).encode())
 
 
 def _best_of(folder: Path) -> int | None:

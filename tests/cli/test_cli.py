@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from places import GOLDEN, SUPPORT
 from rich.console import Console
 from toy_steps import Times, add, fail, journal_lines, slow_count
 from typer.testing import CliRunner, Result
+from users import not_as_root
 from waiting import HANGS_SECONDS
 
 from pipeline import Store, TemperError, run
@@ -617,6 +619,28 @@ def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab)
     result = call(lab, "verify", "multiply")
     assert result.exit_code == 1
     assert "found nothing" in result.output
+
+
+@pytest.mark.usefixtures("product")
+def test_a_file_that_may_not_be_read_is_named_and_the_others_are_checked(lab: Lab) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        store = Store(str(shutil.copytree(lab.store.root, f"{folder}/store")))
+        (closed,) = Catalog(store).history("multiply")
+        (spoilt,) = Catalog(store).history("numbers")
+        (Path(store.content_path(closed)) / "values.json").chmod(0)
+        file = Path(store.content_path(spoilt)) / "test" / "values.json"
+        size = file.stat().st_size
+        file.chmod(0o644)
+        file.write_text("x" * size)
+        with not_as_root():
+            result = CliRunner().invoke(app, ["verify"], env={"TEMPER_STORE": store.url})
+        assert result.exit_code == 1
+        said = " ".join(result.output.split())
+        assert f"{closed.name}: values.json was not checked" in said
+        assert "Permission denied; let this user read it" in said
+        assert f"{spoilt.name}: test/values.json is damaged" in said
+        assert "0 artifacts intact, 1 damaged, 1 not checked" in said
 
 
 @pytest.mark.usefixtures("product")

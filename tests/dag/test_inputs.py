@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import blake3
 import fsspec
 import pytest
 from huggingface_hub import constants as hub_constants
+from users import not_as_root
 from waiting import HANGS_SECONDS
 
 from pipeline import File, HubDataset, HubModel, TemperError
@@ -375,18 +376,6 @@ def shared_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@contextmanager
-def not_as_root() -> Iterator[None]:
-    """Without the right to write everywhere, where the tests run as root."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-
-
 @pytest.mark.parametrize("closed", ["rows.jsonl", "folder", "."])
 def test_what_this_user_may_not_read_is_told_from_what_does_not_exist(
     shared_folder: Path, closed: str
@@ -395,9 +384,18 @@ def test_what_this_user_may_not_read_is_told_from_what_does_not_exist(
     data.parent.mkdir(exist_ok=True)
     data.write_text("{}")
     (shared_folder / closed).chmod(0)
-    with not_as_root(), pytest.raises(TemperError, match="let this user read it"):
+    with not_as_root(), pytest.raises(TemperError, match="let this user read it") as caught:
         look(data)
+    assert "Errno" not in str(caught.value)
     (shared_folder / closed).chmod(0o700)
+
+
+def test_a_link_to_itself_is_named_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (link := tmp_path / "link").symlink_to(link)
+    with pytest.raises(TemperError, match=f"{link}: .*; delete the link") as caught:
+        look(tmp_path)
+    assert "Errno" not in str(caught.value)
 
 
 def test_a_run_that_is_stopped_stops_reading_and_keeps_no_half_digest(

@@ -250,6 +250,21 @@ def test_json_that_is_none_or_too_much_is_one_error_or_ignored(
             store.objects.replace(path, before)
 
 
+@pytest.mark.parametrize(
+    "place", ["attempts", "attempts/write", "leases", "manifests/write", "runs", "scratch/write"]
+)
+def test_a_file_in_the_place_of_a_folder_is_named_with_advice(place: str, tmp_path: Path) -> None:
+    file = tmp_path / "store" / place
+    file.parent.mkdir(parents=True)
+    file.touch()
+    screen = Console(file=(said := io.StringIO()), width=500)
+    with pytest.raises(TemperError) as caught:
+        run({"made": write()}, Store(str(tmp_path / "store")), console=screen)
+    told_in_all = f"{said.getvalue()} {caught.value}"
+    assert f"{file} is a file where a store has a folder; move it away" in told_in_all
+    assert "Errno" not in told_in_all
+
+
 def test_a_pipe_in_the_place_of_an_object_keeps_nobody_waiting(
     written: tuple[Store, Manifest],
 ) -> None:
@@ -573,6 +588,7 @@ def test_records_that_disagree_with_their_names_say_nothing(tmp_path: Path) -> N
     damaged = (
         {"run": "../../x"}, {"seconds": -1}, {"roots": []}, {"cwd": 5}, {"steps": {"a": 1}},
         {"steps": [{"step": "write", "attempt": 5}]}, {"outcome": "running", "steps": [5]},
+        {"steps": [{"step": "write", "inputs": [{}]}]},
     )  # fmt: skip
     for wrong in (*passed_over, *damaged):
         store.objects.replace(f"{store.root}/runs/{name}.json", json.dumps(record | wrong).encode())

@@ -209,6 +209,10 @@ def steps(count: int) -> list[dict]:
     return [{"step": i + 1} for i in range(count)]
 
 
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 @pytest.fixture
 def saved(model: Path, tmp_path: Path) -> Checkpoints:
     """Checkpoints of steps 1 and 2."""
@@ -234,9 +238,13 @@ def test_the_newest_checkpoint_is_the_one_restored(saved: Checkpoints, model: Pa
         lambda folder: (folder / "metrics.jsonl").write_text(""),
         lambda folder: (folder / "checkpoint.json").unlink(),
         lambda folder: (folder / "checkpoint.json").write_text('{"step": 2, "fi'),
+        lambda folder: (folder / "checkpoint.json").write_text("null"),
+        lambda folder: edit_json(folder / "checkpoint.json", files={}),
+        lambda folder: edit_json(folder / "checkpoint.json", best=1),
     ],
-    ids=["short state", "no state", "short metrics", "no manifest", "torn manifest"],
-)
+    ids=["short state", "no state", "short metrics", "no manifest", "torn manifest", "null",
+         "no files", "another best"],
+)  # fmt: skip
 def test_a_torn_checkpoint_is_passed_over(saved: Checkpoints, model: Path, damage) -> None:
     damage(saved.directory / "step-000002")
     fresh = new_trainer(model)
@@ -289,6 +297,19 @@ def test_damaged_best_weights_are_not_taken_for_good(saved: Checkpoints, model: 
     os.truncate(saved.directory / "best-000001/weights.safetensors", 100)
     with pytest.raises(ValueError, match="best-000001 is damaged"):
         saved.best_weights(1)
+
+
+def test_a_checkpoint_whose_best_weights_are_damaged_is_passed_over(
+    saved: Checkpoints, model: Path
+) -> None:
+    """Otherwise the run would go on for hours, and end with an error."""
+    trained = new_trainer(model)
+    saved.save_best(3, trained)
+    saved.save(3, trained, steps(3), best=3)
+    saved.wait()
+    assert saved.latest() == saved.directory / "step-000003"
+    os.truncate(saved.directory / "best-000003/weights.safetensors", 100)
+    assert saved.latest() == saved.directory / "step-000002"
 
 
 def test_a_write_that_fails_is_an_error_of_the_run(model: Path, tmp_path: Path) -> None:

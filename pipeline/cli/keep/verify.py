@@ -24,18 +24,20 @@ class Damage:
     Attributes:
         expected: the committed size and digest; ``None`` for a file that was never committed.
         found: what is there instead, in words.
+        unread: whether the file is there and cannot be read: it may be intact.
     """
 
     manifest: Manifest
     file: str
     expected: FileEntry | None
     found: str
+    unread: bool = False
 
 
 def verify(
     store: Store, manifests: Sequence[Manifest], read: Callable[[int], None] = lambda _: None
 ) -> list[Damage]:
-    """Read artifacts and return their damaged files.
+    """Read artifacts and return their damaged files, and those that cannot be read.
 
     An artifact that is deleted meanwhile is not reported.
 
@@ -60,6 +62,11 @@ def verify(
             digest = _stored_digest(store, path, read)
         except FileNotFoundError:
             return Damage(manifest, name, expected, "nothing")
+        except OSError as error:
+            if not store.is_local:
+                raise
+            found = f"{path}: {error.strerror}; let this user read it (chmod), or check the disk"
+            return Damage(manifest, name, expected, found, unread=True)
         same = digest == expected.blake3
         return None if same else Damage(manifest, name, expected, f"BLAKE3 {digest}")
 
