@@ -123,7 +123,7 @@ class _KeptDigests:
         """The digest of the file at ``path``, if it was cached for exactly this state."""
         if state.device in self._in_memory:  # an older version of Temper kept these too
             return None
-        select = "SELECT digest FROM digests WHERE path = ? AND state = ?"
+        select = "SELECT digest FROM checked WHERE path = ? AND state = ?"
         key = _row_key(path, state)
         found = self._try(lambda db: db.execute(select, key).fetchone())
         digest = str(found[0]).partition(" ")[0] if found else ""
@@ -147,7 +147,7 @@ class _KeptDigests:
     def _save(self, database: sqlite3.Connection) -> None:
         rows, self._unsaved = self._unsaved, []
         with database:
-            database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", rows)
+            database.executemany("INSERT OR REPLACE INTO checked VALUES (?, ?, ?)", rows)
         self._saved_at = time.monotonic()
 
     def _try(self, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
@@ -195,7 +195,7 @@ def _open_database() -> sqlite3.Connection:
     database = sqlite3.connect(file, timeout=_LOCK_SECONDS, check_same_thread=False)
     database.execute("PRAGMA synchronous = OFF")
     database.execute(
-        "CREATE TABLE IF NOT EXISTS digests"
+        "CREATE TABLE IF NOT EXISTS checked"  # older versions have a table without checksums
         " (path BLOB PRIMARY KEY, state TEXT NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID"
     )
     return database

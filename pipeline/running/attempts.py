@@ -36,7 +36,7 @@ from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 
 LOG_SECONDS = 10.0
 """How often the log of a running step is copied into a remote store."""
-LASTING_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
@@ -123,7 +123,7 @@ class Executor:
                     if lease is not None:
                         return self._make(_Work(step, key, recipe, inputs, lease, place))
                 if lease is not None:
-                    self._require_writable(lease)
+                    self._require_room(lease)
 
     def _make(self, work: _Work) -> Manifest:
         """Run one attempt, and as many more as the step allows after failures and preemptions."""
@@ -251,13 +251,14 @@ class Executor:
                 return committed
             made = replace(made, generation=made.generation + 1)
 
-    def _require_writable(self, lease: Lease) -> None:
-        """Give up if the lease was lost because of an error that does not pass by itself, such as
-        a full disk: another attempt would end in the same way."""
-        if lease.failure is not None and lease.failure.errno in LASTING_ERRORS:
+    def _require_room(self, lease: Lease) -> None:
+        """Give up if the lease was lost because the disk was full: the step's files may have filled
+        it, and another attempt would do so again."""
+        if lease.failure is not None and lease.failure.errno in NO_ROOM:
             raise TemperError(
-                f"it was stopped: the store {self.resolver.store.url} cannot be written "
-                f"({lease.failure.strerror}); make room or correct its permissions, then run again"
+                f"the store {self.resolver.store.url} has no room left "
+                f"({lease.failure.strerror}), so the step was stopped; make room (temper gc shows "
+                "what nobody needs), then run again"
             ) from lease.failure
 
     def _require_no_store_within(self, step: Step) -> None:

@@ -110,7 +110,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
     kind = next((KINDS[protocol] for protocol in protocols if protocol in KINDS), Objects)
     root = root.rstrip("/")
     if root[:1] in ("", "/") and {"gs", "s3"} & {*protocols}:
-        raise TemperError(f"store {url!r} names no bucket, as in gs://BUCKET/PATH")
+        scheme = url.partition(":")[0]
+        raise TemperError(f"store {url!r} names no bucket, as in {scheme}://BUCKET/PATH")
     return kind(fs, root), root
 
 

@@ -181,7 +181,8 @@ def planned_labels(store: Store, manifests: Iterable[Manifest]) -> dict[str, str
     with ThreadPoolExecutor(READERS) as pool:
         runs = pool.map(lambda name: _unless_damaged(store, name), filter(is_attempt, names))
         steps = [step for run in runs if run is not None for step in run.steps]
-    return {s["attempt"]: s["label"] for s in steps if s.get("state") == "done" and s.get("label")}
+    made = (s for s in steps if s.get("state") == "done" and s.get("label"))
+    return {str(s.get("attempt")): s["label"] for s in made}
 
 
 def names_of_runs(store: Store) -> list[str]:

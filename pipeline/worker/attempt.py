@@ -83,8 +83,6 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
         try:
             report = run_attempt(spec, store, stopping, node)
         except Exception as error:
-            if store.is_local and spec.nodes == 1:  # a full disk has no room for log and report
-                shutil.rmtree(Path(spec.attempt, "content"), ignore_errors=True)
             report = _failed(spec, store, stopping, error)
         _write_report(store, spec, node, report)
     if report.error is None:
@@ -139,6 +137,8 @@ def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) 
     was_asked = stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
     places = [store.root] if store.is_local else []
     failure = failure_of(error, spec.function.partition(":")[0], places)
+    if store.is_local and spec.nodes == 1:  # a full disk has no room for log and report
+        shutil.rmtree(Path(spec.attempt, "content"), ignore_errors=True)
     if was_asked and not failure.excerpt:
         print(failure.message, flush=True)
     else:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -119,8 +119,9 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
             _replace_by_copy(path)
         path.chmod(0o444 & ~mask)  # readable by everybody who can read the store
         paths[name] = path
+    every = list(paths.values())
     with ThreadPoolExecutor(FLUSHERS) as pool:
-        list(pool.map(_flush, paths.values()))
+        list(pool.map(_flush, (every[first::FLUSHERS] for first in range(FLUSHERS))))
     for name, path in paths.items():
         states[name] = _state(path)
         files[name] = describe(path)
@@ -128,9 +129,10 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
     return files
 
 
-def _flush(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def _flush(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def _replace_by_copy(path: Path) -> None:

@@ -9,6 +9,7 @@ from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 
 _BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
+_BOXED = re.compile(r"\\boxed\s*\{")
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Boxed(Checker):
     r"""Right if `\boxed{...}` holds the row's answer, compared as text: `042` is not `42`.
 
     White space around an answer does not matter, nor the script of digits and minus signs.
-    `\fbox{...}` is a box too.
+    A text without `\boxed` may have its answer in `\fbox{...}`.
 
     Args:
         anywhere: whether the box may be anywhere in the text, where the last box counts; otherwise
@@ -55,6 +56,7 @@ def boxed_answer(text: str, anywhere: bool = False) -> str | None:
 def _in_last_box(text: str, anywhere: bool) -> str | None:
     text = text.strip()
     boxes = [box for box in _boxes(text) if anywhere or (box[0], box[2]) == (0, len(text))]
+    boxes = [box for box in boxes if _BOXED.match(text, box[0])] or boxes
     if not boxes:
         return None
     _, start, stop = max(boxes, key=lambda box: box[2])  # it ends behind all that it holds

@@ -78,35 +78,38 @@ def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:
     work = folder / "work"
     work.mkdir()
     output, errors = folder / "output", folder / "errors"
-    start, tell_start = os.pipe()
-    with output.open("wb") as out, errors.open("wb") as err, os.fdopen(start, "rb") as started:
-        process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-B", "-c", _SANDBOX, str(tell_start)],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=err,
-            cwd=work,
-            env=_ENVIRONMENT,
-            pass_fds=(tell_start,),
-            process_group=0,
-        )
-        os.close(tell_start)
+    with contextlib.ExitStack() as stack:
+        out, err = (stack.enter_context(path.open("wb")) for path in (output, errors))
+        start, tell_start = os.pipe()
+        started = stack.enter_context(os.fdopen(start, "rb"))
+        with os.fdopen(tell_start, "wb"):
+            process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-c", _SANDBOX, str(tell_start)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                cwd=work,
+                env=_ENVIRONMENT,
+                pass_fds=(tell_start,),
+                process_group=0,
+            )
+        late = ""
         try:
             process.communicate(json.dumps(told).encode(), timeout=seconds)
-            reason = _last_line(errors) or f"ended early, with {process.returncode}"
         except subprocess.TimeoutExpired:
-            reason = f"not done within {seconds:g} s"
+            late = f"not done within {seconds:g} s"
         finally:  # what the program has started may still run
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         state = started.read()
+    reason = late or _last_line(errors) or f"ended early, with {process.returncode}"
     if state == b"no network":
         return no_verdict("the system lets no process leave its network; set allow_network")
-    if output.read_bytes().endswith(str(told["passed"]).encode()):
-        return judged(True)
     if state != b"started":
         return no_verdict(f"the sandbox failed before the program began: {reason}")
+    if not late and output.read_bytes().endswith(str(told["passed"]).encode()):
+        return judged(True)
     return judged(False, reason)
 
 

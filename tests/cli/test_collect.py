@@ -270,8 +270,15 @@ def test_what_a_write_that_was_killed_left_goes_after_the_grace(lab: Lab) -> Non
     copy.mkdir(parents=True)
     for path in (*left, copy / "checkpoint"):
         path.write_text("half")
-    others = [content / f".{manifest.name}.01234567", root / "manifests/multiply/.notes"]
+    others = [
+        content / f".{manifest.name}.01234567",
+        root / "manifests/multiply/.notes.20260101",
+        root / ".env.20260101",
+        root / ".git.20260101/config",
+        root / "scratch/multiply/.copy-of_my_files/notes",
+    ]
     for path in others:
+        path.parent.mkdir(exist_ok=True)
         path.write_text("not written by Temper")
     assert Kind.WRITE not in kinds(lab.store, Policy())
     assert collect(lab.store, NOW) >= 12

@@ -79,7 +79,7 @@ def kept(cache_folder: Path) -> set[str]:
     if not file.exists():
         return set()
     with closing(sqlite3.connect(file)) as database:
-        return {Path(os.fsdecode(row[0])).name for row in database.execute("SELECT * FROM digests")}
+        return {Path(os.fsdecode(row[0])).name for row in database.execute("SELECT * FROM checked")}
 
 
 # Local files and folders
@@ -304,7 +304,7 @@ def test_a_cache_that_cannot_be_used_does_not_matter(
                 database.execute("CREATE TABLE digests (something TEXT)")
         case "flipped":
             with closing(sqlite3.connect(file)) as database, database:
-                database.execute("UPDATE digests SET digest = '?' || substr(digest, 2)")
+                database.execute("UPDATE checked SET digest = '?' || substr(digest, 2)")
         case "no folder":
             monkeypatch.setenv("TEMPER_CACHE", str(file / "below a file"))
     with closing(sqlite3.connect(file)) as other:
@@ -354,9 +354,9 @@ def test_a_cache_that_is_read_only_is_read(
     time.sleep(2 * settled)
     look(data)
     with closing(sqlite3.connect(cache / "digests.sqlite3")) as database, database:
-        ((*key, _),) = database.execute("SELECT * FROM digests")
+        ((*key, _),) = database.execute("SELECT * FROM checked")
         told = digests._with_checksum((key[0], key[1]), "from-the-cache")
-        database.execute("UPDATE digests SET digest = ?", [told])
+        database.execute("UPDATE checked SET digest = ?", [told])
     (cache / "digests.sqlite3").chmod(0o444)
     cache.chmod(0o555)
     with not_as_root():

@@ -41,11 +41,9 @@ def delete(store: Store, findings: Findings) -> int:
     def clear(place: Key) -> int:
         return _clear(store, *place, by_key[place], findings)
 
-    writes = by_key.pop(("", ""), [])  # of no key, so no lease is needed
-    for garbage in writes:
-        _delete(store, garbage)
+    freed = sum(map(_delete_write, by_key.pop(("", ""), [])))  # of no key, so no lease is needed
     with ThreadPoolExecutor(WORKERS) as pool:
-        freed = sum(pool.map(clear, by_key), sum(garbage.size for garbage in writes))
+        freed += sum(pool.map(clear, by_key))
     for step in {g.step for group in by_key.values() for g in group if g.kind is Kind.ARTIFACT}:
         Catalog(store).rewrite(step)
     forget_broken_links(store)
@@ -72,13 +70,6 @@ def _delete(store: Store, garbage: Garbage) -> None:
         for folder in garbage.folders:
             shutil.rmtree(folder, ignore_errors=True)
         return
-    if garbage.kind is Kind.WRITE:  # likewise
-        for path in map(Path, garbage.files):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        return
     if garbage.kind is Kind.DATA:
         for manifest in garbage.manifests:
             store.evict(manifest)
@@ -87,3 +78,16 @@ def _delete(store: Store, garbage: Garbage) -> None:
     for folder in garbage.folders:
         store.objects.remove_tree(folder)
         remove_if_empty(store, folder.rpartition("/")[0])
+
+
+def _delete_write(garbage: Garbage) -> int:
+    """Delete what an interrupted write left; return the bytes freed, 0 if it cannot be deleted."""
+    path = Path(garbage.files[0])
+    try:
+        if path.is_dir():  # a copy of a scratch folder
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError:  # leftovers only cost space
+        return 0
+    return garbage.size

@@ -38,6 +38,7 @@ attempts and scratch, then leases, then manifests, then run records:
 import contextlib
 import enum
 import itertools
+import os
 import re
 import stat
 import time
@@ -58,8 +59,9 @@ from pipeline.store.runs import Run, read_runs, stamp_seconds
 from pipeline.store.stored import is_key, is_step
 
 _WRITTEN_IN = ("accepted", "index", "jobs", "leases", "manifests", "progress", "runs")
-_FILE_BESIDE = re.compile(r"\..+\.[0-9a-f]{8}")
-_FOLDER_BESIDE = re.compile(r"\.(copy|frozen|restore)-[a-z0-9_]+")
+_FILE_BESIDE = re.compile(r"\..+\.(json|evicted|damaged)\.[0-9a-f]{8}")
+_DESCRIPTION_BESIDE = re.compile(r"\.temper\.json\.[0-9a-f]{8}")
+_FOLDER_BESIDE = re.compile(r"\.(copy|frozen|restore)-[a-z0-9_]{8}")
 _OF_KEY = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
 Key = tuple[str, str]
@@ -169,7 +171,7 @@ def find_garbage(store: Store, policy: Policy) -> Findings:
         *finder.marks(),
         *finder.progress(progress),
         *finder.leases(known_leases),
-        *_interrupted_writes(store, time.time() - policy.grace),
+        *_interrupted_writes(store, held, time.time() - policy.grace),
     ]
     return Findings(
         garbage,
@@ -451,17 +453,23 @@ def _size_and_change(folder: Path) -> tuple[int, float]:
     return size, max(state.st_mtime for state in states)
 
 
-def _interrupted_writes(store: Store, before: float) -> Iterator[Garbage]:
-    """Files, and copies of scratch folders, that nobody has written to since ``before``."""
-    copies = [p for p in store.scratch_root().glob("*/.*-*") if _FOLDER_BESIDE.fullmatch(p.name)]
-    found = [path for path in copies if not (path.is_symlink() or path.parent.is_symlink())]
+def _interrupted_writes(store: Store, held: frozenset[Key], before: float) -> Iterator[Garbage]:
+    """Files, and copies of scratch folders, that nobody has written to since ``before``. The copies
+    of steps that somebody makes now stay, since to send a large one takes long."""
+    at_work = {step for step, _ in held}
+    found = [
+        copy
+        for copy in store.scratch_root().glob("*/.*-*")
+        if _FOLDER_BESIDE.fullmatch(copy.name) and copy.parent.name not in at_work
+        if copy.is_dir() and not (copy.is_symlink() or copy.parent.is_symlink())
+    ]
     if store.is_local:
-        hidden = [*Path(store.root).glob(".*")]
-        for folder in _WRITTEN_IN:
-            hidden += Path(store.root, folder).rglob(".*")
-        found += (path for path in hidden if _FILE_BESIDE.fullmatch(path.name))
+        found += [p for p in Path(store.root).glob(".*") if _DESCRIPTION_BESIDE.fullmatch(p.name)]
+        for room in _WRITTEN_IN:
+            for folder, _, names in os.walk(Path(store.root, room)):
+                found += [Path(folder, name) for name in names if _FILE_BESIDE.fullmatch(name)]
     for path in found:
-        with contextlib.suppress(FileNotFoundError):  # its writer is alive
+        with contextlib.suppress(OSError):  # its writer is alive
             size, changed = _size_and_change(path)
             if changed < before:
                 yield Garbage(Kind.WRITE, "", "", size, [str(path)])

@@ -53,7 +53,8 @@ def _by_line(head: bytes) -> str:
         return "its lines end in commas: leave them out, one object a line"
     if b"\t" in line and b"," not in line:
         return "its cells are parted by tabs: name it .tsv"
-    if b";" in line and not any(mark in line for mark in (b",", b"{", b"[")):
+    cells = [row.count(b";") for row in head.splitlines()[:2]]
+    if cells[:1] == cells[1:] != [0] and not any(mark in line for mark in (b",", b"{", b"[")):
         return "its cells are parted by ';': write it with commas"
     return ""
 

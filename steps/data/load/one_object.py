@@ -1,5 +1,7 @@
 """What to do with a file that is one object, in which its rows lie deeper."""
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +17,10 @@ def advice(records: Sequence[Mapping[str, Any]]) -> str:
         return ""
     (record,) = records
     if (place := _place_of_rows(record)) and not _ASKED & record.keys():
-        path = "".join(f'."{name}"' for name in place)
+        path = shlex.quote("".join(f".{json.dumps(name, ensure_ascii=False)}" for name in place))
         return (
             f"it is one object, whose field {'.'.join(place)} holds the rows: write that list "
-            f"alone, as in `jq '{path}' FILE.json > rows.json`"
+            f"alone, as in `jq {path} FILE.json > rows.json`"
         )
     return COLUMNS if are_columns(record) else ""
 
