@@ -209,9 +209,12 @@ def list_artifacts(
     manifests = catalog.everything() if step is None else catalog.history(step)
     if not manifests and step is not None:
         raise unknown_step(catalog, step)
-    if not manifests:
+    unreadable = catalog.unreadable([] if step is None else [step])
+    if not manifests and not unreadable:
         raise TemperError(f"there are no artifacts in {store}; set --store or TEMPER_STORE")
     printing.show_artifacts(make_console(), catalog, manifests)
+    for url in unreadable:
+        printing.show_line(make_console(), f"! {url} is damaged; see: temper verify", "yellow")
 
 
 @app.command()

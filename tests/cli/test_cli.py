@@ -609,6 +609,18 @@ def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) ->
     assert f"{path} is damaged; delete it" in result.output
     assert ", 1 damaged" in result.output
     assert "see: temper verify multiply" in refusal(lab, "show", "multiply")
+    listed = "".join(call(lab, "list").output.split())
+    assert "numbers@" in listed
+    assert f"{path}isdamaged;see:" in listed
+
+
+@pytest.mark.usefixtures("product")
+def test_a_store_whose_manifests_are_all_damaged_is_not_said_to_be_empty(lab: Lab) -> None:
+    paths = [*(Path(lab.store.root) / "manifests").glob("*/*.json")]
+    for path in paths:
+        path.write_text("null")
+    listed = "".join(call(lab, "list").output.split())
+    assert all(f"{path}isdamaged" in listed for path in paths)
 
 
 @pytest.mark.usefixtures("product")

@@ -265,6 +265,19 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_advice(place: str, tmp_pa
     assert "Errno" not in told_in_all
 
 
+def test_a_folder_in_the_place_of_a_manifest_is_named_before_the_step_runs(
+    written: tuple[Store, Manifest],
+) -> None:
+    store, made = written
+    folder = Path(store.manifest_path("write", made.key))
+    folder.unlink()
+    folder.mkdir()
+    attempts = sorted(Path(store.root, "attempts/write").glob("*/*"))
+    with pytest.raises(TemperError, match=f"{folder} is a folder where a manifest lies; move it"):
+        make(store, write())
+    assert sorted(Path(store.root, "attempts/write").glob("*/*")) == attempts
+
+
 def test_a_pipe_in_the_place_of_an_object_keeps_nobody_waiting(
     written: tuple[Store, Manifest],
 ) -> None:
