@@ -79,10 +79,12 @@ for module in (terminal, importlib.import_module("pipeline.cli.app")):
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach what the tests start: a shell ignores it in what runs in the background, and
-    all processes inherit that."""
+    """Let Ctrl-C and the end of a terminal reach what the tests start: a shell ignores one in what
+    runs in the background, ``nohup`` the other, and all processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import (
     VOCABULARY,
     demonstration_records,
@@ -199,7 +200,7 @@ def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
         sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
 
 
-def test_a_resumed_run_that_lost_its_best_says_so(init: Path, tmp_path: Path) -> None:
+def test_a_run_whose_best_weights_are_damaged_makes_them_again(init: Path, tmp_path: Path) -> None:
     class Interrupted(Exception):
         pass
 
@@ -223,8 +224,11 @@ def test_a_resumed_run_that_lost_its_best_says_so(init: Path, tmp_path: Path) ->
         run_sft(init, demonstration_records(8), config, interrupted, held_out)
     (best,) = (tmp_path / "checkpoints").glob("best-*")
     os.truncate(best / "weights.safetensors", 10)
-    with pytest.raises(ValueError, match="is damaged"):
-        run_sft(init, demonstration_records(8), config, place, held_out)
+    run_sft(init, demonstration_records(8), config, place, held_out)
+    undisturbed = Workplace(tmp_path / "other" / "out", tmp_path / "other")
+    run_sft(init, demonstration_records(8), config, undisturbed, held_out)
+    resumed, whole = (load_file(w.output / "model.safetensors") for w in (place, undisturbed))
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
 def test_a_held_out_loss_that_is_not_finite_is_an_error_that_names_the_row(
