@@ -22,6 +22,7 @@ from steps.data.formats.preference import PreferenceFormat
 from steps.data.load import loading
 from steps.data.load.ahead import ReadAhead, ReadingStopped
 from steps.data.load.config import LoadConfig
+from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.mixture import Mixture, check_weights
 from steps.data.load.overlap import EvaluationSet
@@ -913,3 +914,10 @@ def test_rows_of_equal_length_fill_their_sequences() -> None:
     assert packed({25: 8, 50: 2}, 100).sequences == 3
     assert packed({25: 8, 50: 2}, 100).filled == 1.0
     assert packed({}, 100).sequences == 0
+
+
+def test_a_file_without_a_line_gets_no_advice_on_its_cells(tmp_path: Path) -> None:
+    (rows := tmp_path / "rows.csv").touch()
+    assert probably(str(rows)) == ""
+    rows.write_text("prompt;chosen\nq;yes\n")
+    assert "parted by ';'" in probably(str(rows))

@@ -53,8 +53,9 @@ def _by_line(head: bytes) -> str:
         return "its lines end in commas: leave them out, one object a line"
     if b"\t" in line and b"," not in line:
         return "its cells are parted by tabs: name it .tsv"
-    cells = [row.count(b";") for row in head.splitlines()[:2]]
-    if cells[:1] == cells[1:] != [0] and not any(mark in line for mark in (b",", b"{", b"[")):
+    marks = [row.count(b";") for row in head.splitlines()[:2]]
+    is_table = len(marks) == 2 and marks[0] == marks[1] > 0
+    if is_table and not any(mark in line for mark in (b",", b"{", b"[")):
         return "its cells are parted by ';': write it with commas"
     return ""
 
