@@ -6,8 +6,6 @@ in the data: there is no iterator to save or restore.
 
 import math
 
-import numpy as np
-
 from steps.shared.shares import share_of
 from steps.training.config import OptimizerConfig, Schedule
 
@@ -17,6 +15,8 @@ def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> l
 
     The last batch of an epoch may be shorter; no batch mixes two epochs.
     """
+    import numpy as np  # not at the top: plans import this module for the lengths of runs
+
     epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
     order = np.random.default_rng([seed, epoch]).permutation(num_examples)
     return order[position * batch_size : (position + 1) * batch_size].tolist()
@@ -59,4 +59,6 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 def noise(seed: int, step: int) -> int:
     """The seed of dropout in the 0-based `step`."""
+    import numpy as np
+
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
