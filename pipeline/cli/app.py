@@ -543,8 +543,8 @@ def verify_artifacts(
     gone = len(chosen) - len(present)
     passed = f"; {gone} passed over, evicted or marked as damaged before" if gone else ""
     intact = counted(len(present) - bad - unchecked, "artifact")
-    passed = f", {unchecked} not checked{passed}" if unchecked else passed
-    printing.show_line(console, f"{intact} intact, {bad + len(unreadable)} damaged{passed}")
+    left = f", {unchecked} not checked" if unchecked else ""
+    printing.show_line(console, f"{intact} intact, {bad + len(unreadable)} damaged{left}{passed}")
     if damages:
         mark_damaged(catalog.store, damages)
         printing.show_line(console, "what is damaged is marked: a run that needs it makes it again")

@@ -9,8 +9,8 @@ documentation, technical/racy-git.) So a recently modified file is read every ti
 file in memory (``/dev/shm``), whose times a write through a memory map does not change.
 
 The cache may be deleted, or fail in any way; then files are read. Each entry has a checksum, and a
-damaged one is ignored. It is ``digests.sqlite3`` in
-``$TEMPER_CACHE``, or else in ``temper`` in the user's cache folder.
+damaged one is ignored. It is ``digests.sqlite3`` in ``$TEMPER_CACHE``, or else in ``temper`` in the
+user's cache folder.
 """
 
 import contextlib
@@ -125,9 +125,9 @@ class _KeptDigests:
             return None
         select = "SELECT digest FROM checked WHERE path = ? AND state = ?"
         key = _row_key(path, state)
-        found = self._try(lambda db: db.execute(select, key).fetchone())
-        digest = str(found[0]).partition(" ")[0] if found else ""
-        return digest if found and found[0] == _with_checksum(key, digest) else None
+        (entry,) = self._try(lambda db: db.execute(select, key).fetchone()) or ("",)
+        digest = str(entry).partition(" ")[0]
+        return digest if entry == _with_checksum(key, digest) else None
 
     def keep(self, path: str, state: _FileState, digest: str) -> None:
         """Cache a digest. Digests are saved every few seconds, so an interrupted run loses few."""

@@ -141,5 +141,9 @@ def _require_writable(store: Store) -> None:
         store.objects.replace(probe, b"can this be written?")
         store.objects.remove(probe)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise TemperError(f"the store {store.url} cannot be written: {reason}") from error
+        raise unwritable(store, error) from error
+
+
+def unwritable(store: Store, error: OSError) -> TemperError:
+    """The error for the user whose store refuses a change."""
+    return TemperError(f"the store {store.url} cannot be written: {error.strerror or error}")

@@ -154,9 +154,9 @@ class Store:
         """The artifact that was committed under ``key``; ``None`` if there is none."""
         path = self.manifest_path(step, key, generation)
         data = self.read(path)
-        if data is None and self.is_local and os.path.isdir(path):  # no commit could succeed
-            raise TemperError(f"{path} is a folder where a manifest lies; move it away")
         if data is None:
+            if self.is_local and os.path.isdir(path):  # no commit could succeed
+                raise TemperError(f"{path} is a folder where a manifest lies; move it away")
             return None
         found = Manifest.from_json(data, self.url_of(path))
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline import processes
 from pipeline.errors import TemperError
-from pipeline.store.activity import holding_runs, leases
+from pipeline.store.activity import holding_runs, leases, unwritable
 from pipeline.store.layout import Store
 from pipeline.store.lease import MOST_PROCESSES
 from pipeline.store.manifest import Manifest
@@ -222,8 +222,7 @@ def forget_run(store: Store, name: str) -> None:
     try:
         store.objects.remove(_path(store, name))
     except OSError as error:
-        reason = error.strerror or error
-        raise TemperError(f"the store {store.url} cannot be written: {reason}") from error
+        raise unwritable(store, error) from error
     store.forget_steps_of_run(name)
 
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 
-_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
-_BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\(boxed|fbox)\s*\{|\\[{}]|[{}]")
 
 
 @dataclass(frozen=True)
@@ -55,23 +54,22 @@ def boxed_answer(text: str, anywhere: bool = False) -> str | None:
 
 def _in_last_box(text: str, anywhere: bool) -> str | None:
     text = text.strip()
-    boxes = [box for box in _boxes(text) if anywhere or (box[0], box[2]) == (0, len(text))]
-    boxes = [box for box in boxes if _BOXED.match(text, box[0])] or boxes
+    boxes = [(a, b) for a, b in _boxes(text) if anywhere or (a.start(), b) == (0, len(text))]
+    boxes = [(start, stop) for start, stop in boxes if start[1] == "boxed"] or boxes
     if not boxes:
         return None
-    _, start, stop = max(boxes, key=lambda box: box[2])  # it ends behind all that it holds
-    return text[start : stop - 1].strip()
+    start, stop = max(boxes, key=lambda box: box[1])  # it ends behind all that it holds
+    return text[start.end() : stop - 1].strip()
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int, int]]:
-    """Boxes whose braces are closed: where they start, where their content starts, where they
-    stop."""
+def _boxes(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Boxes whose braces are closed: their start up to the brace, and where they stop."""
     opened: list[re.Match[str]] = []
     for found in _BRACE.finditer(text):
         if found[0] == "}" and opened:
-            brace = opened.pop()
-            if brace[1]:
-                yield brace.start(), brace.end(), found.end()
+            start = opened.pop()
+            if start[1]:
+                yield start, found.end()
         elif found[0] == "{" or found[1]:
             opened.append(found)
 

@@ -13,6 +13,7 @@ from hostile_steps import write
 from leaving_steps import TEXT, close_streams, fork, leave_open, write_over
 from pyarrow.parquet import read_table
 from rich.console import Console
+from waiting import HANGS_SECONDS
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.dag.files import FileEntry, describe
@@ -94,7 +95,7 @@ def test_every_file_is_flushed_and_several_at_once(
 
     def flush(descriptor: int) -> None:
         flushed.append(os.fstat(descriptor).st_ino)
-        another.wait(timeout=5)
+        another.wait(timeout=HANGS_SECONDS)
 
     monkeypatch.setattr(os, "fsync", flush)
     for name in "abcd":

@@ -59,9 +59,11 @@ from pipeline.store.runs import Run, read_runs, stamp_seconds
 from pipeline.store.stored import is_key, is_step
 
 _WRITTEN_IN = ("accepted", "index", "jobs", "leases", "manifests", "progress", "runs")
-_FILE_BESIDE = re.compile(r"\..+\.(json|evicted|damaged)\.[0-9a-f]{8}")
-_DESCRIPTION_BESIDE = re.compile(r"\.temper\.json\.[0-9a-f]{8}")
+_SUFFIX = "|".join(["json", *(loss.value for loss in DataLoss)])
+_FILE_BESIDE = re.compile(rf"\..+\.({_SUFFIX})\.[0-9a-f]{{8}}")
+"""The hidden names under which a local store writes its objects (``pipeline.store.objects``)."""
 _FOLDER_BESIDE = re.compile(r"\.(copy|frozen|restore)-[a-z0-9_]{8}")
+"""The names of the copies of scratch (``pipeline.store.staging`` and ``layout``)."""
 _OF_KEY = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
 Key = tuple[str, str]
@@ -464,10 +466,11 @@ def _interrupted_writes(store: Store, held: frozenset[Key], before: float) -> It
         if copy.is_dir() and not (copy.is_symlink() or copy.parent.is_symlink())
     ]
     if store.is_local:
-        found += [p for p in Path(store.root).glob(".*") if _DESCRIPTION_BESIDE.fullmatch(p.name)]
+        files = [*Path(store.root).glob(".temper.json.????????")]
         for room in _WRITTEN_IN:
-            for folder, _, names in os.walk(Path(store.root, room)):
-                found += [Path(folder, name) for name in names if _FILE_BESIDE.fullmatch(name)]
+            walk = os.walk(Path(store.root, room))
+            files += (Path(folder, name) for folder, _, names in walk for name in names)
+        found += (file for file in files if _FILE_BESIDE.fullmatch(file.name))
     for path in found:
         with contextlib.suppress(OSError):  # its writer is alive
             size, changed = _size_and_change(path)
