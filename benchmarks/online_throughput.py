@@ -4,10 +4,11 @@
     python benchmarks/online_throughput.py --trl PYTHON --rounds 1 --iterations 3    does it work?
 
 PYTHON is an interpreter that can import trl. Every sample is a process of its own with one thread.
-An iteration samples 8 completions of each of 64 prompts, asks for
-their rewards, and makes one update with GRPO's loss. All contenders have the same Llama with random
-weights (225k parameters), the same prompts, float32, and the same reward: whether a digit is in the
-text. A completion ends with the end token, or at the most tokens of `--tokens`.
+An iteration samples 8 completions of each of 64 prompts, asks for their rewards, and makes one
+update with GRPO's loss. All contenders have the same Llama with random weights (225k parameters),
+the same prompts, float32, and the same reward: whether a digit is in the text. A prompt has 13
+tokens, and 18 more for each of `--shots` solved problems before its question. A completion ends
+with the end token, or at the most tokens of `--tokens`.
 
 A rate is the completion tokens of all iterations but the first, by the CPU seconds of the process
 and its children from the end of the first iteration to the end of the last. So it contains neither
@@ -17,6 +18,7 @@ imports nor what happens once.
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -36,12 +38,18 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_inputs(folder: Path, longest: int) -> None:
-    """The model's folder, and the prompts as each contender reads them."""
+def write_inputs(folder: Path, longest: int, shots: int) -> None:
+    """The model's folder, and the prompts as each contender reads them; every prompt begins with
+    `shots` solved problems."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from steps.data.rows.arithmetic import build_tokenizer, sample_problems, write_tokenizer
+    from steps.data.rows.arithmetic import (
+        build_tokenizer,
+        demonstrations,
+        sample_problems,
+        write_tokenizer,
+    )
     from steps.data.rows.parquet import write_rows
     from steps.data.rows.tables import PROMPTS, to_record
 
@@ -51,7 +59,7 @@ def write_inputs(folder: Path, longest: int) -> None:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         num_attention_heads=4,
-        max_position_embeddings=longest + 32,
+        max_position_embeddings=longest + 32 * (shots + 1),
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -60,7 +68,10 @@ def write_inputs(folder: Path, longest: int) -> None:
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     write_tokenizer(folder / "model")
-    rows = [problem.prompt for problem in sample_problems(0)[0]]
+    problems = sample_problems(0)[0]
+    solved = [message for row in demonstrations(problems[:shots], 0) for message in row.messages]
+    asked = [problem.prompt for problem in problems[shots:]]
+    rows = [replace(row, prompt=(*solved, *row.prompt)) for row in asked]
     write_rows(folder / "rows" / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
     lines = (json.dumps({"prompt": row.prompt}) for row in rows)
     (folder / "prompts.json").write_text("\n".join(lines))
@@ -75,6 +86,7 @@ def rate(marks: list[dict[str, float]]) -> float:
 def main(
     trl: Annotated[str | None, typer.Option(help="An interpreter that can import trl.")] = None,
     tokens: Annotated[int, typer.Option(help="The most tokens of a completion.")] = 24,
+    shots: Annotated[int, typer.Option(help="Solved problems before each question.")] = 0,
     iterations: Annotated[int, typer.Option(help="Of a sample.", min=2)] = 12,
     rounds: Annotated[int, typer.Option(help="Turns that each contender takes.")] = 3,
 ) -> None:
@@ -92,7 +104,7 @@ def main(
     taken: dict[str, list[list[dict[str, float]]]] = {name: [] for name in contenders}
     with tempfile.TemporaryDirectory(prefix="temper-online-") as temporary:
         folder = Path(temporary)
-        write_inputs(folder, tokens)
+        write_inputs(folder, tokens, shots)
         named = {"model": "model", "rows": "rows", "prompts_json": "prompts.json"}
         job |= {name: str(folder / file) for name, file in named.items()}
         for number in range(rounds):
