@@ -27,6 +27,7 @@ A directory belongs to one run: one configuration and one set of examples.
 
 import json
 import os
+import re
 import secrets
 import shutil
 import zlib
@@ -246,7 +247,9 @@ class Checkpoints:
         return self.directory / f"{kind}-{step:06d}"
 
     def _folders(self, kind: str) -> list[Path]:
-        return sorted(self.directory.glob(f"{kind}-[0-9]*"), key=_number)
+        named = re.compile(rf"{kind}-[0-9]{{6,}}")  # a user's copy of a folder has another name
+        found = (path for path in self.directory.glob(f"{kind}-*") if named.fullmatch(path.name))
+        return sorted(found, key=_number)
 
 
 def _on_one_disk(directory: Path, ranks: Ranks) -> list[int]:

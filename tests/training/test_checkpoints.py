@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,6 +268,19 @@ def test_older_checkpoints_are_removed_and_a_torn_newer_one_does_not_save_itself
     saved.wait()
     names = sorted(folder.name for folder in saved.directory.iterdir())
     assert names == ["step-000002", "step-000003"]
+
+
+def test_a_users_copy_of_a_checkpoint_is_neither_read_nor_removed(
+    saved: Checkpoints, model: Path
+) -> None:
+    copies = ["step-000002 (copy)", "step-000001.bak", "step-7", "best-000001 (copy)"]
+    for name in copies:
+        shutil.copytree(saved.directory / "step-000002", saved.directory / name)
+    assert saved.restore(new_trainer(model)) == steps(2)
+    saved.save(3, new_trainer(model), steps(3), best=None)
+    saved.wait()
+    names = {folder.name for folder in saved.directory.iterdir()}
+    assert names == {"step-000002", "step-000003", *copies}
 
 
 def test_the_best_weights_stay_as_long_as_a_checkpoint_relies_on_them(
