@@ -375,7 +375,17 @@ def _peek(
 
 
 def _distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
-    return list({group.group_id: group for group in groups}.values())
+    """One group of each id; raises ValueError, which names two rows, if groups with one id have
+    other tokens or masks, as one would get the logps of the other."""
+    found: dict[str, TokenGroup] = {}
+    for group in groups:
+        first = found.setdefault(group.group_id, group)
+        if (first.prompt_ids, first.responses) != (group.prompt_ids, group.responses):
+            raise ValueError(
+                f"the rows {first.row!r} and {group.row!r} have other tokens or masks and one id, "
+                f"{group.group_id}; tokenise them again"
+            )
+    return list(found.values())
 
 
 def _require_finite(groups: Sequence[TokenGroup], sums: Tensor) -> None:

@@ -83,6 +83,18 @@ def test_holds_the_logps_of_every_distinct_pair(model: Path, tmp_path: Path) -> 
     assert summary["logps/chosen"] == pytest.approx(sums[:, 0].mean().item())
 
 
+def test_rows_that_share_an_id_and_not_their_masks_are_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    records = pair_records(3)
+    ids = records[1]["chosen_ids"] = [1, 2, 3]
+    masks = [[True, False, True], [False, True, True]]
+    records[1]["chosen_mask"], other = masks[0], {**records[1], "row": "other"}
+    other |= {"chosen_ids": ids, "chosen_mask": masks[1]}
+    with pytest.raises(ValueError, match="rows 'data:1' and 'other' have other tokens or masks"):
+        compute(model, [*records, other], tmp_path)
+
+
 def test_is_found_by_pair_whatever_the_order(model: Path, tmp_path: Path) -> None:
     records = pair_records(7)
     compute(model, records, tmp_path)

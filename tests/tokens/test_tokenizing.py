@@ -731,6 +731,22 @@ def test_the_id_of_a_pair_knows_where_its_parts_end_and_not_what_its_row_is_call
     assert tokens("one").pair_id == tokens("two").pair_id
 
 
+def test_pairs_with_other_masks_over_the_same_tokens_have_other_ids() -> None:
+    def tokens(name: str) -> TokenizedPair:
+        """The template writes no names, but a message with another name is another answer."""
+        middle: list[Message] = [{"role": "user", "content": "q"}, *said("same")]
+        named: list[Message] = [*middle[:1], {**middle[1], "name": name}]
+        chosen = (*said("a"), *middle, *PROMPT, *said("c"))
+        rejected = (*said("b"), *(named if name else middle), *PROMPT, *said("d"))
+        row = PreferenceRow("row 1", PROMPT, chosen, rejected)
+        return tokenize_pair(letters(PLAIN), row, ROOMY)
+
+    one, other = tokens("x"), tokens("")
+    assert one.chosen.ids == other.chosen.ids
+    assert sum(one.chosen.mask) == sum(other.chosen.mask) + len("same") + 1
+    assert one.pair_id != other.pair_id
+
+
 def test_the_id_of_a_pair_is_the_one_earlier_results_were_filed_under() -> None:
     assert tokens_id([1, 2, 3], [4, 5], [6]) == "46bffae970c57bc9"
 

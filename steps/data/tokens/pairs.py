@@ -27,6 +27,7 @@ from steps.data.tokens.tokenizing import (
     check_words,
     fitted,
     headers_of,
+    ids_and_masks,
     in_one_batch,
     render_answered,
     tokens_id,
@@ -50,8 +51,8 @@ class TokenizedPair:
 
     @property
     def pair_id(self) -> str:
-        """What pairs share that have equal tokens, and equal images."""
-        found = tokens_id(self.prompt.ids, self.chosen.ids, self.rejected.ids)
+        """What pairs share that have equal tokens, equal masks of their sides, and equal images."""
+        found = tokens_id(self.prompt.ids, *ids_and_masks(self.chosen, self.rejected))
         if self.images:
             found = hashlib.sha256(" ".join([found, *self.images]).encode()).hexdigest()[:16]
         return found

@@ -50,4 +50,4 @@ COMPLETION_TOKENS = pa.schema(
     ]
 )
 """Single completions as tokens, `label` true for a good one; equal `completion_id`s mean equal
-tokens, whatever the label."""
+tokens and masks, whatever the label."""

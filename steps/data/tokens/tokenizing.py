@@ -184,7 +184,7 @@ class TokenizedCompletion:
 
     @property
     def completion_id(self) -> str:
-        return tokens_id(self.prompt.ids, self.completion.ids)
+        return tokens_id(self.prompt.ids, *ids_and_masks(self.completion))
 
 
 @dataclass(frozen=True)
@@ -317,6 +317,12 @@ def tokens_id(*parts: Sequence[int]) -> str:
     lengths = struct.pack(f"<{len(parts)}q", *map(len, parts))
     ids = struct.pack(f"<{sum(map(len, parts))}i", *chain(*parts))
     return hashlib.sha256(lengths + ids).hexdigest()[:16]
+
+
+def ids_and_masks(*responses: Tokens) -> list[Sequence[int]]:
+    """The ids of responses; and their masks, where not all of them is trained on."""
+    masks = [response.mask for response in responses]
+    return [*(response.ids for response in responses), *([] if all(map(all, masks)) else masks)]
 
 
 # --- a batch -------------------------------------------------------------------------------------
