@@ -83,9 +83,7 @@ def test_holds_the_logps_of_every_distinct_pair(model: Path, tmp_path: Path) -> 
     assert summary["logps/chosen"] == pytest.approx(sums[:, 0].mean().item())
 
 
-def test_rows_that_share_an_id_and_not_their_masks_are_refused(
-    model: Path, tmp_path: Path
-) -> None:
+def test_rows_that_share_an_id_and_not_their_masks_are_refused(model: Path, tmp_path: Path) -> None:
     records = pair_records(3)
     ids = records[1]["chosen_ids"] = [1, 2, 3]
     masks = [[True, False, True], [False, True, True]]
