@@ -5,7 +5,10 @@ reference.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steps.losses.base import (
@@ -30,7 +33,8 @@ class CombinedLoss(PreferenceLoss):
     The default weight is 1, and the weights need not add up to 1. The likelihood term of each loss
     has the same weight as the loss; the combination's own likelihood term is added. A response's
     reward is the weighted mean of its rewards under the losses. Each loss is also logged separately
-    as `loss/NAME`, without its likelihood term.
+    as `loss/NAME`, without its likelihood term. If several losses log a metric of one name, each
+    logs its own as `NAME/METRIC`.
 
     TRL: lists in `loss_type` and `loss_weights`, where all losses share one β and `loss_type="sft"`
     is `nll_weight` here.
@@ -74,7 +78,10 @@ class CombinedLoss(PreferenceLoss):
 
     def per_pair(self, logps: PairLogps) -> PairLosses:
         weights = self._all_weights
-        parts = {name: loss.per_pair(logps) for name, loss in self.losses.items()}
+        parts = {
+            name: loss.per_pair(replace(logps, last=_own(logps.last, name)))
+            for name, loss in self.losses.items()
+        }
 
         def weighted(values: "dict[str, Tensor]") -> "Tensor":
             first, *rest = (weights[name] * value for name, value in values.items())
@@ -82,8 +89,10 @@ class CombinedLoss(PreferenceLoss):
 
         total = sum(weights.values())
         metrics = {f"loss/{name}": part.losses for name, part in parts.items()}
-        for part in parts.values():
-            metrics |= part.metrics
+        logged = Counter([*metrics, *chain.from_iterable(part.metrics for part in parts.values())])
+        for name, part in parts.items():
+            for metric, values in part.metrics.items():
+                metrics[metric if logged[metric] == 1 else f"{name}/{metric}"] = values
         return PairLosses(
             weighted({name: part.losses for name, part in parts.items()}),
             weighted({name: part.chosen_rewards for name, part in parts.items()}) / total,
@@ -94,6 +103,13 @@ class CombinedLoss(PreferenceLoss):
     @property
     def _all_weights(self) -> dict[str, float]:
         return {name: self.weights.get(name, 1.0) for name in self.losses}
+
+
+def _own(last: Mapping[str, float], name: str) -> dict[str, float]:
+    """The metrics of the previous step as the loss `name` logged them."""
+    prefix = f"{name}/"
+    own = {n.removeprefix(prefix): value for n, value in last.items() if n.startswith(prefix)}
+    return {**last, **own}
 
 
 @dataclass(frozen=True)

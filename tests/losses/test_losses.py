@@ -434,6 +434,26 @@ def test_a_combination_is_the_weighted_sum_of_its_losses() -> None:
     assert torch.equal(sums.metrics["loss/b"], b.losses)
 
 
+def test_losses_of_one_kind_continue_their_own_metrics_in_a_combination() -> None:
+    logps = some_pairs().as_batch()
+    both = {"slow": BetaDpo(0.3, momentum=0.9), "fast": BetaDpo(0.3, momentum=0.1)}
+    combined = CombinedReference({**both, "wpo": Wpo(0.3)})
+
+    def logged(losses: PairLosses) -> dict[str, float]:
+        return {name: value.mean().item() for name, value in losses.metrics.items()}
+
+    last = {name: {"step": 1, **logged(loss.per_pair(logps))} for name, loss in both.items()}
+    last["combined"] = {"step": 1, **logged(combined.per_pair(logps))}
+    later = replace(logps, chosen=logps.chosen + 3).as_batch()
+    found = combined.per_pair(replace(later, last=last["combined"]))
+    for name, loss in both.items():
+        alone = loss.per_pair(replace(later, last=last[name]))
+        torch.testing.assert_close(found.metrics[f"loss/{name}"], alone.losses)
+        for metric, values in alone.metrics.items():
+            torch.testing.assert_close(found.metrics[f"{name}/{metric}"], values)
+    assert "weights" in found.metrics  # of one loss, so under its own name
+
+
 def test_the_likelihood_terms_of_a_combination_add_up() -> None:
     logps = some_pairs()
     totals = Totals(5, int(logps.chosen_tokens.sum()))

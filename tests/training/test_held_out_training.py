@@ -141,6 +141,7 @@ def test_best_and_over_follow_from_the_log(
     for metric, sign in {
         "eval_nll_loss": 1,
         "eval_loss/dpo": 1,
+        "eval_mine/loss/dpo": 1,
         "eval_kl": 1,
         "eval_rewards/margins": -1,
         "eval_logps/chosen": -1,
