@@ -5,7 +5,8 @@ training keeps its checkpoint and its log in scratch. A later run with that conf
 not, resumes from there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from pipeline.plan.planning import topological
 from pipeline.plan.resolver import Resolver
 from pipeline.running.session import advance
 from pipeline.show.made import Made
-from pipeline.show.metrics import is_interval, is_number
+from pipeline.show.metrics import comparable_metrics, is_interval, is_number
 from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 TUNING = "TEMPER_TUNING"
 """Set by ``temper tune`` for a script: the options of a study, as JSON."""
 Config = TypeVar("Config")
+_SLIP = 0.85
+"""From this similarity on, :mod:`difflib`'s, a name is taken for a misspelling of another."""
 Configure = Callable[[Mapping[str, Any]], Mapping[str, Step]]
 """Makes the results of the experiment for values of settings, by path."""
 
@@ -144,11 +147,23 @@ def search(
     """Like :func:`tune`, for settings that ``configure`` interprets."""
     from pipeline.show.terminal import make_console
 
-    first = {path: axis.any_value for path, axis in space.items()}
-    study = options.study(space, configure(first))
+    results = configure({path: axis.any_value for path, axis in space.items()})
+    study = options.study(space, results)
+    _require_no_slip(study.goal, results[study.goal.owner], store)
     if study.halving is not None:
         _require_logs_here(store, launcher)
     return _Tuner(study, configure, store, jobs, launcher, console or make_console()).tuned()
+
+
+def _require_no_slip(goal: Goal, result: Step, store: Store) -> None:
+    """Refuse a metric that no artifact of the result's step has, if its name is nearly one that
+    they have. Other unknown names may be right: a setting can add metrics."""
+    known = comparable_metrics(Catalog(store).history(result.name))
+    slip = difflib.get_close_matches(goal.metric, known, n=1, cutoff=_SLIP)
+    if slip and goal.metric not in known:
+        raise TemperError(
+            f"--metric {goal}: no {result.name} in {store.url} has it; did you mean {slip[0]}?"
+        )
 
 
 def _require_logs_here(store: Store, launcher: "LauncherConfig | None") -> None:
@@ -209,9 +224,22 @@ class _Tuner:
         for rung, at in enumerate(rungs):
             assert halving is not None
             waiting = [t for t in self._all("stopped") if t.rung == rung and at not in t.held_out]
-            self._take_to(halving, at, waiting)
+            is_known = any(trial.held_out for trial in self.trials)
+            for some in self._at_first_few(waiting, is_known):
+                self._take_to(halving, at, some)
+            self._require_some(waiting)
             promote(halving, self.trials, rung)
-        self._finish([t for t in self._all("stopped") if t.rung == len(rungs)])
+        ready = [t for t in self._all("stopped") if t.rung == len(rungs)]
+        is_known = any(trial.value is not None for trial in self.trials)
+        for some in self._at_first_few(ready, is_known):
+            self._finish(some)
+        self._require_some(ready)
+
+    def _at_first_few(self, trials: Sequence[Trial], is_known: bool) -> Iterator[Sequence[Trial]]:
+        """All trials at once if the metric is known to exist. Otherwise first as many as may run at
+        once: if they do not have the metric, no further trial runs in vain."""
+        count = len(trials) if is_known else self.jobs
+        yield from filter(None, (trials[:count], trials[count:]))
 
     def _take_to(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
         """Run trials until their values at a rung are known."""
@@ -224,7 +252,6 @@ class _Tuner:
             self._look(halving, at, unknown)
         for trial in trials:
             trial.has_failed = at not in trial.held_out
-        self._require_some(trials)
 
     def _watched(self, halving: Halving, trial: Trial) -> Step:
         """The step that logs the value: the last of its name before the result."""
@@ -259,7 +286,6 @@ class _Tuner:
             result = made.get(self._label(trial))
             trial.has_failed = result is None
             trial.value = None if result is None else self._value(result)
-        self._require_some(trials)
         return made
 
     def _value(self, result: Made) -> float:

@@ -170,6 +170,31 @@ def test_a_mistake_is_told_by_name(
         tuned(store, journal, console, **{"space": {"fit.beta": [2.0]}, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "after.accuracy"}, "after has no number of this name"),
+        ({"stop_on": "fit.validation", "rungs": [2]}, "fit has logged no such value"),
+    ],
+)
+def test_a_metric_that_no_trial_has_costs_one_trial(
+    store: Store, journal: str, console: Console, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TemperError, match=message):
+        tuned(store, journal, console, **options)
+    assert len(steps_done(journal)) == 1
+
+
+def test_a_misspelt_metric_of_results_that_exist_costs_nothing(
+    store: Store, journal: str, console: Console
+) -> None:
+    tuned(store, journal, console, space={"fit.beta": [1.0]})
+    before = Path(journal).read_text()
+    with pytest.raises(TemperError, match=r"no score in .* has it; did you mean quality\?"):
+        tuned(store, journal, console, metric="after.qualty")
+    assert Path(journal).read_text() == before
+
+
 GRID_OF_A_STUDY: dict[str, Any] = {"trials": 4, **HALVED}
 DRIVER = """
 import json, os, sys
