@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
@@ -24,6 +26,7 @@ from steps.models.config import Dtype
 from steps.models.folders import evaluating, load_as
 from steps.models.positions import forget_lengths
 from steps.shared.checks import require, require_count
+from steps.shared.products import is_by_onednn
 
 OnPiece = Callable[[str], None]
 """Called after each token with the text that is new; it is empty after a part of a character."""
@@ -89,6 +92,7 @@ class Speaker:
         self.model, missing = load_as(AutoModelForCausalLM, folder, dtype)
         if missing:
             raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
+        _multiply_single_rows_by_pytorch(self.model)
 
     def answer(self, messages: Sequence[Message], drawing: Drawing, on_piece: OnPiece) -> str:
         """The model's next message in a conversation; raises what `prompt_of` and `write` raise."""
@@ -160,6 +164,20 @@ class Speaker:
         if len(ids) + least > most:
             raise TooLong(f"the prompt has {len(ids)} tokens, and the model takes {most}")
         return most - len(ids)
+
+
+def _multiply_single_rows_by_pytorch(model: nn.Module) -> None:
+    """Let PyTorch compute the products of one row, of which an answer needs several for each of its
+    tokens: there oneDNN takes up to twice the time. What needs a row's bits not to depend on the
+    number of rows must not use such a model."""
+    for layer in model.modules():
+        if is_by_onednn(layer):
+            layer.forward = partial(_product, layer, layer.forward)
+
+
+def _product(layer: nn.Module, by_onednn: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    is_single = rows.numel() == rows.shape[-1]
+    return type(layer).forward(layer, rows) if is_single else by_onednn(rows)
 
 
 class _Pieces(BaseStreamer):

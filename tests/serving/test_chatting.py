@@ -29,6 +29,7 @@ from steps.models.folders import load_model
 from steps.serving.chatting import chat
 from steps.serving.named_models import opened
 from steps.serving.replies import Drawing, Speaker, _Pieces
+from steps.shared import products
 
 PROMPT = "What is 1 + 2?"
 
@@ -76,6 +77,21 @@ def test_the_likeliest_answer_is_what_sampling_in_steps_gives(
     config = SamplingConfig(max_new_tokens=12)
     ((drawn,),) = sample(load_model(chat_model), tokenizer, [("1", ids)], config)
     assert ask(speaker) == decoded(tokenizer, drawn.ids) != ""
+
+
+def test_the_tokens_of_an_answer_cost_no_product_that_suits_many_rows_only(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of = []
+
+    def noting(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
+        rows_of.append(len(rows))
+        return torch.nn.functional.linear(rows, weight, bias)
+
+    monkeypatch.setattr(products, "_product", noting)
+    prompt = speaker.prompt_of([{"role": "user", "content": PROMPT}])
+    assert len(speaker.write(prompt, Drawing(4), lambda piece: None).ids) > 1
+    assert {*rows_of} <= {len(prompt)}  # only the prompt's; none without oneDNN
 
 
 def test_the_pieces_of_an_answer_are_the_answer(speaker: Speaker) -> None:
