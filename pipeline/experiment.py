@@ -62,7 +62,7 @@ from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
 from pipeline.running.run_request import chosen, require_packages, require_steps
 from pipeline.running.session import note_plan, run
-from pipeline.show.sinks import require_sinks
+from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import make_console, show_error, show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -347,6 +347,7 @@ def _composed(
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     from pipeline.running.forecast import prices_of  # a complete plan does not need it
 
+    require_known(config.sinks)
     catalog = Catalog(Store(config.store))
     if config.only:
         roots = chosen(make_plan(roots, catalog.store, (), catalog), config.only)

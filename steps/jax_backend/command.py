@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.text import hint
 from steps.models.config import ActivationCheckpointing, Dtype
 
 if TYPE_CHECKING:
@@ -34,8 +35,17 @@ class FittedStep(StrEnum):
         return 1.0 if self in every else 0.25 if self is FittedStep.train_reward_model else 0.5
 
 
+def _named_step(name: str) -> FittedStep:
+    if name not in [*FittedStep]:
+        raise typer.BadParameter(f"there is no step {name!r}; {hint(name, [*FittedStep])}")
+    return FittedStep(name)
+
+
 def fit(
-    step: Annotated[FittedStep, typer.Argument(help="The step to compile.")],
+    step: Annotated[
+        str,  # the names of an enumeration would make one line, wider than a terminal
+        typer.Argument(metavar="STEP", help=f"The step to compile: {', '.join(FittedStep)}."),
+    ],
     on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4, or GPUs: h100:8.")],
     model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
     tokens_per_forward: Annotated[
@@ -59,13 +69,14 @@ def fit(
     from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step
     from steps.jax_backend.rounds import scored_size, tokens_size
 
+    fitted = _named_step(step)
     if (scored or 0) > tokens_per_forward:
         raise typer.BadParameter(f"scored is {scored}, of {tokens_per_forward} tokens_per_forward")
     tokens = tokens_size(tokens_per_forward, tokens_per_forward, kernel)
-    counted = scored_size(scored or int(tokens * step.scored_share), tokens)
-    trains = step is not FittedStep.reference_logprobs
+    counted = scored_size(scored or int(tokens * fitted.scored_share), tokens)
+    trains = fitted is not FittedStep.reference_logprobs
     recomputed = activation_checkpointing
-    rewards = step is FittedStep.train_reward_model
+    rewards = fitted is FittedStep.train_reward_model
     wanted = Step(
         tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel, rewards=rewards
     )

@@ -25,12 +25,14 @@ from own_script import TEMPER, Desk
 from places import GOLDEN, SUPPORT
 from rich.console import Console
 from toy_steps import Times, add, fail, journal_lines, slow_count
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 from users import not_as_root
 from waiting import HANGS_SECONDS
 
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
+from pipeline.cli.app import _add_commands_of_packages
 from pipeline.cli.keep.verify import verify
 from pipeline.cli.printing import show_artifacts, show_runs
 from pipeline.dag.canonical import hash_json
@@ -139,6 +141,15 @@ def test_the_names_of_artifacts_are_whole_on_every_terminal(lab: Lab, width: int
     assert all(artifact.name in printed.split() for artifact in made)
     assert max(map(len, printed.splitlines())) <= width
     assert ("files" in printed) == (width == 140)
+
+
+def test_the_help_of_every_command_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+    _add_commands_of_packages([])
+    group: Any = get_command(app)
+    for name in group.commands:
+        page = CliRunner().invoke(app, [name, "-h"], terminal_width=80).output
+        assert max(map(len, page.splitlines())) <= 80, name
 
 
 def test_an_artifact_is_named_by_its_step_or_the_beginning_of_its_key(lab: Lab) -> None:

@@ -105,6 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "list.jsonl").write_text(json.dumps(PAIRS))
+    (folder / "lists.jsonl").write_text("".join(f"{json.dumps([*p.values()])}\n" for p in PAIRS))
     (folder / "commas.jsonl").write_text("".join(f"{json.dumps(row)},\n" for row in PAIRS))
     (folder / "indented.jsonl").write_text("\n".join(json.dumps(row, indent=1) for row in PAIRS))
     (folder / "dicts.jsonl").write_text("".join(f"{row}\n" for row in PAIRS))
@@ -234,7 +235,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["force=train_dpo"], ["force takes a list: force=[train_dpo]"]),
     (["force=[train]"], ["no step train", "train_dpo"]),
     (["only=[train]"], ["no step train", "train_dpo"]),
-    (["sinks=[mlflow]"], ["mlflow", "wandb, tensorboard"]),
+    (["sinks=[mlflow]"], ["mlflow", "known: wandb, tensorboard"]),
     (["data.path=nope.jsonl"], ["nope.jsonl does not exist", "check the path"]),
     (["data.path=empty.jsonl"], ["empty.jsonl has no rows"]),
     (["data.path=pairs.xlsx"], [".xlsx is not read; convert it", ".csv"]),
@@ -301,6 +302,18 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
         ["cannot find out which commit the dataset owner/name has at revision 'main'"],
     ),
 ]
+
+
+def test_a_sink_that_is_not_there_is_told_instead_of_a_plan(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(repository / "experiments" / "dpo_arithmetic.py")
+    monkeypatch.setattr(sys, "argv", [script, "sinks=[wandbb]", "--plan"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    printed = capsys.readouterr()
+    require_message(printed.err, "sinks", "did you mean wandb?")
+    assert not printed.out
 
 
 @pytest.mark.parametrize(("typed", "remedies"), COMMAND_LINE, ids=lambda case: " ".join(case))
@@ -543,6 +556,7 @@ DATA: dict[str, list[str]] = {
     "broken.jsonl": ["no valid row", "broken JSON: 3"],
     "notes.md": ["one of .jsonl"],
     "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
+    "lists.jsonl": ["found a list, expected an object", "its rows are lists: write each as an"],
     "utf-16.jsonl": ["it is UTF-16: convert it"],
     "utf-16.csv": ["it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"],
     "json.parquet": ["it holds JSON: name it .jsonl"],

@@ -7,7 +7,7 @@ numbers in the file. So a run that is killed and resumed has one unbroken histor
 a sink stops a run. ``weights_and_biases`` and ``tensorboard_files`` are the sinks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pipeline.dag.canonical import resolve_reference
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
+from pipeline.text import hint
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,23 @@ SINKS = {
 """The class of each sink; a sink has the name of the package that it needs."""
 
 
-def require_sinks(names: list[str]) -> None:
+def require_known(names: Iterable[str]) -> None:
+    """
+    Raises:
+        TemperError: there is no such sink.
+    """
+    for name in names:
+        if name not in SINKS:
+            raise TemperError(f"sinks: there is no sink {name!r}; {hint(name, [*SINKS])}")
+
+
+def require_sinks(names: Iterable[str]) -> None:
     """
     Raises:
         TemperError: there is no such sink, or its package is not installed.
     """
+    require_known(names)
     for name in names:
-        if name not in SINKS:
-            raise TemperError(f"sinks: there is no sink {name!r}; there are {', '.join(SINKS)}")
         require_installed([name], f"sinks: {name}")
 
 

@@ -1,11 +1,11 @@
 """What a file without any valid row probably is, by its first bytes, and what to do with it."""
 
 import json
+from collections.abc import Sequence
 
 import fsspec
 
 _SAID = (
-    (b"[", "it is one JSON list: name it .json"),
     (b"PK\x03\x04", "it is a zip archive (or .xlsx): unpack or convert it"),
     (b"PAR1", "it is a Parquet file: name it .parquet"),
     (b"version https://git-lfs", "it is only git-lfs' pointer: `git lfs pull` gets the file"),
@@ -31,8 +31,18 @@ def probably(url: str) -> str:
             return ""
     if path.endswith(".parquet") and head[:1] in (b"{", b"["):
         return f"; it holds JSON: name it {'.jsonl' if head[:1] == b'{' else '.json'}"
-    said = next((said for first, said in _SAID if head.startswith(first)), "") or _by_line(head)
+    if head.startswith(b"["):
+        said = _of_lists(head.splitlines())
+    else:
+        said = next((said for first, said in _SAID if head.startswith(first)), "") or _by_line(head)
     return f"; {said}" if said else ""
+
+
+def _of_lists(lines: Sequence[bytes]) -> str:
+    """Of a file that begins with a list: it is one, or each of its rows is one."""
+    if len(lines) > 1 and lines[1].startswith(b"[") and _is_json(lines[0]):
+        return 'its rows are lists: write each as an object, as in {"messages": [...]}'
+    return "it is one JSON list: name it .json"
 
 
 def _by_line(head: bytes) -> str:

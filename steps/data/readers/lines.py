@@ -61,7 +61,7 @@ def as_object(value: object, of_lines: bool = False) -> Mapping | MalformedRow:
     if isinstance(value, Mapping):
         return value
     is_list = of_lines and isinstance(value, list)
-    hint = "; a file that is one list is named .json" if is_list else ""
+    hint = "; a row names its values" if is_list else ""
     return MalformedRow(
         "not an object", f"found a {type(value).__name__}, expected an object{hint}"
     )
