@@ -179,6 +179,31 @@ def test_long_names_of_steps_stay_in_their_boxes_and_leave_room_in_tables(
         assert name.bounding_box()["width"] <= 240
 
 
+@pytest.mark.parametrize("width", [400, 1200])
+def test_many_results_make_no_endless_page_and_a_link_still_shows_what_it_names(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    store, data = Store(str(tmp_path / "store")), prepare()
+    with open("/dev/null", "w") as nowhere:
+        results = {f"b{at}": measure(data, beta=at / 10) for at in range(1, 51)}
+        run(results, store, console=Console(file=nowhere))
+    newest = read_runs(store)
+    page = tmp_path / "page.html"
+    page.write_text(render(story_of(newest, Catalog(store), Looks(newest))))
+    with opened(browser, page, width) as seen:
+        heights = "[...document.querySelectorAll('.scroll')].map(one => one.clientHeight)"
+        assert max(seen.page.evaluate(heights)) <= 750
+        assert seen.page.locator("#results tbody tr").count() == 50
+        seen.page.locator("#steps table a").last.click()
+        seen.page.wait_for_function("scrollY > 0")
+        card = seen.page.locator("#configuration details").last
+        assert card.get_attribute("open") is not None
+        region = seen.page.locator("#configuration .clip").bounding_box()
+        top = card.bounding_box()["y"]
+        assert region["y"] <= top <= region["y"] + region["height"]
+        assert grave_faults(seen.page) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(
