@@ -134,7 +134,8 @@ def run_recipe(words: Sequence[str]) -> None:
     if asked.recipe.endswith((".yaml", ".yml")):
         asked, settings = _from_file(asked)
     recipe = find_recipe(asked.recipe)
-    for name, value in _replaced(asked.others).items():
+    given = [*_of(asked, "data"), *_of(asked, "model")] if recipe.rows else []
+    for name, value in _replaced([*given, *asked.others]).items():
         print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
     arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
     of_data = ("data=", "data.", "--help", "-h")
@@ -145,6 +146,12 @@ def run_recipe(words: Sequence[str]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
     runpy.run_path(str(recipe.file), run_name="__main__")
+
+
+def _of(asked: Asked, option: str) -> list[str]:
+    """The settings that ``--data`` or ``--model`` stands for."""
+    given = getattr(asked, option)
+    return [] if given is None else _chosen(option, given)
 
 
 def _replaced(arguments: Sequence[str]) -> dict[str, str]:
@@ -298,7 +305,7 @@ def _asked(words: Sequence[str]) -> Asked:
         if option[2:] in named:
             raise TemperError(f"{option} stands there twice; give one, or a folder with all files")
         named[option[2:]] = value if has_value else waiting.pop(0)
-    if not others or others[0].startswith("-") or "=" in others[0]:
+    if not (others and others[0]) or others[0].startswith("-") or "=" in others[0]:
         raise TemperError("name a recipe or a .yaml file first, as in temper run dpo")
     return Asked(others[0], named.get("data"), named.get("model"), others[1:])
 

@@ -129,6 +129,7 @@ def test_all_recipes_are_listed_with_a_sentence() -> None:
         (["run", "simpo"], "a loss is a setting: temper run dpo dpo/loss=simpo"),
         (["run", "xyz"], "there is no recipe xyz; there are sft, dpo,"),
         (["run", "--plan"], "name a recipe or a .yaml file first"),
+        (["run", ""], "name a recipe or a .yaml file first"),
         (["run", "dpo", "--data"], "--data needs a value"),
         (["run", "my.yaml"], "there is no file my.yaml; temper recipes copy dpo my.yaml"),
         (["run", "arithmetic", "--data", "x"], "makes its own data; leave out --data"),
@@ -180,6 +181,15 @@ def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
 def test_a_setting_that_is_typed_twice_is_noted() -> None:
     shown = temper("run", "dpo", "dpo.loss.beta=0.1", "dpo.loss.beta=0.2", "--plan").out
     assert "note: dpo.loss.beta stands there twice; 0.2, the last, counts" in shown
+
+
+def test_a_path_beside_the_option_that_stands_for_it_is_noted() -> None:
+    for name in ("r1.jsonl", "r2.jsonl"):
+        Path(name).write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n')
+    shown = temper("run", "dpo", "--data", "r1.jsonl", "data.path=r2.jsonl", "--plan").out
+    assert "note: data.path stands there twice; r2.jsonl, the last, counts" in shown
+    shown = temper("run", "dpo", "--data", "r1.jsonl", "data.path=r1.jsonl", "--plan").out
+    assert "stands there twice" not in shown
 
 
 def test_an_added_setting_that_is_typed_twice_is_noted() -> None:
