@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.text import hint
 from steps.models.config import ActivationCheckpointing, Dtype
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class FittedStep(StrEnum):
 
 def _named_step(name: str) -> FittedStep:
     if name not in [*FittedStep]:
-        raise typer.BadParameter(f"there is no step {name!r}; {hint(name, [*FittedStep])}")
+        raise typer.BadParameter(f"there is no step {name!r}; known: {', '.join(FittedStep)}")
     return FittedStep(name)
 
 
