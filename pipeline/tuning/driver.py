@@ -6,6 +6,7 @@ not, resumes from there.
 """
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -157,10 +158,12 @@ def search(
 
 def _require_no_slip(goal: Goal, result: Step, store: Store) -> None:
     """Refuse a metric that no artifact of the result's step has, if its name is nearly one that
-    they have. Other unknown names may be right: a setting can add metrics."""
+    they have. Other unknown names may be right, and so may one that stands in the step's settings:
+    a setting can add metrics."""
     known = comparable_metrics(Catalog(store).history(result.name))
+    is_set = goal.metric.rpartition("/")[2] in json.dumps(result.portable_arguments)
     slip = difflib.get_close_matches(goal.metric, known, n=1, cutoff=_SLIP)
-    if slip and goal.metric not in known:
+    if slip and goal.metric not in known and not is_set:
         raise TemperError(
             f"--metric {goal}: no {result.name} in {store.url} has it; did you mean {slip[0]}?"
         )
