@@ -12,7 +12,7 @@ import os
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
@@ -41,6 +41,7 @@ class Modules:
         self._places: dict[str, _Place | None] = {n: _Place(file) for n, file in script.items()}
         self._modules: dict[str, Module | None] = {}
         self._files: dict[str, _File | None] = {}
+        self._prints: dict[str, str] = {}
 
     def get(self, name: str) -> Module | None:
         """A module of project code; ``None`` for a library, or if there is no such module.
@@ -60,8 +61,16 @@ class Modules:
     def print_of(self, name: str) -> str:
         """A fingerprint of everything that the result of `get` depends on, with its errors; empty
         if that is ``None``."""
+        if (known := self._prints.get(name)) is not None:
+            return known
         file = self._file(name)
-        return "" if file is None else file.fingerprint
+        self._prints[name] = "" if file is None else file.fingerprint
+        return self._prints[name]
+
+    def are_still(self, prints: Mapping[str, str]) -> bool:
+        """Whether these are the fingerprints of these modules."""
+        known = self._prints.get  # steps share thousands of modules
+        return all(known(n) == then or self.print_of(n) == then for n, then in prints.items())
 
     @property
     def where(self) -> str:

@@ -21,8 +21,8 @@ def recall(about: str, modules: Modules) -> Any:
     """The remembered value; ``None`` unless all modules then requested are unchanged."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = shelf.load(_path(about, modules))
-        same = all(modules.print_of(name) == then for name, then in kept["asked"].items())
-        if same and not any(map(modules.print_of, kept["no project code"])):
+        none = dict.fromkeys(kept["no project code"], "")
+        if modules.are_still(kept["asked"]) and modules.are_still(none):
             return kept["found"]
     return None
 
