@@ -51,11 +51,12 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
 
 def _store_config(schema: type, folder: Path | None, own: list[str]) -> None:
     defaults: list[Any] = ["schema"]
+    config = OmegaConf.structured(schema)
     for group in shipped_groups():
         options = _fitting(group, schema)
         _store_options(group, options, folder)
         if options or (folder and (folder / group).is_dir()):
-            is_set = _default(schema, group) != _default(schema, group, of_type=True)
+            is_set = _content(config[group]) != _default(schema, group)
             defaults.append({group: None if is_set else _ON.get(group)})
     _store(None, WITHOUT_YAML, None, {"defaults": [*defaults, *own, "_self_"]})
 
@@ -92,7 +93,7 @@ def _fitting(group: str, schema: type) -> Options:
     kind = kinds.get(group)
     if not dataclasses.is_dataclass(kind):
         return {}
-    plain = _default(schema, group, of_type=True)
+    plain = _default(schema, group)
     return {
         name: (package, content if package else plain | content)
         for name, (package, content) in read_options(group).items()
@@ -100,12 +101,15 @@ def _fitting(group: str, schema: type) -> Options:
     }
 
 
-def _default(schema: type, group: str, of_type: bool = False) -> dict[str, Any]:
-    """The default value of a group's field, or the default of the field's type.
+def _default(schema: type, group: str) -> dict[str, Any]:
+    """The default of the type of a group's field.
 
     An option of the group replaces the whole field, so it starts from the type's default.
     """
-    config = OmegaConf.structured(get_type_hints(schema)[group] if of_type else schema)
-    content = OmegaConf.to_container(config if of_type else config[group])
+    return _content(OmegaConf.structured(get_type_hints(schema)[group]))
+
+
+def _content(config: Any) -> dict[str, Any]:
+    content = OmegaConf.to_container(config)
     assert isinstance(content, dict)
     return {str(name): value for name, value in content.items()}

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +101,19 @@ class Known:
     @classmethod
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
         """What is known of an experiment with the choices that a command line's arguments make."""
-        keys = list(dotted_keys(OmegaConf.structured(schema)))
+        keys = list(_fields_of(schema))
         groups: dict[str, Sequence[str]] = {g: names_of_options(g) for g in shipped_groups()}
         unchosen: dict[str, list[str]] = {}
         for path, types in choices.items():
             for option, fields in types.items():
-                for key in dotted_keys(OmegaConf.structured(fields), f"{path}."):
+                for key in _keys_of(fields, path):
                     unchosen.setdefault(key, []).append(f"{path.replace('.', '/')}={option}")
             groups[path.replace(".", "/")] = list(types)
             typed = (argument.partition("=") for argument in arguments)
             chosen = [option for group, _, option in typed if group == path.replace(".", "/")]
             if chosen and chosen[-1] in types:
                 keys = [key for key in keys if not key.startswith(f"{path}.")]
-                keys += dotted_keys(OmegaConf.structured(types[chosen[-1]]), f"{path}.")
+                keys += _keys_of(types[chosen[-1]], path)
         return cls(keys, groups, {k: c for k, c in unchosen.items() if k not in keys})
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
@@ -344,6 +345,16 @@ def set_within_null(arguments: Sequence[str], schema: type) -> str:
                 group = name.replace(".", "/")
                 return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
     return ""
+
+
+def _keys_of(fields: type, path: str) -> list[str]:
+    return [f"{path}.{key}" for key in _fields_of(fields)]
+
+
+@cache
+def _fields_of(config: type) -> tuple[str, ...]:
+    """The dotted names of all settings in a dataclass; several choices offer the same ones."""
+    return tuple(dotted_keys(OmegaConf.structured(config)))
 
 
 def dotted_keys(config: Any, prefix: str = "") -> Iterator[str]:
