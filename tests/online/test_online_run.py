@@ -67,7 +67,8 @@ def test_the_first_update_has_ratio_1_no_clipping_no_kl_and_a_gradient(
     method = replace(NOISY, ratio=ratio)
     run(policy, tmp_path, rl(method=method))
     first, second = log_of(tmp_path)
-    for name in ("ratio/at_start", "ratio/deviation", "clip_ratio/low_mean", "kl/k1", "kl/k3"):
+    clipped = ("clip_ratio/low_mean", "clip_ratio/high_mean")
+    for name in ("ratio/at_start", "ratio/deviation", *clipped, "kl/k1", "kl/k3"):
         assert first[name] == 0
     assert first["grad_norm"] > 0
     assert second["kl/k3"] > 0
@@ -158,6 +159,17 @@ def test_slots_and_checkpoints_change_nothing(policy: Path, four: Path, tmp_path
     run(policy, tmp_path, other, 4)
     assert weights(tmp_path) == weights(four)
     assert log_of(tmp_path) == log_of(four)
+
+
+def test_the_size_of_forwards_changes_a_run_by_rounding_only(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    run(policy, tmp_path, rl(method=NOISY, minibatches=2, tokens_per_forward=24), 4)
+    drawn = [[r.ids for r in rollouts_of(work)] for work in (tmp_path, four)]
+    assert drawn[0] == drawn[1]
+    for cut, whole in zip(log_of(tmp_path), log_of(four), strict=True):
+        assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-9, abs=1e-12)
+        assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-9)
 
 
 def test_two_segments_are_one_run(policy: Path, four: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tiny_models import folder_bytes, model_folder, word_tokenizer
 from worlds import ShortWords
 
 from pipeline import Artifact, Step, adopt
+from pipeline.show.views import Curves, Texts
 from steps.checking.config import JudgeConfig
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
@@ -27,6 +28,8 @@ from steps.online.rollouts import read_rollouts
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
 from steps.training.config import OptimizerConfig, Schedule
+from steps.views import ONLINE_CURVES
+from steps.views import online as online_view
 
 CONFIG = RlConfig(
     method=PolicyGradient(),
@@ -85,6 +88,28 @@ def test_a_run_is_a_model_a_state_judged_rollouts_and_a_log(run: tuple[Path, Any
     assert metrics["iterations"] == 3
     assert metrics["first"]["ratio/at_start"] == 0
     assert json.loads(json.dumps(metrics)) == metrics
+
+
+def test_a_report_has_the_curves_of_a_run_and_completions_from_its_iterations(
+    run: tuple[Path, Any],
+) -> None:
+    folder, metrics = run
+    made: Any = SimpleNamespace(
+        names=lambda pattern: sorted(str(f.relative_to(folder)) for f in folder.glob(pattern)),
+        read=lambda name: (folder / name).read_bytes(),
+        text=lambda name: (folder / name).read_text() if (folder / name).exists() else None,
+        records=lambda name: [json.loads(x) for x in (folder / name).read_text().splitlines()],
+        manifest=SimpleNamespace(metrics=metrics, step="train_online"),
+    )
+    shown = list(online_view(made))
+    drawn = {name for view in shown if isinstance(view, Curves) for name in view.lines}
+    assert set(ONLINE_CURVES.values()) - drawn == {
+        ONLINE_CURVES["kl/k3"],  # of a method with KL
+        ONLINE_CURVES["completions/mean_turns"],  # of a run with an environment
+    }
+    (completions,) = (v for v in shown if getattr(v, "title", "") == "Completions over iterations")
+    assert isinstance(completions, Texts)
+    assert len(completions.rows) >= 3
 
 
 def test_segments_and_a_replay_end_with_the_bits_of_one_run(
