@@ -50,10 +50,15 @@ def judge_recording(
         rollouts = judge_rollouts(judges, drawn, said, rows, checker.name, on_progress)
     require_verdicts(rollouts, config.most_without)
     write_rollouts(output, rollouts)
+    copy_beside(recording, output)
+    return rollouts
+
+
+def copy_beside(recording: Path, output: Path) -> None:
+    """Copy what a recording has beside its rollouts."""
     for pattern in ("prompts-*.parquet", "tokenizer.json", "engine.json"):
         for file in recording.glob(pattern):
             shutil.copyfile(file, output / file.name)
-    return rollouts
 
 
 def read_prompts(recording: Path) -> dict[str, PromptRow]:

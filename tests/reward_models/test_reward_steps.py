@@ -21,16 +21,25 @@ from waiting import leaving_at
 
 from pipeline import TemperError, adopt
 from pipeline.show.views import Curves
+from steps.checking.verdicts import Verdict
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.rows import PromptRow
+from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
+from steps.generation.engine import Finish
+from steps.judge_with_reward_model import judge_with_reward_model
 from steps.kinds import Completions, Model, PairTokens, RewardModel, RewardScores
 from steps.models.workplace import Left, Workplace
+from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
+from steps.online.selecting import Best
 from steps.reward_models import reward_scores
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.reward_models.reward_scores import score_answers, score_pairs
 from steps.score_with_reward_model import score_with_reward_model
+from steps.select_demonstrations import select_demonstrations
 from steps.train_dpo import train_dpo
 from steps.train_reward_model import train_reward_model
 from steps.training.config import OptimizerConfig
@@ -131,6 +140,58 @@ def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> N
             evaluate(Folder(tmp_path / wanted), *given)
     with pytest.raises(TemperError, match=r"has 4 completions, too few for the best of 16"):
         evaluate(Folder(tmp_path / "few"), *both)
+
+
+def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> None:
+    recording, tokenizer = tmp_path / "drawn", word_tokenizer()
+    recording.mkdir()
+    tokenizer.save_pretrained(recording)
+    rows = [PromptRow(r["row"], tuple(r["prompt"]), r["answer"]) for r in completions()]
+    write_rows(recording / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
+    (recording / "engine.json").write_text("{}")
+
+    def drawn(row: str, k: int, text: str, finish: Finish) -> Rollout:
+        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        logps = (-1.0,) * len(ids)
+        return Rollout(
+            row, k, (5, 6), ids, (True,) * len(ids), logps, finish, "",
+            rewards={"exact": 1.0}, verdict=Verdict.right,
+        )  # fmt: skip
+
+    rollouts = [
+        drawn(record["row"], k, text, Finish.length if k == 2 else Finish.stop)
+        for record in completions()
+        for k, text in enumerate(record["completions"])
+    ]
+    write_rollouts(recording, rollouts)
+    out = Folder(tmp_path / "judged")
+    judge: Any = judge_with_reward_model.function
+    metrics = judge(out, artifact(recording), artifact(model))
+    assert (metrics["completions"], metrics["cut"]) == (15, 5)
+
+    expected, _ = scored(model, tmp_path, completions())
+    judged = list(read_rollouts(out.path))
+    for rollout, (record, k) in zip(
+        judged, ((r, k) for r in expected for k in range(4)), strict=True
+    ):
+        assert rollout.verdict is Verdict.right
+        of_model = {} if k == 2 else {"reward_model": record["scores"][k]}
+        assert rollout.rewards == {"exact": 1.0, **of_model}
+    chosen = Folder(tmp_path / "chosen")
+    select: Any = select_demonstrations.function
+    assert select(chosen, artifact(out.path), Best(least_reward=None))["demonstrations"] == 5
+    best = {
+        tuple(record["input_ids"]) for record in iter_rows(chosen.path / "tokens-00000.parquet")
+    }
+    highest = {
+        (5, 6, *max((r for r in judged if r.row == row.row and not r.is_cut),
+                    key=lambda r: r.rewards["reward_model"]).ids)
+        for row in rows
+    }  # fmt: skip
+    assert best == highest
+    again = Folder(tmp_path / "again")
+    judge(again, artifact(out.path), artifact(model))
+    assert list(read_rollouts(again.path)) == judged
 
 
 def scored(
