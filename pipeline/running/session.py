@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
@@ -40,6 +40,16 @@ PLAN_ONLY = "TEMPER_PLAN_ONLY"
 script that calls :func:`run` then ends after it has shown the plan."""
 
 
+@contextlib.contextmanager
+def _then_look_again() -> Iterator[None]:
+    """Steps that are built afterwards see the files as they are then, also if all were cached."""
+    try:
+        yield
+    finally:
+        look_again()
+
+
+@_then_look_again()
 def run(
     roots: Mapping[str, Step] | Iterable[Step],
     store: str | Store = "store",
@@ -112,6 +122,7 @@ class NoResult(TemperError, KeyError):
     __str__ = Exception.__str__
 
 
+@_then_look_again()
 def advance(
     roots: Mapping[str, Step],
     store: Store,
@@ -186,8 +197,6 @@ def _completed(invocation: Invocation, run_missing: Callable[[], None]) -> Mappi
     except KeyboardInterrupt as error:
         shorten_in_notebooks(error)
         raise
-    finally:
-        look_again()  # steps that are built later must see the files as they are then
 
 
 def _show_made(

@@ -6,7 +6,6 @@ not, resumes from there.
 """
 
 import difflib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -150,23 +149,21 @@ def search(
 
     results = configure({path: axis.any_value for path, axis in space.items()})
     study = options.study(space, results)
-    _require_no_slip(study.goal, results[study.goal.owner], store)
+    console = console or make_console()
+    _note_slip(study.goal, results[study.goal.owner], store, console)
     if study.halving is not None:
         _require_logs_here(store, launcher)
-    return _Tuner(study, configure, store, jobs, launcher, console or make_console()).tuned()
+    return _Tuner(study, configure, store, jobs, launcher, console).tuned()
 
 
-def _require_no_slip(goal: Goal, result: Step, store: Store) -> None:
-    """Refuse a metric that no artifact of the result's step has, if its name is nearly one that
-    they have. Other unknown names may be right, and so may one that stands in the step's settings:
-    a setting can add metrics."""
+def _note_slip(goal: Goal, result: Step, store: Store, console: "Console") -> None:
+    """Say so if no artifact of the result's step has the metric, but one of nearly that name. It
+    may be right: a setting or a change of code can add metrics."""
     known = comparable_metrics(Catalog(store).history(result.name))
-    is_set = goal.metric.rpartition("/")[2] in json.dumps(result.portable_arguments)
     slip = difflib.get_close_matches(goal.metric, known, n=1, cutoff=_SLIP)
-    if slip and goal.metric not in known and not is_set:
-        raise TemperError(
-            f"--metric {goal}: no {result.name} in {store.url} has it; did you mean {slip[0]}?"
-        )
+    if slip and goal.metric not in known:
+        text = f"note: no {result.name} in {store.url} has {goal.metric} yet; is {slip[0]} meant?"
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def _require_logs_here(store: Store, launcher: "LauncherConfig | None") -> None:

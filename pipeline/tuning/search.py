@@ -23,7 +23,7 @@ from pipeline.text import hint
 from pipeline.tuning.space import Space, require_optuna
 
 SAMPLERS = ("tpe", "random", "grid")
-_FALLS = re.compile(r"(.*[/_])?(\w*loss(/.*)?|kl|perplexity)")
+_FALLS = re.compile(r"(.*[/_])?(\w*loss|kl|perplexity)|(.*/|eval_)?loss/.*")
 """Names of metrics that are minimised by default."""
 
 

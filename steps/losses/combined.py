@@ -34,7 +34,7 @@ class CombinedLoss(PreferenceLoss):
     has the same weight as the loss; the combination's own likelihood term is added. A response's
     reward is the weighted mean of its rewards under the losses. Each loss is also logged separately
     as `loss/NAME`, without its likelihood term. If several losses log a metric of one name, each
-    logs its own as `NAME/METRIC`.
+    logs its own as `NAME/METRIC`, and so does a combination in a combination.
 
     TRL: lists in `loss_type` and `loss_weights`, where all losses share one β and `loss_type="sft"`
     is `nll_weight` here.
@@ -79,7 +79,7 @@ class CombinedLoss(PreferenceLoss):
     def per_pair(self, logps: PairLogps) -> PairLosses:
         weights = self._all_weights
         parts = {
-            name: loss.per_pair(replace(logps, last=_own(logps.last, name)))
+            name: loss.per_pair(replace(logps, last=self._last_of(name, logps.last)))
             for name, loss in self.losses.items()
         }
 
@@ -92,7 +92,8 @@ class CombinedLoss(PreferenceLoss):
         logged = Counter([*metrics, *chain.from_iterable(part.metrics for part in parts.values())])
         for name, part in parts.items():
             for metric, values in part.metrics.items():
-                metrics[metric if logged[metric] == 1 else f"{name}/{metric}"] = values
+                own = logged[metric] > 1 or self._is_taken(metric, name)
+                metrics[f"{name}/{metric}" if own else metric] = values
         return PairLosses(
             weighted({name: part.losses for name, part in parts.items()}),
             weighted({name: part.chosen_rewards for name, part in parts.items()}) / total,
@@ -104,12 +105,18 @@ class CombinedLoss(PreferenceLoss):
     def _all_weights(self) -> dict[str, float]:
         return {name: self.weights.get(name, 1.0) for name in self.losses}
 
+    def _is_taken(self, metric: str, by: str) -> bool:
+        """Whether the loss `by` must log a metric under its own name even if no other logs it: all
+        metrics of a combination, and those that look like another loss's."""
+        others = (f"{name}/" for name in self.losses if name != by)
+        return isinstance(self.losses[by], CombinedLoss) or metric.startswith(tuple(others))
 
-def _own(last: Mapping[str, float], name: str) -> dict[str, float]:
-    """The metrics of the previous step as the loss `name` logged them."""
-    prefix = f"{name}/"
-    own = {n.removeprefix(prefix): value for n, value in last.items() if n.startswith(prefix)}
-    return {**last, **own}
+    def _last_of(self, name: str, last: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of the previous step as the loss `name` logged them."""
+        others = tuple(f"{other}/" for other in self.losses if other != name)
+        known = {metric: value for metric, value in last.items() if not metric.startswith(others)}
+        own = {m.removeprefix(f"{name}/"): v for m, v in known.items()}
+        return {**known, **own}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from steps.training.objectives import Objective
 from steps.training.trainer import reading_aligned
 
 _DEFAULT_METRIC = "eval_loss"
-_FALLS = re.compile(r"eval_((.*/)?\w*loss(/.*)?|kl)$")
+_FALLS = re.compile(r"eval_((.*/)?\w*loss|(.*/)?loss/.*|kl)$")
 
 
 @torch.no_grad()

@@ -454,6 +454,32 @@ def test_losses_of_one_kind_continue_their_own_metrics_in_a_combination() -> Non
     assert "weights" in found.metrics  # of one loss, so under its own name
 
 
+def test_combinations_in_combinations_continue_their_own_metrics() -> None:
+    slow, fast = BetaDpo(0.3, momentum=0.9), BetaDpo(0.3, momentum=0.1)
+    nested = {
+        "a": CombinedReference({"b": slow, "c": fast}),
+        "b": fast,
+        "d": CombinedReference({"b": slow, "wpo": Wpo(0.3)}),
+        "beta_dpo": Dpo(),
+    }
+    expected = {"a/b": slow, "a/c": fast, "b": fast, "d": slow}
+    last: dict[str, float] = {}
+    alone: dict[str, dict[str, float]] = {name: {} for name in expected}
+
+    def step(loss: PreferenceLoss, last: dict[str, float], number: int) -> dict[str, float]:
+        logps = some_pairs()
+        moved = replace(logps, chosen=logps.chosen + 3 * number, last=last).as_batch()
+        found = loss.per_pair(moved).metrics
+        return {"step": number, **{name: value.mean().item() for name, value in found.items()}}
+
+    for number in (1, 2, 3):
+        last = step(CombinedReference(nested), last, number)
+        alone = {name: step(loss, alone[name], number) for name, loss in expected.items()}
+        for name in expected:
+            threshold = alone[name]["beta_dpo/threshold"]
+            assert last[f"{name}/beta_dpo/threshold"] == pytest.approx(threshold, abs=1e-12)
+
+
 def test_the_likelihood_terms_of_a_combination_add_up() -> None:
     logps = some_pairs()
     totals = Totals(5, int(logps.chosen_tokens.sum()))

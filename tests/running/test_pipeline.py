@@ -3,6 +3,7 @@
 Steps write a line into a journal outside the store when they really run.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -141,6 +142,28 @@ def test_a_file_edited_while_its_step_runs_makes_no_artifact(lab: Lab) -> None:
         lab.run(edited=edit_own_source(File(str(lab.source)), lab.journal))
     assert "numbers.txt changed while the experiment ran" in lab.printed()
     assert Catalog(lab.store).history("edit_own_source") == []
+
+
+def test_code_that_is_edited_after_a_run_of_cached_steps_is_seen(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {
+        "edited_helper": "VALUE = 1",
+        "edited_step": "from pipeline import step\nfrom edited_helper import VALUE\n"
+        "@step\ndef valued(out):\n    out.path.joinpath('value').write_text(str(VALUE))",
+    }.items():
+        file = tmp_path / "edited" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "edited"))
+    valued = importlib.import_module("edited_step").valued
+    (tmp_path / "adopted").mkdir()
+    (tmp_path / "adopted" / "content").write_text("")
+    lab.run(adopted=adopt(tmp_path / "adopted"))
+    before = valued().fingerprint
+    assert lab.run(adopted=adopt(tmp_path / "adopted")) == []
+    (tmp_path / "edited" / "edited_helper.py").write_text("VALUE = 2")
+    assert valued().fingerprint != before
 
 
 def test_a_folder_that_holds_the_store_is_no_input(lab: Lab) -> None:

@@ -143,6 +143,7 @@ def test_best_and_over_follow_from_the_log(
         "eval_loss/dpo": 1,
         "eval_mine/loss/dpo": 1,
         "eval_kl": 1,
+        "eval_my_loss/log_odds_chosen": -1,
         "eval_rewards/margins": -1,
         "eval_logps/chosen": -1,
     }.items():

@@ -306,15 +306,15 @@ const refreshed = async (tag) => {
   const name = (details) => details.id || details.querySelector("summary").textContent;
   const unfolded = new Map(opened(document).map((details) => [name(details), details.open]));
   opened(next).forEach((details) => { details.open = unfolded.get(name(details)) ?? details.open; });
-  const regions = (page) => [...page.querySelectorAll("main [role=region]")];
-  const label = (region) => region.getAttribute("aria-label");
-  const places = new Map(regions(document).map((region) => [label(region), region.scrollTop]));
+  const regions = (page) => [...page.querySelectorAll("main [role=region], main .dag")];
+  const label = (region) => region.getAttribute("aria-label") ?? region.className;
+  const places = new Map(regions(document).map((r) => [label(r), [r.scrollLeft, r.scrollTop]]));
   for (const part of ["header", "main"]) {
     document.querySelector(part).replaceWith(document.adoptNode(next.querySelector(part)));
   }
   document.getElementById("live").textContent = "live";
   setUp(document.querySelector("main"));
-  regions(document).forEach((region) => { region.scrollTop = places.get(label(region)) ?? 0; });
+  regions(document).forEach((region) => region.scrollTo(...(places.get(label(region)) ?? [0, 0])));
   if (!next.documentElement.hasAttribute("data-live")) delete document.documentElement.dataset.live;
   return answer.headers.get("ETag");
 };
