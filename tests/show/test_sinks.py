@@ -238,7 +238,7 @@ def test_a_step_that_fails_ends_the_run_as_without_sinks(store: Store, console: 
 
 @pytest.mark.parametrize(
     ("sinks", "message"),
-    [(["mlflow"], "no sink 'mlflow'; there are wandb, tensorboard"), ("wandb", "sinks='wandb'")],
+    [(["mlflow"], "no sink 'mlflow'; known: wandb, tensorboard"), ("wandb", "sinks='wandb'")],
 )
 def test_what_is_no_sink_is_refused_before_anything_runs(
     store: Store, sinks: Any, message: str
