@@ -6,8 +6,9 @@ not, resumes from there.
 """
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.dag.grid import replaced, shown_names
@@ -225,21 +226,21 @@ class _Tuner:
             assert halving is not None
             waiting = [t for t in self._all("stopped") if t.rung == rung and at not in t.held_out]
             is_known = any(trial.held_out for trial in self.trials)
-            for some in self._at_first_few(waiting, is_known):
-                self._take_to(halving, at, some)
-            self._require_some(waiting)
+            self._run(waiting, is_known, partial(self._take_to, halving, at))
             promote(halving, self.trials, rung)
         ready = [t for t in self._all("stopped") if t.rung == len(rungs)]
         is_known = any(trial.value is not None for trial in self.trials)
-        for some in self._at_first_few(ready, is_known):
-            self._finish(some)
-        self._require_some(ready)
+        self._run(ready, is_known, self._finish)
 
-    def _at_first_few(self, trials: Sequence[Trial], is_known: bool) -> Iterator[Sequence[Trial]]:
-        """All trials at once if the metric is known to exist. Otherwise first as many as may run at
-        once: if they do not have the metric, no further trial runs in vain."""
+    def _run(
+        self, trials: Sequence[Trial], is_known: bool, some: Callable[[Sequence[Trial]], object]
+    ) -> None:
+        """Run all trials at once if the metric is known to exist. Otherwise first as many as may
+        run at once: if they do not have the metric, no further trial runs in vain."""
         count = len(trials) if is_known else self.jobs
-        yield from filter(None, (trials[:count], trials[count:]))
+        for group in filter(None, (trials[:count], trials[count:])):
+            some(group)
+        self._require_some(trials)
 
     def _take_to(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
         """Run trials until their values at a rung are known."""

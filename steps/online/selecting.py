@@ -16,7 +16,7 @@ from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message
 from steps.data.rows.tables import messages_to_column, to_record
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
-from steps.data.tokens.tokenizing import tokens_id
+from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
 from steps.online.judging import read_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.shared.checks import require, require_count
@@ -150,9 +150,10 @@ def _pair_records(
     for number, (good, bad) in enumerate(pairs):
         asked = to_record(rows[good.row])
         shared = _common(good.ids, bad.ids)
+        sides = ((side.ids, side.scored) for side in (good, bad))
         yield {
             "row": _name(good),
-            "pair_id": tokens_id(good.prompt_ids, good.ids, bad.ids, *_masks(good, bad)),
+            "pair_id": tokens_id(good.prompt_ids, *ids_and_masks(*sides)),
             "prompt_ids": list(good.prompt_ids),
             "prompt_mask": [False] * len(good.prompt_ids),
             "prompt_length": len(good.prompt_ids),
@@ -162,11 +163,6 @@ def _pair_records(
             "weight": None,
             **{name: asked[name] for name in ("prompt", "tools", "template_kwargs")},
         }
-
-
-def _masks(*pair: Rollout) -> Sequence[tuple[bool, ...]]:
-    """What the policy drew of either side, where that is not all of both."""
-    return () if all(all(side.scored) for side in pair) else [side.scored for side in pair]
 
 
 def _side(name: str, rollout: Rollout, text: str) -> dict[str, Any]:

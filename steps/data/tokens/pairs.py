@@ -52,7 +52,8 @@ class TokenizedPair:
     @property
     def pair_id(self) -> str:
         """What pairs share that have equal tokens, equal masks of their sides, and equal images."""
-        found = tokens_id(self.prompt.ids, *ids_and_masks(self.chosen, self.rejected))
+        sides = ((side.ids, side.mask) for side in (self.chosen, self.rejected))
+        found = tokens_id(self.prompt.ids, *ids_and_masks(*sides))
         if self.images:
             found = hashlib.sha256(" ".join([found, *self.images]).encode()).hexdigest()[:16]
         return found

@@ -184,7 +184,9 @@ class TokenizedCompletion:
 
     @property
     def completion_id(self) -> str:
-        return tokens_id(self.prompt.ids, *ids_and_masks(self.completion))
+        return tokens_id(
+            self.prompt.ids, *ids_and_masks((self.completion.ids, self.completion.mask))
+        )
 
 
 @dataclass(frozen=True)
@@ -319,10 +321,10 @@ def tokens_id(*parts: Sequence[int]) -> str:
     return hashlib.sha256(lengths + ids).hexdigest()[:16]
 
 
-def ids_and_masks(*responses: Tokens) -> list[Sequence[int]]:
+def ids_and_masks(*responses: tuple[Sequence[int], Sequence[bool]]) -> list[Sequence[int]]:
     """The ids of responses; and their masks, where not all of them is trained on."""
-    masks = [response.mask for response in responses]
-    return [*(response.ids for response in responses), *([] if all(map(all, masks)) else masks)]
+    ids, masks = zip(*responses, strict=True)
+    return [*ids, *([] if all(map(all, masks)) else masks)]
 
 
 # --- a batch -------------------------------------------------------------------------------------
