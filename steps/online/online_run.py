@@ -36,7 +36,6 @@ from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
-from steps.online.judging import judge_rollouts, require_verdicts
 from steps.online.learning_from import experience_of
 from steps.online.recording import (
     Drawn,
@@ -45,6 +44,7 @@ from steps.online.recording import (
     tokenized,
     write_recording,
 )
+from steps.online.rewards import Reward
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.scoring.config import Attention
@@ -139,24 +139,21 @@ def run_sampling(
     start: Folders,
     config: RlConfig,
     prompts: Path,
-    judges: Judges,
-    most_without: float,
+    reward: Reward,
     iterations: int,
     place: Workplace,
     engine: EngineConfig = OwnEngine(),
     environment: Judges | None = None,
 ) -> dict[str, Any]:
-    """`run_online` with completions that the policy samples and `judges` reward. Also writes the
-    rollouts.
+    """`run_online` with completions that the policy samples. Also writes the rollouts.
 
     Args:
-        environment: processes that reply to turns, where completions are episodes; `judges` give a
-            reward where these give none.
+        reward: gives an iteration's completions their rewards, on the first rank only.
+        environment: processes that reply to turns, where completions are episodes.
 
     Several ranks share the sampling, each with the whole model.
 
-    Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
-    completions than `most_without` gets no verdict.
+    Raises ValueError if there are too few prompts for an iteration.
     """
     tokenizer = load_tokenizer(start.policy)
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
@@ -176,12 +173,8 @@ def run_sampling(
     world = environment and World(environment, by_row, tokenizer)
 
     def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        open_ones = [rollout for rollout in rollouts if rollout.verdict is None]
-        said = [decoded(tokenizer, rollout.last_turn) for rollout in open_ones]
-        judged = iter(judge_rollouts(judges, open_ones, said, by_row, judges.name))
-        every = [next(judged) if r.verdict is None else r for r in rollouts]
-        require_verdicts(every, most_without)
-        return every
+        said = [decoded(tokenizer, rollout.last_turn) for rollout in rollouts]
+        return reward(rollouts, said, by_row)
 
     with ThreadPoolExecutor(1, "sampler") as thread:
 

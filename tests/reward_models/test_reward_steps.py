@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +37,9 @@ from steps.models.workplace import Left, Workplace
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
 from steps.online.selecting import Best
 from steps.reward_models import reward_scores
+from steps.reward_models.answer_scores import score_answers
 from steps.reward_models.config import RewardConfig, RewardScoring
-from steps.reward_models.reward_scores import score_answers, score_pairs
+from steps.reward_models.reward_scores import score_pairs
 from steps.score_with_reward_model import score_with_reward_model
 from steps.select_demonstrations import select_demonstrations
 from steps.train_dpo import train_dpo
@@ -175,8 +177,8 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
         judged, ((r, k) for r in expected for k in range(4)), strict=True
     ):
         assert rollout.verdict is Verdict.right
-        of_model = {} if k == 2 else {"reward_model": record["scores"][k]}
-        assert rollout.rewards == {"exact": 1.0, **of_model}
+        both = {"exact": 1.0, "reward_model": record["scores"][k]}
+        assert rollout.rewards == ({} if k == 2 else both)  # a part of a sum is no reward
     chosen = Folder(tmp_path / "chosen")
     select: Any = select_demonstrations.function
     assert select(chosen, artifact(out.path), Best(least_reward=None))["demonstrations"] == 5
@@ -192,6 +194,13 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
     again = Folder(tmp_path / "again")
     judge(again, artifact(out.path), artifact(model))
     assert list(read_rollouts(again.path)) == judged
+
+    write_rollouts(recording, [replace(rollout, finish=Finish.length) for rollout in rollouts])
+    none = Folder(tmp_path / "none")
+    metrics = judge(none, artifact(recording), artifact(model))
+    assert metrics["cut"] == 20
+    assert "every completion was cut" in metrics["notices"][0]
+    assert not any(rollout.rewards for rollout in read_rollouts(none.path))
 
 
 def scored(
@@ -253,13 +262,13 @@ def test_scoring_that_is_interrupted_goes_on_from_what_is_kept(
     shards[1].write_text(shards[1].read_text()[:-20])  # torn
 
     counts: list[int] = []
-    score: Callable[..., Any] = reward_scores._score
+    score: Callable[..., Any] = reward_scores.scores_by
 
     def counted(scorer: Any, groups: Any) -> Any:
         counts.append(len(groups))
         return score(scorer, groups)
 
-    monkeypatch.setattr(reward_scores, "_score", counted)
+    monkeypatch.setattr(reward_scores, "scores_by", counted)
     again = score_pairs(records, model, config, Workplace(tmp_path / "o", tmp_path / "left"))
     assert again == whole
     assert counts == [2, 2, 1]  # all but the first shard
