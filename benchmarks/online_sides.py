@@ -42,7 +42,7 @@ def by_temper(job: dict[str, Any], marks: Marks) -> None:
     from steps.online.config import RlConfig
     from steps.online.methods.policy_gradient import Advantage, Over, PolicyGradient
     from steps.online.online_run import Folders, run_sampling
-    from steps.online.rewards import checking
+    from steps.online.rewarding.rewards import checking
     from steps.training.config import OptimizerConfig, Schedule
 
     method = PolicyGradient(advantage=Advantage.group_std, over=Over.response)

@@ -28,7 +28,7 @@ from steps.models.config import ADAPTERS
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.reward_models.config import RewardConfig, RewardScoring
-from steps.reward_models.rewarding import ModelRewards
+from steps.reward_models.model_rewards import ModelRewards
 from steps.sample_rollouts import sample_rollouts
 from steps.score_with_reward_model import score_with_reward_model
 from steps.sources import ModelSource, PreferenceData, load_rows

@@ -7,7 +7,7 @@ Where the score rises and the share falls, the reward model is over-optimised.
 
     python experiments/rlhf_arithmetic.py
     python experiments/rlhf_arithmetic.py iterations=48            goes on after the first 24
-    python experiments/rlhf_arithmetic.py rl.method.kl_weight=0    nothing holds the policy back
+    python experiments/rlhf_arithmetic.py rl.method.kl=none rl.method.kl_weight=0  without KL
     python experiments/rlhf_arithmetic.py max_pairs=100            a reward model that saw less
     python experiments/rlhf_arithmetic.py seed=1
 """
@@ -24,7 +24,7 @@ from steps.judge import judge
 from steps.judge_with_reward_model import judge_with_reward_model
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
-from steps.reward_models.rewarding import ModelRewards
+from steps.reward_models.model_rewards import ModelRewards
 from steps.sample_rollouts import sample_rollouts
 from steps.train_online_with_reward_model import train_online_with_reward_model
 

@@ -6,7 +6,7 @@ from typing import Any
 from pipeline import Metrics, Output, step
 from steps.glue.workplace_of import at_work
 from steps.kinds import Judged, RewardModel, Rollouts
-from steps.reward_models.rewarding import ModelRewards
+from steps.reward_models.model_rewards import ModelRewards
 
 _ALL_CUT = (
     "every completion was cut, so none has a score; sample with more max_new_tokens, or set of_cut"
@@ -30,8 +30,8 @@ def judge_with_reward_model(
 
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
     """
-    from steps.online.judging import copy_beside, read_prompts
-    from steps.online.rewards import by_model
+    from steps.online.rewarding.judging import copy_beside, read_prompts
+    from steps.online.rewarding.rewards import by_model
     from steps.online.rollouts import read_rollouts, texts, write_rollouts
     from steps.reward_models.answer_scores import score_answers
 

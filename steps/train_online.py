@@ -43,7 +43,7 @@ def train_online(
     """
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
-    from steps.online.rewards import checking
+    from steps.online.rewarding.rewards import checking
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     with (

@@ -11,7 +11,7 @@ from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, OnlineRun, OnlineState, Prompts, RewardModel
 from steps.online.config import RlConfig
-from steps.reward_models.rewarding import ModelRewards
+from steps.reward_models.model_rewards import ModelRewards
 
 
 @step(makes=OnlineRun, estimate="steps.prices.of_online:ONLINE")
@@ -41,7 +41,7 @@ def train_online_with_reward_model(
     """
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
-    from steps.online.rewards import by_model, checking, one_after_the_other
+    from steps.online.rewarding.rewards import by_model, checking, one_after_the_other
     from steps.reward_models.answer_scores import AnswerScorer
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)

@@ -164,7 +164,10 @@ def _replaced(arguments: Sequence[str]) -> dict[str, str]:
 
 
 _ELSEWHERE = {
-    "ppo": "Temper trains no value model; temper run grpo learns from rewards without one",
+    "ppo": (
+        "Temper trains no value model; temper run grpo learns from rewards without one, and temper "
+        "run rlhf from a reward model"
+    ),
     "rm": "temper run reward trains a reward model",
     "reward_model": "temper run reward trains a reward model",
     **dict.fromkeys(

@@ -44,7 +44,7 @@ from steps.online.recording import (
     tokenized,
     write_recording,
 )
-from steps.online.rewards import Reward
+from steps.online.rewarding.rewards import Reward
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.scoring.config import Attention

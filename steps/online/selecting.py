@@ -17,7 +17,7 @@ from steps.data.rows.rows import Message
 from steps.data.rows.tables import messages_to_column, to_record
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
-from steps.online.judging import read_prompts
+from steps.online.rewarding.judging import read_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.shared.checks import require, require_count
 

@@ -48,6 +48,7 @@ OWN = ("data=mine", "data.path='my rows.jsonl'", "model=local", "model.path='a m
         ("reward", ["reward.py", *OWN]),
         ("grpo", ["grpo.py", *OWN]),
         ("raft", ["grpo.py", "rl=raft", *OWN]),
+        ("rlhf", ["rlhf.py", *OWN]),
         ("losses", ["preference_losses.py", "scale=own", *OWN]),
         ("betas", ["dpo_beta_sweep.py", "scale=own", *OWN]),
     ],

@@ -27,7 +27,7 @@ from steps.online.config import RlConfig
 from steps.online.methods.policy_gradient import PolicyGradient
 from steps.online.rollouts import Rollout, read_rollouts
 from steps.reward_models.config import RewardConfig
-from steps.reward_models.rewarding import ModelRewards
+from steps.reward_models.model_rewards import ModelRewards
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online_with_reward_model import train_online_with_reward_model
 from steps.train_reward_model import train_reward_model

@@ -304,3 +304,15 @@ def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, tmp_path:
     for shown in ("pairs: accuracy", "best of 8: reward model", "best of 8: checker"):
         assert shown in done.stdout
     assert "nothing to run" in desk.here().stdout
+
+
+@pytest.mark.slow
+def test_the_experiment_with_the_reward_model_in_the_loop_runs(
+    repository: Path, tmp_path: Path
+) -> None:
+    few = ("iterations=2", "segment=1", "rl.prompts=8", "rl.completions=4")
+    desk = Desk(repository, "rlhf_arithmetic", tmp_path, (*SMALL, *few))
+    done = desk.run_here()
+    for shown in ("right share", "after 2, scored", "mean score"):
+        assert shown in done.stdout
+    assert "nothing to run" in desk.here().stdout

@@ -16,7 +16,7 @@ from steps.checking.judges import Judges
 from steps.checking.verdicts import Checker
 from steps.data.rows.rows import PromptRow
 from steps.generation.engine import Finish
-from steps.online.judging import judge_rollouts, require_verdicts
+from steps.online.rewarding.judging import judge_rollouts, require_verdicts
 from steps.online.rollouts import Rollout
 
 OF_MODEL = "reward_model"
