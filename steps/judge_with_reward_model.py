@@ -30,8 +30,9 @@ def judge_with_reward_model(
     """Write the rollouts with a reward named ``reward_model``: the score of the completion's text
     behind its prompt. Rewards of other names and verdicts stay; the rewards of a completion add up.
 
-    A reward model knows whole answers only. So a completion that was cut, or that the chat template
-    or a limit refuses, gets no such reward.
+    A reward model knows whole answers only. So the reward of a completion that was cut, or that the
+    chat template or a limit refuses, is null: its rewards do not add up to what those of the others
+    do, and it is left out of what learns from the rollouts.
 
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
 
@@ -68,5 +69,4 @@ def _records(
 
 
 def _with(rollout: "Rollout", score: float | None) -> "Rollout":
-    rewards = {name: value for name, value in rollout.rewards.items() if name != REWARD}
-    return replace(rollout, rewards=rewards if score is None else {**rewards, REWARD: score})
+    return replace(rollout, rewards={**rollout.rewards, REWARD: score})

@@ -33,6 +33,7 @@ from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
 from steps.kinds import Completions, Model, PairTokens, RewardModel, RewardScores
 from steps.models.workplace import Left, Workplace
+from steps.online.learning_from import experience_of
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
 from steps.online.selecting import Best
 from steps.reward_models import reward_scores
@@ -175,8 +176,8 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
         judged, ((r, k) for r in expected for k in range(4)), strict=True
     ):
         assert rollout.verdict is Verdict.right
-        of_model = {} if k == 2 else {"reward_model": record["scores"][k]}
-        assert rollout.rewards == {"exact": 1.0, **of_model}
+        score = None if k == 2 else record["scores"][k]
+        assert rollout.rewards == {"exact": 1.0, "reward_model": score}
     chosen = Folder(tmp_path / "chosen")
     select: Any = select_demonstrations.function
     assert select(chosen, artifact(out.path), Best(least_reward=None))["demonstrations"] == 5
@@ -192,6 +193,11 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
     again = Folder(tmp_path / "again")
     judge(again, artifact(out.path), artifact(model))
     assert list(read_rollouts(again.path)) == judged
+    # What lacks a summand is not compared with sums: here it would often be the best.
+    assert [r.k for r in judged if r.is_rewarded] == [0, 1, 3] * 5
+    learnt = experience_of(judged, longest=8)
+    assert [len(group.responses) for group in learnt.groups] == [3] * 5
+    assert learnt.rewards.flatten().tolist() == [r.reward for r in judged if r.k != 2]
 
 
 def scored(
