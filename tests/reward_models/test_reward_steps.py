@@ -21,6 +21,7 @@ from waiting import leaving_at
 
 from pipeline import TemperError, adopt
 from pipeline.show.views import Curves
+from steps.build_pairs import build_pairs
 from steps.checking.verdicts import Verdict
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import iter_rows, write_rows
@@ -39,6 +40,7 @@ from steps.online.selecting import Best
 from steps.reward_models import reward_scores
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.reward_models.reward_scores import score_answers, score_pairs
+from steps.score_completions import score_completions
 from steps.score_with_reward_model import score_with_reward_model
 from steps.select_demonstrations import select_demonstrations
 from steps.train_dpo import train_dpo
@@ -139,8 +141,34 @@ def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> N
     ):
         with pytest.raises(TemperError, match=wanted):
             evaluate(Folder(tmp_path / wanted), *given)
-    with pytest.raises(TemperError, match=r"has 4 completions, too few for the best of 16"):
+    with pytest.raises(ValueError, match=r"has 4 completions, too few for the best of 16"):
         evaluate(Folder(tmp_path / "few"), *both)
+
+
+def test_completions_of_a_prompt_without_an_answer_are_neither_right_nor_wrong(
+    tmp_path: Path,
+) -> None:
+    texts, pairs = Folder(tmp_path / "texts"), Folder(tmp_path / "pairs")
+    records = [dict(r, scores=[1.0] * 4, finish=["stop"] * 4) for r in completions()]
+    records[1]["answer"] = None
+    for name in ("completions.jsonl", "scores.jsonl"):
+        write_json_lines(texts.path / name, records)
+    scores = {"row": "a", "pair_id": "b", "scores": [1.0, 0.0], "tokens": [2, 2]}
+    write_json_lines(pairs.path / "scores.jsonl", [scores])
+    for step, arguments in (
+        (score_completions, (texts.path,)),
+        (build_pairs, (texts.path,)),
+        (evaluate_reward_model, (artifact(pairs.path), artifact(texts.path))),
+    ):
+        made: Any = step.function
+        with pytest.raises(ValueError, match="row 'q1' has no answer"):
+            made(Folder(tmp_path / step.name), *arguments)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1.5], [2, 2], ["2"]])
+def test_sizes_that_are_no_counts_are_refused(sizes: list[Any]) -> None:
+    with pytest.raises(ValueError, match="sizes must be different whole numbers"):
+        BestOfConfig(sizes)
 
 
 def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> None:
