@@ -379,6 +379,21 @@ def test_completions_without_a_verdict_are_left_out_and_counted(
     assert line["updates"] == 1
 
 
+def test_prompts_with_fewer_verdicts_than_others_are_learnt_from_in_forwards_of_their_own(
+    policy: Path, tmp_path: Path
+) -> None:
+    def undecided(rollouts: Any) -> list[Any]:
+        judged = even_share(rollouts)
+        return [replace(r, rewards={}) if r.k >= int(r.row[-1]) else r for r in judged]
+
+    for name, tokens in (("packed", 4096), ("alone", 1)):
+        config = rl(prompts=10, tokens_per_forward=tokens, method=PolicyGradient())
+        run(policy, tmp_path / name, config, 2, judge=undecided)
+    for packed, alone in zip(*map(log_of, (tmp_path / "packed", tmp_path / "alone")), strict=True):
+        assert packed["updates"] == 1
+        assert packed == pytest.approx(alone, rel=1e-4, abs=1e-6)
+
+
 def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> None:
     def broken(rollouts: Any) -> list[Any]:
         return [replace(r, rewards={"broken": float("nan")}) for r in rollouts]

@@ -98,7 +98,8 @@ class PolicyBatch:
             return TokenLogps(values, self.lengths).of(members, count).tokens
 
         def of_completions(values: Tensor) -> Tensor:
-            return values[members].flatten().repeat_interleave(lengths, output_size=count)
+            of_pack = values[members, : logps.lengths.shape[1]]  # groups here may all be smaller
+            return of_pack.flatten().repeat_interleave(lengths, output_size=count)
 
         compared = Compared(
             logps.tokens.detach() if self.old is None else of_tokens(self.old),
