@@ -471,6 +471,16 @@ def test_a_recording_without_rewards_is_refused(policy: Path, four: Path, tmp_pa
         run_replay(Folders(policy), rl(), tmp_path / "bare", Workplace(tmp_path, tmp_path / "s"))
 
 
+def test_a_recording_of_longer_completions_than_the_loss_divides_by_is_refused(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    folder, place = record(four, tmp_path / "rollouts"), Workplace(tmp_path, tmp_path / "s")
+    with pytest.raises(
+        ValueError, match=r"that of the sampling, and a completion has 7 tokens, got 6"
+    ):
+        run_replay(Folders(policy), rl(max_new_tokens=6), folder, place)
+
+
 @pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}])
 def test_a_recording_of_a_part_of_the_distribution_is_refused_where_tokens_are_weighed(
     policy: Path, four: Path, tmp_path: Path, cut: dict[str, float]
