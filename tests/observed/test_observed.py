@@ -126,6 +126,35 @@ def test_a_data_file_beside_the_code_is_a_dependency(project: Project) -> None:
     assert project.reason() == "prompts/system.txt, which it read, is gone"
 
 
+def test_a_file_beside_other_code_than_the_step_s_is_that_of_the_copy_at_work(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a checker of the user's project, which a step of Temper's calls."""
+    name = f"beside_{secrets.token_hex(6)}"
+
+    def copied(to: str, rule: str) -> Path:
+        folder = tmp_path / to
+        folder.mkdir()
+        code = "from pathlib import Path\n\ndef rule():\n    return (RULE).read_text()\n"
+        text = code.replace("RULE", "Path(__file__).parent / 'rule.txt'")
+        (folder / f"{name}.py").write_text(text)
+        (folder / "rule.txt").write_text(rule)
+        return folder
+
+    monkeypatch.syspath_prepend(str(copied("one", "short")))
+    project.step(f"result = {name}.rule()", before=f"import {name}")
+    assert project.run() == "short"
+    assert project.is_cached()
+    importlib.invalidate_caches()
+    monkeypatch.syspath_prepend(str(copied("two", "short")))
+    assert project.is_cached(), "a copy of the project has the same artifacts"
+    (tmp_path / "two" / "rule.txt").write_text("long")
+    assert project.reason() == "rule.txt, which it read, changed"
+    (tmp_path / "two" / f"{name}.py").unlink()
+    (tmp_path / "two" / "rule.txt").unlink()
+    assert project.is_cached(), "the code is imported from the first copy again"
+
+
 def test_a_file_that_was_looked_for_in_vain_is_a_dependency(project: Project) -> None:
     project.step(
         """
