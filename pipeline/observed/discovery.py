@@ -70,10 +70,12 @@ class Home:
             imported: the names of modules by the folders from which they are imported.
         """
         own = {self.folder: "", os.path.realpath(self.folder): ""}
-        folders = {**{folder: f"<{name}>/" for folder, name in imported.items()}, **own}
-        holding = [f for f in folders if path == f or path.startswith(f"{f}/")]
-        if holding:
-            nearest = max(holding, key=len)
+        folders = own | {f: f"<{name}>/" for f, name in imported.items() if f not in own}
+        root = max((r for r in roots if f"{path}/".startswith(r)), key=len, default="/")
+        near = [f for f in folders if f"{path}/".startswith(f"{f}/")]  # else beside it in a root
+        near = near or [f for f in folders if root != "/" and f"{f}/".startswith(root)]
+        if near:
+            nearest = max(near, key=lambda folder: len(os.path.commonpath([folder, path])))
             return folders[nearest] + os.path.relpath(path, nearest)
         if not in_library(f"{self.folder}/x") and f"{path}/".startswith(roots):
             return os.path.relpath(path, self.folder)
