@@ -24,9 +24,10 @@ def judge_with_reward_model(
     behind its prompt. Verdicts stay, and so do rewards of other names: those of a completion add
     up.
 
-    A reward model knows whole answers only. So a completion that was cut has no reward (unless
-    ``config.of_cut`` is set), and neither has one that the chat template or a limit refuses: the
-    sum without the score could not be compared with the sums of others.
+    A reward model knows whole answers only. So the reward of a completion that was cut is null
+    (unless ``config.of_cut`` is set), and so is that of one which the chat template or a limit
+    refuses. Its rewards do not add up to what those of others do, and it is left out of what learns
+    from the rollouts.
 
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
     """

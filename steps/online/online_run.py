@@ -4,7 +4,8 @@ segment, to a new model folder and state.
     OUTPUT/model/                    the trained model
           /state/state.safetensors   its weights in the dtype of updates, the optimiser's moments
                 /earlier.safetensors the weights of the last iterations, if sampling is behind
-                /state.json          the numbers of iterations and tokens so far
+                /state.json          the numbers of iterations and tokens so far, and the settings
+                                     without which the state means something else
           /rollouts/                 the rollouts, if the segment sampled them; see `rollouts`
           /metrics.jsonl             one line for each iteration
 """
@@ -28,6 +29,7 @@ from steps.generation.engine import Engine, Finished, Request
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.remote.syncing import Score, SyncedEngines
 from steps.generation.sampling import decoded, end_tokens
+from steps.models.config import Dtype
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
@@ -94,7 +96,7 @@ def run_online(
     require(iterations >= 1, "iterations must be at least 1", iterations)
     ranks = place.ranks
     first, tokens = _reached(start.state)
-    base = _base(start, config)
+    meaning = _meaning(start, config)
     segment = Segment(first, first + iterations, tokens)
     end = segment.last if config.optimizer.schedule is Schedule.constant else config.horizon
     rule = "horizon must reach to the run's last iteration, as the learning rate is 0 behind it"
@@ -127,7 +129,7 @@ def run_online(
             reference.close()
     if ranks.is_first:
         earlier.save(state)
-        reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **base}
+        reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **meaning}
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
         policy.save(weights, place.output / "model")
         write_json_lines(place.output / "metrics.jsonl", log)
@@ -277,22 +279,36 @@ def _reference(
     return scorer
 
 
-def _base(start: Folders, config: RlConfig) -> dict[str, str]:
-    """What the state of adapters names as their base: without it, they are not the policy.
+def _meaning(start: Folders, config: RlConfig) -> dict[str, Any]:
+    """What the state of a segment says of its numbers: the base of adapters and their scale,
+    without which they are not the policy, and the form of the optimiser's numbers.
 
-    Raises ValueError if the segment's state has the adapters of another base.
+    Raises ValueError if the numbers of the segment that `start` names mean something else.
     """
-    if config.lora is None:
-        return {}
-    base = model_digest(start.policy)
-    before = start.state and json.loads((start.state / _REACHED).read_text()).get("base")
-    if start.state is not None and before != base:
+    is_mastered = config.master_weights and config.dtype is Dtype.bfloat16
+    meaning: dict[str, Any] = {
+        "dtype (of updates)": str(Dtype.float32 if is_mastered else config.dtype),
+        "optimizer.eight_bit": config.optimizer.eight_bit,
+    }
+    if config.lora is not None:
+        meaning |= {"base": model_digest(start.policy), "lora.alpha": config.lora.alpha}
+    if start.state is None:
+        return meaning
+    before = json.loads((start.state / _REACHED).read_text())
+    if config.lora is not None and before.get("base") != meaning["base"]:
         raise ValueError(
             f"the state that start names has the adapters of another base than policy "
-            f"({before or 'none'}, and policy is {base}); give the policy of the first segment, "
-            "which is not the model that a segment ended with"
+            f"({before.get('base', 'none')}, and policy is {meaning['base']}); give the policy of "
+            "the first segment, which is not the model that a segment ended with"
         )
-    return {"base": base}
+    for name, value in meaning.items():
+        if before.get(name, value) != value:
+            raise ValueError(
+                f"the state that start names was made with {name}={before[name]}, and this segment "
+                f"has {value}: its numbers would mean something else; keep the setting of the "
+                "segment before"
+            )
+    return meaning
 
 
 def _reached(state: Path | None) -> tuple[int, int]:
@@ -319,6 +335,11 @@ def _load_state(trainer: Trainer, state: Path) -> None:
     except (OSError, KeyError, SafetensorError) as error:
         raise ValueError(
             f"{file} is not the whole state of a run ({error!r}); make that segment again"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is the state of another model or of other adapters ({error}); give policy and "
+            "lora of the segment before"
         ) from error
 
 

@@ -95,9 +95,10 @@ def test_the_rewards_of_a_run_are_those_of_its_recording(
     drawn = list(read_rollouts(made / "rollouts"))
     assert {r.finish for r in drawn} == {Finish.stop, Finish.length}
     for rollout in drawn:
-        assert rollout.rewards.keys() == (set() if rollout.is_cut else {"reward_model"})
+        assert rollout.rewards.keys() == {"reward_model"}
+        assert rollout.is_rewarded is not rollout.is_cut
         assert rollout.verdict is None
-    assert len({r.rewards["reward_model"] for r in drawn if r.rewards}) > 10
+    assert len({rollout.rewards["reward_model"] for rollout in drawn}) > 10
     assert judged_again(made / "rollouts", folders[2], tmp_path / "again") == drawn
     cut = sum(r.is_cut for r in drawn if r.iteration == 2)
     assert metrics["final"]["completions/unscorable"] == cut
@@ -133,5 +134,5 @@ def test_a_checker_adds_its_reward_and_cut_completions_may_have_one(
     pairs = zip(read_rollouts(alone / "rollouts"), read_rollouts(both / "rollouts"), strict=True)
     for of_model, of_both in pairs:
         right = float(of_both.verdict is Verdict.right)
-        score = of_model.rewards.get("reward_model", -2.0)
+        score = -2.0 if of_model.is_cut else of_model.rewards["reward_model"]
         assert of_both.rewards == {ShortWords.name: right, "reward_model": score}

@@ -1,7 +1,8 @@
 """Who gives completions their rewards: a checker, a reward model, or both.
 
-Rewards have names, and those of a completion add up. So a completion that one of them cannot judge
-has no reward: a part of a sum cannot be compared with the whole sums of others.
+Rewards have names, and those of a completion add up. The reward of one that cannot judge the
+completion is None, and nothing learns from the completion then: a part of a sum cannot be compared
+with the whole sums of others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def by_model(score: Score, of_cut: float | None) -> Reward:
     """A reward model's score of the text behind its prompt, as the reward `OF_MODEL`.
 
     Args:
-        of_cut: the reward of a completion that was cut; None: it has no reward.
+        of_cut: the reward of a completion that was cut.
     """
 
     def reward(rollouts: Sequence[Rollout], said: Sequence[str], rows: Rows) -> list[Rollout]:
@@ -100,4 +101,4 @@ def _records(whole: Sequence[tuple[Rollout, str]], rows: Rows) -> list[dict[str,
 
 
 def _rewarded(rollout: Rollout, score: float | None) -> Rollout:
-    return replace(rollout, rewards={} if score is None else {**rollout.rewards, OF_MODEL: score})
+    return replace(rollout, rewards={**rollout.rewards, OF_MODEL: score})
