@@ -263,9 +263,27 @@ def _scored(call: Call) -> Foreseen:
     return scoring(call, call.size("model"), call.size("tokens"), config)
 
 
-def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
-    """The estimate of scoring: one forward over each row, without gradients."""
+def _rewarded(call: Call) -> Foreseen:
+    """Scores by a reward model, of pairs or of completions."""
+    config: Any = call.arguments["config"]
+    given = call.size("responses") or call.size("rollouts")
+    if "completions" in given:
+        drawn = {"prompt": given.get("prompt", 50.0), "completion": given.get("completion", 50.0)}
+        given = {"rows": given["completions"], **drawn}
+    return scoring(call, call.size("model"), given, config, rewards=True)
+
+
+def scoring(
+    call: Call, model: Sizes, tokens: Sizes, config: Any, rewards: bool = False
+) -> Foreseen:
+    """The estimate of scoring: one forward over each row, without gradients.
+
+    Args:
+        rewards: whether there is a score of each response in the place of logits.
+    """
     rows, speed = _rows(tokens, demonstrations=False), speed_of(call.hardware)
+    if rewards and rows is not None:
+        rows = replace(rows, scored=2)
     itemsize = BYTES[Dtype(config.dtype)]
     if is_tpu(call):
         return on_tpu(call, model, config, False)
@@ -277,13 +295,14 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     working = (
         config.tokens_per_forward * itemsize * (6 * model["hidden"] + 3 * model["feed_forward"])
     )
-    logits = min(_LOGITS[is_device], config.tokens_per_forward * model["vocabulary"] * 4)
+    scored = 0 if rewards else config.tokens_per_forward
+    logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
     memory = held + working + logits + (0.0 if is_device else PROCESS + WORKING)
+    sizes = {} if rows is None else {"rows": rows.count, "bytes": 3000 + 60 * rows.count}
     if rows is None or speed is None:
-        return Foreseen({}, None, memory)
+        return Foreseen(sizes, None, memory)
     checks = _CHECKED_PACKS * speed.computing(_flops(model, rows), 2 * model["layers"], parameters)
     work = checks + _forward_seconds(call, speed, model, config, rows)
-    sizes = {"rows": rows.count, "bytes": 3000 + 60 * rows.count}
     return Foreseen(sizes, speed.start + speed.first + speed.files(parameters) + work, memory)
 
 
@@ -297,10 +316,11 @@ def _forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: 
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=5)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=6)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
 SCORED = Estimator(_scored, version=4)
+REWARDED = Estimator(_rewarded)
