@@ -19,7 +19,7 @@ REWARD = "reward_model"
 """The name of the reward."""
 
 
-@step(makes=Judged)
+@step(makes=Judged, estimate="steps.prices.of_training:REWARDED")
 def judge_with_reward_model(
     out: Output,
     rollouts: Rollouts,

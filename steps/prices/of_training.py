@@ -266,11 +266,13 @@ def _scored(call: Call) -> Foreseen:
 def _rewarded(call: Call) -> Foreseen:
     """Scores by a reward model, of pairs or of completions."""
     config: Any = call.arguments["config"]
-    given = call.size("responses") or call.size("rollouts")
+    rollouts = call.size("rollouts")
+    given = scored = call.size("responses") or rollouts
     if "completions" in given:
         drawn = {"prompt": given.get("prompt", 50.0), "completion": given.get("completion", 50.0)}
-        given = {"rows": given["completions"], **drawn}
-    return scoring(call, call.size("model"), given, config, rewards=True)
+        scored = {"rows": given["completions"], **drawn}
+    foreseen = scoring(call, call.size("model"), scored, config, rewards=True)
+    return replace(foreseen, sizes=rollouts) if rollouts else foreseen  # they get one more reward
 
 
 def scoring(
