@@ -194,11 +194,15 @@ class Pricer:
 
         foreseen = _foresee(step, hardware, size_of)
         memory = _at_pace(foreseen, seconds, step, hardware, size_of).memory
-        alone = None if hardware.devices else _foresee(step, replace(hardware, threads=1), size_of)
+        overhead = alone = None
+        if foreseen.seconds is not None:
+            overhead = _overhead(step, hardware, size_of)
+            one_thread = replace(hardware, threads=1)
+            alone = None if hardware.devices else _foresee(step, one_thread, size_of).seconds
         estimates = {
             "seconds": foreseen.seconds,
-            "overhead": _overhead(step, hardware, size_of),
-            "cpu_seconds": alone and alone.seconds,
+            "overhead": overhead,
+            "cpu_seconds": alone,
             "memory": memory,
             "bytes": foreseen.sizes.get("bytes"),
             "inputs": sum(manifest.size for manifest in inputs.values()),
