@@ -23,7 +23,7 @@ class BestOfConfig:
             raise ValueError(f"sizes must be whole numbers of at least 1, got {self.sizes}")
 
 
-@step(makes=RewardEvaluation)
+@step(makes=RewardEvaluation, estimate="steps.prices.of_generation:EVALUATED_REWARDS")
 def evaluate_reward_model(
     out: Output,
     pairs: RewardScores,

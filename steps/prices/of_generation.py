@@ -22,6 +22,8 @@ _TRIED_ONCE = 12.0
 """The same in a step that samples only once."""
 _JUDGING = 0.075e9
 """Bytes of a process that judges completions; it uses no library."""
+_SCORES_READ = 0.5e6
+"""Bytes of a reward model's scores that are evaluated per second, with intervals."""
 _START_JUDGING, _JUDGING_ROLLOUTS = 0.6, 0.19e9
 """Seconds until a step judges rollouts, in other processes, and its bytes."""
 _LOADED_AGAIN = 0.4
@@ -94,7 +96,10 @@ def _sampled(call: Call) -> Foreseen:
 
 
 def _of_completions(made: Made) -> Sizes:
-    return {name: made.manifest.metrics[name] for name in ("prompts", "completions")}
+    metrics = made.manifest.metrics
+    sizes = {name: metrics[name] for name in ("prompts", "completions")}
+    mean = metrics.get("tokens_per_completion")
+    return sizes if mean is None else {**sizes, "completion": mean}
 
 
 def _evaluated(call: Call) -> Foreseen:
@@ -149,6 +154,13 @@ def _judged(call: Call) -> Foreseen:
     return Foreseen({"bytes": 90.0 * completions}, START_BARE + completions / 2e4, _JUDGING)
 
 
+def _evaluated_rewards(call: Call) -> Foreseen:
+    scores = [call.size(argument).get("bytes", 0.0) for argument in ("pairs", "completions")]
+    if not scores[0]:
+        return Foreseen()
+    return Foreseen({"bytes": 5e3}, START_BARE + sum(scores) / _SCORES_READ, _JUDGING)
+
+
 def _judged_rollouts(call: Call) -> Foreseen:
     """The rollouts again, with verdicts."""
     given = call.size("rollouts")
@@ -167,4 +179,5 @@ SAMPLED = Estimator(_sampled, _of_completions, version=3)
 EVALUATED = Estimator(_evaluated, version=5)
 DIVERGED = Estimator(_diverged)
 JUDGED = Estimator(_judged, version=3)
+EVALUATED_REWARDS = Estimator(_evaluated_rewards)
 JUDGED_ROLLOUTS = Estimator(_judged_rollouts, _of_judged)

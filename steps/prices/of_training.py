@@ -264,13 +264,14 @@ def _scored(call: Call) -> Foreseen:
 
 
 def _rewarded(call: Call) -> Foreseen:
-    """Scores by a reward model, of pairs or of completions."""
+    """Scores by a reward model, of pairs or of completions; those of one prompt share it."""
     config: Any = call.arguments["config"]
     rollouts = call.size("rollouts")
     given = scored = call.size("responses") or rollouts
     if "completions" in given:
-        drawn = {"prompt": given.get("prompt", 50.0), "completion": given.get("completion", 50.0)}
-        scored = {"rows": given["completions"], **drawn}
+        prompts = given.get("prompts", given["completions"])
+        of_prompt = given.get("completion", 50.0) * given["completions"] / max(prompts, 1)
+        scored = {"rows": prompts, "prompt": given.get("prompt", 50.0), "completion": of_prompt}
     foreseen = scoring(call, call.size("model"), scored, config, rewards=True)
     return replace(foreseen, sizes=rollouts) if rollouts else foreseen  # they get one more reward
 
