@@ -2,12 +2,15 @@
 
     python benchmarks/estimates.py STORE [STORE …]
 
-List the stores of earlier runs first. For every artifact with measurements there are two estimates:
-that of its estimator, and that of a plan that knows all attempts of earlier runs on similar
-hardware. Times are compared as wall time, and as CPU seconds, which depend less on other load. The
-script prints the ratios of estimates to measurements. The last lines count how many are within the
-promised factor, 1.5 for time and 1.2 for memory, or closer than an amount that no user decides by:
-two seconds, 128 MiB, 1 MiB of disk. Below that, a step is mostly the start of its process.
+List the stores of earlier runs first. For every artifact with measurements the estimate is that of
+a plan that knows all attempts of earlier runs on similar hardware, and the sizes of the step's
+inputs. Times are compared as wall time, and as CPU seconds, which depend less on other load. The
+estimate of CPU seconds is that of a run with one thread, because several threads share the work and
+add up their time. Memory is that of an attempt that takes as long as this one did: a longer one
+writes checkpoints. The script prints the ratios of estimates to measurements. The last lines count
+how many are within the promised factor, 1.5 for time and 1.2 for memory, or closer than an amount
+that no user decides by: two seconds, 128 MiB, 1 MiB of disk. Below that, a step is mostly the start
+of its process.
 """
 
 import math
@@ -18,7 +21,7 @@ from itertools import groupby
 from rich.console import Console
 
 from benchmarks.measuring import table
-from pipeline.price.experience import Experience, corrected, experience_of
+from pipeline.price.experience import Experience, corrected, corrected_seconds, experience_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
@@ -26,19 +29,20 @@ from pipeline.text import clock, size
 
 PROMISED = {"seconds": 1.5, "cpu_seconds": 1.5, "memory": 1.2, "bytes": 1.2}
 FLOOR = {"seconds": 2.0, "cpu_seconds": 2.0, "memory": 128 * 2**20, "bytes": 2**20}
-FORESEEN_AS = {"cpu_seconds": "seconds"}
 
 
 def told(what: str, one: Experience, earlier: Sequence[Experience]) -> float | None:
     """The estimate of a plan that knows earlier attempts; ``None`` if there is no estimate."""
-    name = FORESEEN_AS.get(what, what)
-    foreseen = one.foreseen.get(name)
+    foreseen = one.foreseen.get(what)
     if foreseen is None:
         return None
     like = [e for e in reversed(earlier) if e.is_like(one.hardware)]
     own = [e for e in like if e.step == one.step]
-    others = [e for e in like if e.step != one.step] if name == "seconds" else []
-    return corrected(foreseen, name, one.estimator, own, others, took=what)
+    if not what.endswith("seconds"):
+        return corrected(foreseen, what, one.estimator, own)
+    others = [e for e in like if e.step != one.step]
+    overhead = one.foreseen.get("overhead", 0.0)
+    return corrected_seconds(foreseen, overhead, one.estimator, own, others, what)
 
 
 def main(stores: Sequence[str]) -> None:

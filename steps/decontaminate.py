@@ -10,7 +10,7 @@ from steps.data.rows.rows import PreferenceRow
 from steps.kinds import Preferences
 
 
-@step(makes=Preferences)
+@step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")
 def decontaminate(
     out: Output,
     pairs: Preferences,

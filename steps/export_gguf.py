@@ -5,7 +5,7 @@ from steps.export.config import GgufType
 from steps.kinds import GgufModel, Model
 
 
-@step(makes=GgufModel)
+@step(makes=GgufModel, estimate="steps.prices.of_models:EXPORTED_GGUF")
 def export_gguf(
     out: Output, model: Model, type: GgufType = GgufType.q8_0, title: str = "model"
 ) -> Metrics:

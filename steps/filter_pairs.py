@@ -36,7 +36,7 @@ class FilterConfig:
             raise ValueError(f"max_length_ratio must be 1 or more, got {self.max_length_ratio}")
 
 
-@step(makes=Preferences)
+@step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")
 def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterConfig()) -> Metrics:
     """Write the pairs that satisfy ``config``, and ``ledger.parquet``.
 

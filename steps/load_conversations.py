@@ -7,7 +7,7 @@ from steps.kinds import ConversationSplits
 from steps.sources import DataSource
 
 
-@step(makes=ConversationSplits)
+@step(makes=ConversationSplits, estimate="steps.prices.of_rows:LOADED")
 def load_conversations(
     out: Output,
     train: DataSource,

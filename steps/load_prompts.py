@@ -7,7 +7,7 @@ from steps.kinds import PromptSplits
 from steps.sources import DataSource
 
 
-@step(makes=PromptSplits)
+@step(makes=PromptSplits, estimate="steps.prices.of_rows:LOADED")
 def load_prompts(
     out: Output,
     train: DataSource,

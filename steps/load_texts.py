@@ -7,7 +7,7 @@ from steps.kinds import TextSplits
 from steps.sources import DataSource
 
 
-@step(makes=TextSplits)
+@step(makes=TextSplits, estimate="steps.prices.of_rows:LOADED")
 def load_texts(
     out: Output,
     train: DataSource,

@@ -7,7 +7,7 @@ from steps.kinds import UnpairedSplits
 from steps.sources import DataSource
 
 
-@step(makes=UnpairedSplits)
+@step(makes=UnpairedSplits, estimate="steps.prices.of_rows:LOADED")
 def load_unpaired(
     out: Output,
     train: DataSource,

@@ -7,7 +7,7 @@ from steps.evaluation.config import KlConfig
 from steps.kinds import Divergence, Model, PairTokens
 
 
-@step(makes=Divergence)
+@step(makes=Divergence, estimate="steps.prices.of_generation:DIVERGED")
 def measure_kl(
     out: Output, tokens: PairTokens, model: Model, reference: Model, config: KlConfig = KlConfig()
 ) -> Metrics:

@@ -3,7 +3,7 @@
 from pipeline import Artifact, Metrics, Output, step
 
 
-@step
+@step(estimate="steps.prices.of_rows:REPORTED")
 def report(out: Output, results: dict[str, Artifact], title: str = "Report") -> Metrics:
     """Write ``report.html``, which loads nothing from elsewhere.
 

@@ -10,7 +10,7 @@ from steps.kinds import Model, Prompts, Rollouts
 from steps.models.config import Dtype
 
 
-@step(makes=Rollouts)
+@step(makes=Rollouts, estimate="steps.prices.of_generation:SAMPLED")
 def sample_rollouts(
     out: Output,
     prompts: Prompts,

@@ -9,7 +9,7 @@ from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
 from steps.reward_models.config import RewardScoring
 
 
-@step(makes=RewardScores)
+@step(makes=RewardScores, estimate="steps.prices.of_training:REWARDED")
 def score_with_reward_model(
     out: Output,
     responses: Completions | PairTokens,

@@ -6,7 +6,7 @@ from steps.kinds import Judged, Model, OnlineState, OnlineTraining
 from steps.online.config import RlConfig
 
 
-@step(makes=OnlineTraining)
+@step(makes=OnlineTraining, estimate="steps.prices.of_online:REPLAYED")
 def train_on_rollouts(
     out: Output,
     rollouts: Judged,

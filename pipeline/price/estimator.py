@@ -32,12 +32,15 @@ class Hardware:
         devices: the number of accelerators in all; 0 if it uses only processors.
         threads: the number of threads of one process.
         memory: bytes of one accelerator, or of the machine; ``None`` if unknown.
+        is_instant: whether arithmetic, memory traffic and files take no time. What an estimate then
+            leaves is overhead: starts of processes, calls, work of the interpreter.
     """
 
     model: str = ""
     devices: int = 0
     threads: int = 1
     memory: int | None = None
+    is_instant: bool = False
 
     @property
     def name(self) -> str:
@@ -52,11 +55,14 @@ class Call:
     Attributes:
         arguments: the arguments that the author gave, and defaults.
         size_of: returns the sizes of an argument that is the output of a step.
+        pace: how many times as long as its estimator says the step takes on this machine. Whether
+            it is long enough for a checkpoint depends on that.
     """
 
     arguments: Mapping[str, Any]
     size_of: Callable[[Any], Sizes]
     hardware: Hardware
+    pace: float = 1.0
 
     def size(self, argument: str) -> Sizes:
         """The sizes of an input; empty if they are unknown, or the argument is no step's output."""

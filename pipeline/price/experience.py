@@ -9,7 +9,7 @@ shows the error of its estimator.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,10 @@ class Experience:
     """One earlier attempt that started without scratch and succeeded.
 
     Attributes:
-        foreseen: the estimates: ``seconds``, ``memory``, ``bytes``; also ``inputs``, their bytes.
-        took: the real amounts under the same names; also ``cpu_seconds``. The seconds are those
-            of the worker: the first one of a run waits for libraries that others then find loaded.
+        foreseen: the estimates: ``seconds``, ``cpu_seconds``, ``memory``, ``bytes``; also
+            ``overhead``, the part of the seconds that is no work, and ``inputs``, their bytes.
+        took: the real amounts under the same names. The seconds are those of the worker: the first
+            one of a run waits for libraries that others then find loaded.
     """
 
     step: str
@@ -97,43 +98,81 @@ def latest_of(manifests: Sequence[Manifest]) -> list[Experience]:
     return [one for one in found if one is not None]
 
 
-_OF_SPEED: tuple[float, Callable[[float], float]] = (0.01, lambda apart: 1 / (1 + apart))
-_OF_SIZE: tuple[float, Callable[[float], float]] = (0.1, lambda apart: math.exp(-2 * apart))
-"""The weight of the estimate itself, and the weight of an attempt as a function of the squared
-logarithm of the ratio of sizes. Small steps show the speed of a machine for large ones too. Memory
-depends more on size, so there the estimator counts more than a step of another size."""
+_OWN_WORD = {"seconds": 0.01, "size": 0.1}
+"""The weight of the estimate itself, for time and for sizes. Memory depends more on size, so there
+the estimator counts more than an attempt of another size."""
 
 
-def corrected(
+def corrected(foreseen: float, what: str, estimator: str, own: Iterable[Experience]) -> float:
+    """An estimate of memory or bytes, corrected by similar attempts.
+
+    Args:
+        what: the estimated amount: ``memory`` or ``bytes``.
+        estimator: the estimator that made it; attempts with other estimators do not count.
+        own: attempts of the same step on equivalent hardware, the newest first.
+    """
+    told = _told(foreseen, what, _weighed(estimator, own), lambda apart: math.exp(-2 * apart))
+    return foreseen * math.exp(_mean(((weight, log) for weight, log, _ in told), "size"))
+
+
+def corrected_seconds(
     foreseen: float,
-    what: str,
+    overhead: float,
     estimator: str,
     own: Iterable[Experience],
     others: Iterable[Experience],
-    took: str = "",
+    what: str = "seconds",
 ) -> float:
-    """An estimate, corrected by similar attempts.
+    """An estimate of time, corrected by similar attempts.
+
+    The two parts of an estimate, overhead and work, have a factor each, as a small attempt, which
+    is mostly the start of a process, shows little of how fast the machine multiplies matrices.
+    Where no attempt shows that, half of what overhead tells (on a logarithmic scale) counts.
 
     Args:
-        what: the estimated amount: ``seconds``, ``memory`` or ``bytes``.
-        estimator: the estimator that made it; attempts with other estimators do not count.
-        own: attempts of the same step on equivalent hardware, the newest first.
+        overhead: the part of the estimate that is no work.
         others: attempts of other steps.
-        took: the real amount to compare with, if it is not ``what``.
+        what: ``seconds`` or ``cpu_seconds``.
     """
-    took = took or what
-    own_word, near = _OF_SPEED if what == "seconds" else _OF_SIZE
-    weights, logs = own_word, 0.0
-    same = [e for e in own if e.estimator == estimator]
-    weighed = [(e, _FORGETTING**age) for age, e in enumerate(same)]
-    weighed += [(e, _OTHER_STEPS) for e in others]
+    weighed = [*_weighed(estimator, own), *((e, _OTHER_STEPS) for e in others)]
+    told = list(_told(foreseen, what, weighed, lambda apart: 1 / (1 + apart)))
+    start = _mean(((weight * share**2, log) for weight, log, share in told), "seconds")
+    shares = ((weight * (1 - share) ** 2, log) for weight, log, share in told)
+    work = _mean(shares, "seconds", start / 2)
+    overhead = min(overhead, foreseen)
+    return overhead * math.exp(start) + (foreseen - overhead) * math.exp(work)
+
+
+def _weighed(estimator: str, own: Iterable[Experience]) -> list[tuple[Experience, float]]:
+    same = (e for e in own if e.estimator == estimator)
+    return [(e, _FORGETTING**age) for age, e in enumerate(same)]
+
+
+def _told(
+    foreseen: float,
+    what: str,
+    weighed: Iterable[tuple[Experience, float]],
+    near: Callable[[float], float],
+) -> Iterator[tuple[float, float, float]]:
+    """Of each attempt its weight, the logarithm of the ratio of its measurement to its estimate,
+    and the share of overhead in its estimate. `near` is the weight as a function of the squared
+    logarithm of the ratio of sizes."""
     for one, weight in weighed:
-        expected, measured = one.foreseen.get(what), one.took.get(took)
+        expected, measured = one.foreseen.get(what), one.took.get(what)
         if expected and measured:
-            weight *= near(math.log(foreseen / expected) ** 2)
-            weights += weight
-            logs += weight * math.log(measured / expected)
-    return foreseen * math.exp(logs / weights)
+            share = min(1.0, one.foreseen.get("overhead", 0.0) / expected)
+            apart = math.log(foreseen / expected) ** 2
+            yield weight * near(apart), math.log(measured / expected), share
+
+
+def _mean(told: Iterable[tuple[float, float]], of: str, at_first: float = 0.0) -> float:
+    """The weighted mean of logarithms, of which the estimate itself says `at_first`."""
+    weights = _OWN_WORD[of]
+    logs = weights * at_first
+    for weight, log in told:
+        weights += weight
+        logs += weight * log
+    return logs / weights
 
 
 def as_before(inputs: float | None, what: str, own: Iterable[Experience]) -> float | None:

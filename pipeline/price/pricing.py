@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from pipeline.dag.resources import Resources
 from pipeline.dag.step import Input, Step, as_input
 from pipeline.plan.planning import Plan, State
 from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made, Sizes
-from pipeline.price.experience import Experience, as_before, corrected, latest_of
+from pipeline.price.experience import (
+    Experience,
+    as_before,
+    corrected,
+    corrected_seconds,
+    latest_of,
+)
 from pipeline.price.machine import free_disk, hardware_elsewhere, hardware_here
 from pipeline.price.remaining import Ahead
 from pipeline.store.catalog import Catalog
@@ -169,21 +175,35 @@ class Pricer:
         return hardware_here(asked, self._jobs, self._gpus() if asked.num_gpus else ())
 
     def recorded(
-        self, step: Step, inputs: Mapping[Input, Manifest], hardware: Hardware
+        self,
+        step: Step,
+        inputs: Mapping[Input, Manifest],
+        hardware: Hardware,
+        seconds: float | None = None,
     ) -> dict[str, Any]:
-        """The estimates for a step whose inputs exist, for the provenance of its artifact.
+        """The estimates for a step whose inputs exist, for the provenance of its artifact. The
+        seconds of its processors are those of a run with one thread.
 
         Args:
             hardware: the hardware on which it ran.
+            seconds: how long it took; the memory is that of an attempt which takes as long.
         """
 
         def size_of(reference: Input) -> Sizes:
             return _part(self._measure(reference.step, inputs[reference]), reference.part)
 
         foreseen = _foresee(step, hardware, size_of)
+        memory = _at_pace(foreseen, seconds, step, hardware, size_of).memory
+        overhead = alone = None
+        if foreseen.seconds is not None:
+            overhead = _overhead(step, hardware, size_of)
+            one_thread = replace(hardware, threads=1)
+            alone = None if hardware.devices else _foresee(step, one_thread, size_of).seconds
         estimates = {
             "seconds": foreseen.seconds,
-            "memory": foreseen.memory,
+            "overhead": overhead,
+            "cpu_seconds": alone,
+            "memory": memory,
             "bytes": foreseen.sizes.get("bytes"),
             "inputs": sum(manifest.size for manifest in inputs.values()),
         }
@@ -198,20 +218,24 @@ class Pricer:
         own = self._like(step.name, hardware)
         by = _signature(step)
 
-        def total(
-            what: str, found: float | None, others: Iterable[Experience] = ()
-        ) -> float | None:
+        def total(what: str, found: float | None) -> float | None:
             if found is not None:
-                return corrected(found, what, by, own, others)
+                return corrected(found, what, by, own)
             known = [size_of(reference).get("bytes") for reference in step.inputs]
             inputs = None if None in known else sum(filter(None, known))
             return as_before(inputs, what, own)
 
         others = [] if foreseen.seconds is None else self._others(step.name, names, hardware)
+        if foreseen.seconds is None:
+            seconds = total("seconds", None)
+        else:
+            overhead = _overhead(step, hardware, size_of) or 0.0
+            seconds = corrected_seconds(foreseen.seconds, overhead, by, own, others)
+        foreseen = _at_pace(foreseen, seconds, step, hardware, size_of)
         disk = total("bytes", foreseen.sizes.get("bytes"))
         price = Price(
             hardware,
-            total("seconds", foreseen.seconds, others),
+            seconds,
             total("memory", foreseen.memory),
             disk,
             foreseen.scratch,
@@ -264,14 +288,35 @@ class Pricer:
         return free_disk(Path(self._store.root).absolute()) if self._store.is_local else None
 
 
-def _foresee(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) -> Foreseen:
+def _foresee(
+    step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes], pace: float = 1.0
+) -> Foreseen:
     def of_argument(value: Any) -> Sizes:
         reference = as_input(value)
         return {} if reference is None else size_of(reference)
 
     with contextlib.suppress(Exception):  # as in `_measure`
-        return _checked(_estimator(step).foresee(Call(step.arguments, of_argument, hardware)))
+        call = Call(step.arguments, of_argument, hardware, pace)
+        return _checked(_estimator(step).foresee(call))
     return Foreseen()
+
+
+def _at_pace(
+    foreseen: Foreseen,
+    seconds: float | None,
+    step: Step,
+    hardware: Hardware,
+    size_of: Callable[[Input], Sizes],
+) -> Foreseen:
+    """The estimates for an attempt that takes so many seconds."""
+    if foreseen.seconds is None or seconds is None or not _is_amount(seconds):
+        return foreseen
+    return _foresee(step, hardware, size_of, seconds / foreseen.seconds)
+
+
+def _overhead(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) -> float | None:
+    """The seconds of an estimate that are no work."""
+    return _foresee(step, replace(hardware, is_instant=True), size_of).seconds
 
 
 def _checked(foreseen: Foreseen) -> Foreseen:

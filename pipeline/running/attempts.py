@@ -237,8 +237,9 @@ class Executor:
     def _foreseen(self, work: _Work, report: Report) -> dict[str, Any]:
         """The estimate of an attempt on the hardware that it had, recorded to improve estimates."""
         spent = report.provenance.get("spent")
-        hardware = hardware_in(spent if isinstance(spent, dict) else {})
-        return Pricer(self.resolver.catalog).recorded(work.step, dict(work.inputs), hardware)
+        took = spent if isinstance(spent, dict) else {}
+        pricer, hardware = Pricer(self.resolver.catalog), hardware_in(took)
+        return pricer.recorded(work.step, dict(work.inputs), hardware, took.get("seconds"))
 
     def _commit(self, step: Step, made: Manifest) -> Manifest:
         """Commit an attempt, and return the artifact that counts. If another driver was faster,

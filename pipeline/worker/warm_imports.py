@@ -38,7 +38,7 @@ _INTERPRETER = 100
 """The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
 _IMPORTED_HERE = 0.8
 """The time of an import without garbage collections; a fresh interpreter has the usual ones."""
-_LOADS = {"transformers": ("torch", "safetensors")}
+_LOADS = {"transformers": ("torch", "safetensors", "numpy")}
 """Packages most of which imports others, where these are installed."""
 
 

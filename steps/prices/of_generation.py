@@ -7,7 +7,7 @@ from pipeline.price.estimator import Call, Estimator, Foreseen, Made, Sizes
 from steps.models.config import Dtype
 from steps.prices.model_sizes import BYTES, body
 from steps.prices.of_models import PROCESS, WORKING
-from steps.prices.of_rows import START_BARE
+from steps.prices.of_rows import START_BARE, TOKENIZER
 from steps.prices.of_training import scoring
 from steps.prices.speed import Speed, speed_of
 
@@ -20,8 +20,12 @@ _TRIED = 100.0
 """Passes over all weights in the checks that choose an engine."""
 _TRIED_ONCE = 12.0
 """The same in a step that samples only once."""
-_JUDGING = 0.06e9
+_JUDGING = 0.075e9
 """Bytes of a process that judges completions; it uses no library."""
+_SCORES_READ = 0.5e6
+"""Bytes of a reward model's scores that are evaluated per second, with intervals."""
+_START_JUDGING, _JUDGING_ROLLOUTS = 0.6, 0.19e9
+"""Seconds until a step judges rollouts, in other processes, and its bytes."""
 _LOADED_AGAIN = 0.4
 """The share of freed weights whose memory a process keeps."""
 
@@ -78,7 +82,13 @@ def _sampled(call: Call) -> Foreseen:
     memory = _memory(call, model, sampling, prompt, itemsize)
     completions = asked["rows"] * sampling.num_completions
     text = completions * (20 + 2.0 * sampling.max_new_tokens) + 150 * asked["rows"]
-    sizes = {"prompts": asked["rows"], "completions": completions, "bytes": text}
+    sizes = {
+        "prompts": asked["rows"],
+        "completions": completions,
+        "prompt": prompt,
+        "completion": sampling.max_new_tokens,
+        "bytes": text,
+    }
     if speed is None:
         return Foreseen(sizes, None, memory)
     writing = _writing(speed, model, asked["rows"], prompt, sampling, itemsize)
@@ -86,7 +96,10 @@ def _sampled(call: Call) -> Foreseen:
 
 
 def _of_completions(made: Made) -> Sizes:
-    return {name: made.manifest.metrics[name] for name in ("prompts", "completions")}
+    metrics = made.manifest.metrics
+    sizes = {name: metrics[name] for name in ("prompts", "completions")}
+    mean = metrics.get("tokens_per_completion")
+    return sizes if mean is None else {**sizes, "completion": mean}
 
 
 def _evaluated(call: Call) -> Foreseen:
@@ -94,20 +107,44 @@ def _evaluated(call: Call) -> Foreseen:
     model, tokens = call.size("model"), call.size("tokens")
     scored = scoring(call, model, tokens, config.scoring())
     speed, itemsize = speed_of(call.hardware), BYTES[Dtype(config.dtype)]
-    if scored.seconds is None or speed is None:
+    if "rows" not in tokens or scored.memory is None:
         return scored
     prompt, prompts = tokens.get("prompt", 50.0), min(config.sample_prompts, tokens["rows"])
-    devices = max(1, call.hardware.devices)
-    writing = _writing(
-        speed, model, prompts / devices, prompt, config.sampling, itemsize, _TRIED_ONCE
-    )
-    seconds = scored.seconds + writing
-    memory = max(scored.memory or 0.0, _memory(call, model, config.sampling, prompt, itemsize))
-    if devices > 1:  # generation loads a copy of the model
-        seconds += speed.files(model["parameters"] * itemsize)
-        memory += _LOADED_AGAIN * itemsize * model["parameters"] / devices
+    devices, weights = max(1, call.hardware.devices), itemsize * model["parameters"]
+    memory = scored.memory
+    engine = engine_memory(model, config.sampling, prompt, itemsize) if prompts else 0.0
+    if prompts and devices > 1:  # generation loads a copy of the model
+        memory = max(memory, engine) + _LOADED_AGAIN * weights / devices
+    elif prompts:  # the model that has scored samples
+        tokenizer = 0.0 if call.hardware.devices else TOKENIZER * model["vocabulary"]
+        memory += engine - weights + tokenizer
     size = 3500 + 60 * tokens["rows"] + prompts * (300 + 5 * config.sampling.max_new_tokens)
+    if scored.seconds is None or speed is None:
+        return Foreseen({"bytes": size}, None, memory)
+    seconds = scored.seconds
+    if prompts:
+        again = speed.files(weights) if devices > 1 else 0.0
+        sampling, each = config.sampling, prompts / devices
+        seconds += again + _writing(speed, model, each, prompt, sampling, itemsize, _TRIED_ONCE)
     return Foreseen({"bytes": size}, seconds, memory)
+
+
+def _diverged(call: Call) -> Foreseen:
+    """Sampling, and then the scores of two models, one after the other."""
+    config: Any = call.arguments["config"]
+    model, tokens, sampling = call.size("model"), call.size("tokens"), config.sampling
+    speed, itemsize = speed_of(call.hardware), BYTES[Dtype(config.dtype)]
+    if "parameters" not in model or "rows" not in tokens or speed is None:
+        return Foreseen()
+    prompt, prompts = tokens.get("prompt", 50.0), min(config.prompts, tokens["rows"])
+    completions = prompts * sampling.num_completions
+    drawn = {"rows": completions, "prompt": prompt, "completion": sampling.max_new_tokens}
+    scored = scoring(call, model, drawn, config)
+    if scored.seconds is None or scored.memory is None:
+        return Foreseen()
+    writing = _writing(speed, model, prompts, prompt, sampling, itemsize, _TRIED_ONCE)
+    memory = max(scored.memory, _memory(call, model, sampling, prompt, itemsize))
+    return Foreseen({"bytes": 100.0 * completions}, 2 * scored.seconds + writing, memory)
 
 
 def _judged(call: Call) -> Foreseen:
@@ -117,6 +154,30 @@ def _judged(call: Call) -> Foreseen:
     return Foreseen({"bytes": 90.0 * completions}, START_BARE + completions / 2e4, _JUDGING)
 
 
+def _evaluated_rewards(call: Call) -> Foreseen:
+    scores = [call.size(argument).get("bytes", 0.0) for argument in ("pairs", "completions")]
+    if not scores[0]:
+        return Foreseen()
+    return Foreseen({"bytes": 5e3}, START_BARE + sum(scores) / _SCORES_READ, _JUDGING)
+
+
+def _judged_rollouts(call: Call) -> Foreseen:
+    """The rollouts again, with verdicts."""
+    given = call.size("rollouts")
+    if "completions" not in given:
+        return Foreseen()
+    sizes = {**given, "bytes": given["bytes"] + 10.0 * given["completions"]}
+    return Foreseen(sizes, _START_JUDGING + given["completions"] / 2e4, _JUDGING_ROLLOUTS)
+
+
+def _of_judged(made: Made) -> Sizes:
+    verdicts = (made.manifest.metrics[verdict] for verdict in ("right", "wrong", "none"))
+    return {"completions": sum(verdicts)}
+
+
 SAMPLED = Estimator(_sampled, _of_completions, version=3)
-EVALUATED = Estimator(_evaluated, version=4)
+EVALUATED = Estimator(_evaluated, version=5)
+DIVERGED = Estimator(_diverged)
 JUDGED = Estimator(_judged, version=3)
+EVALUATED_REWARDS = Estimator(_evaluated_rewards)
+JUDGED_ROLLOUTS = Estimator(_judged_rollouts, _of_judged)

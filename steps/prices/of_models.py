@@ -16,6 +16,9 @@ PROCESS, WORKING = 0.42e9, 0.12e9
 bytes when a model runs."""
 _QUANTIZED, _NAMED = 60e6, 30e3
 """Parameters that one thread dequantises, and tokens whose names it reads, per second."""
+_ROUNDED, _GGUF_WORD = 0.2e9, 39
+"""Parameters that one thread rounds to 8 bits a second; bytes of a token's name in a GGUF file."""
+_GGUF_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 _PASSES = 3
 """How often a step goes through the weights that it writes: to check, write and hash them."""
 
@@ -71,6 +74,20 @@ def _loaded_and_saved(
     return Foreseen({**sizes, "bytes": size}, taken, PROCESS + copies * size)
 
 
+def _exported_gguf(call: Call) -> Foreseen:
+    """One file, written tensor by tensor."""
+    sizes, speed = call.size("model"), speed_of(call.hardware)
+    if "parameters" not in sizes or speed is None:
+        return Foreseen()
+    parameters, vocabulary = sizes["parameters"], sizes["vocabulary"]
+    size = parameters * _GGUF_BYTES[str(call.arguments["type"])] + _GGUF_WORD * vocabulary
+    taken = speed.start + vocabulary / _NAMED + parameters / _ROUNDED
+    taken += speed.files(_PASSES * size + 4 * parameters)
+    largest = 4 * vocabulary * sizes["hidden"]
+    return Foreseen({"bytes": size}, taken, PROCESS + 1.5 * largest)
+
+
 IMPORTED = Estimator(_imported, of_folder, version=4)
 INITIALISED = Estimator(_initialised, of_folder, version=4)
 EXPORTED = Estimator(_exported, of_folder, version=4)
+EXPORTED_GGUF = Estimator(_exported_gguf)

@@ -6,6 +6,7 @@ reference if the method needs one. On the host it holds a copy of the policy's w
 """
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +40,31 @@ def _online(call: Call) -> Foreseen:
     tokens = config.prompts * config.completions * config.max_new_tokens
     drawn = config.prompts * config.completions * _A_COMPLETION + tokens * _A_TOKEN
     drawn *= call.arguments["iterations"]
-    parts = {"model": {**model, "bytes": size}}
+    prompts = call.arguments["iterations"] * config.prompts
+    rollouts = {"prompts": prompts, "completions": prompts * config.completions}
+    parts = {"model": {**model, "bytes": size}, "rollouts": rollouts}
     sizes = {"parts": parts, "bytes": size + scratch + drawn}
-    seconds = _seconds(call, model, size)
-    return Foreseen(sizes, seconds, _memory(call, model, weights), scratch + drawn)
+    seconds = _seconds(call, model, size, call.arguments["iterations"], samples=True)
+    memory = _memory(call, model, weights, samples=True)
+    return Foreseen(sizes, seconds, memory, scratch + drawn)
+
+
+def _replayed(call: Call) -> Foreseen:
+    """Training on rollouts that exist."""
+    config: Any = call.arguments["config"]
+    model, dtype = call.size("policy"), Dtype(config.dtype)
+    size, prompts = folder_bytes(model, dtype), call.size("rollouts").get("prompts")
+    if size is None:
+        return Foreseen()
+    weights = model["parameters"] * BYTES[dtype]
+    scratch = checkpoint_bytes(model, config, trained_parameters(model, config))
+    sizes = {"parts": {"model": {**model, "bytes": size}}, "bytes": size + scratch}
+    memory = _memory(call, model, weights, samples=False)
+    if prompts is None:
+        return Foreseen(sizes, None, memory, scratch)
+    iterations = math.ceil(prompts / config.prompts)
+    seconds = _seconds(call, model, size, iterations, samples=False)
+    return Foreseen(sizes, seconds, memory, scratch)
 
 
 def _update(call: Call) -> Rows:
@@ -62,17 +84,17 @@ def _sampling(config: Any) -> SamplingConfig:
     )
 
 
-def _memory(call: Call, model: Sizes, weights: float) -> float:
+def _memory(call: Call, model: Sizes, weights: float, samples: bool) -> float:
     config: Any = call.arguments["config"]
     prompt = call.size("prompts").get("prompt", 50.0)
     training = update_memory(call, model, config, trained_parameters(model, config), _update(call))
     engine = engine_memory(model, _sampling(config), prompt, BYTES[Dtype(config.dtype)])
     reference = weights if config.method.needs_reference else 0.0
     on_host = 0.0 if call.hardware.devices else (config.lag + 1) * weights
-    return training + engine + reference + on_host
+    return training + reference + (engine + on_host if samples else 0.0)
 
 
-def _seconds(call: Call, model: Sizes, size: float) -> float | None:
+def _seconds(call: Call, model: Sizes, size: float, iterations: int, samples: bool) -> float | None:
     config: Any = call.arguments["config"]
     speed = speed_of(call.hardware)
     if speed is None:
@@ -85,8 +107,8 @@ def _seconds(call: Call, model: Sizes, size: float) -> float | None:
     if config.method.needs_reference:
         scored = replace(batch, count=config.prompts)
         training += update_seconds(call, speed, model, config, trained, scored) / 3
-    iterations = call.arguments["iterations"]
-    return speed.start + speed.first + speed.files(2 * size) + iterations * (drawing + training)
+    each = drawing + training if samples else training
+    return speed.start + speed.first + speed.files(2 * size) + iterations * each
 
 
 def _of_run(made: Made) -> Sizes:
@@ -97,3 +119,4 @@ def _of_run(made: Made) -> Sizes:
 
 
 ONLINE = Estimator(_online, _of_run, version=2)
+REPLAYED = Estimator(_replayed, _of_run)

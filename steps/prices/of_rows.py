@@ -1,6 +1,8 @@
-"""Estimates of steps that read rows and tokenise them."""
+"""Estimates of steps that read, choose and tokenise rows."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
@@ -9,15 +11,20 @@ from steps.prices.row_sizes import BYTES_A_TOKEN, of_rows, of_source, of_tokens
 START_BARE, _START_TABLES, _START_READING, _START_TOKENIZING = 0.15, 0.5, 1.0, 0.5
 """Seconds until a step begins, in a process whose parent has imported its libraries: a step that
 uses none, one that writes tables, one that reads sources, and one that tokenises."""
-_ROWS_READ, _ROWS_TOKENIZED, _TOKENS_WRITTEN, _WORDS_LOADED = 4e3, 4e3, 5e5, 1e5
+_ROWS_READ, _ROWS_TOKENIZED, _TOKENS_WRITTEN, _WORDS_LOADED = 4e3, 4e3, 3e5, 1e5
 """Rows, tokens, and entries of a tokenizer's vocabulary per second of one process."""
-_READING, _TOKENIZING, _A_TOKEN = 0.14e9, 0.455e9, 1250.0
+_READING, _TOKENIZING, TOKENIZER = 0.155e9, 0.455e9, 1250.0
 """Bytes of a process that reads or tokenises, and bytes for each token of the vocabulary."""
 _TEMPLATE_TOKENS = 25
 """Tokens that a chat template adds to a conversation, including a system prompt."""
-_SPELLING = 0.75
-"""The share of text, without names of fields, in a row of pairs. The row has the prompt three
-times."""
+_NAMES = 220.0
+"""Bytes of names of fields, quotes and ids in a row of pairs, which has the prompt three times."""
+_UNPACKED = 3.4
+"""The ratio of a row's text, as pairs have it, to its share of a compressed Parquet file."""
+_EMPTY = 2500
+"""Bytes of a Parquet file without rows."""
+_REPORT = 0.19e9, 0.2e6
+"""Bytes of the process that writes a report, and of the page, most of which is the same in all."""
 
 
 def _loaded(call: Call) -> Foreseen:
@@ -49,38 +56,99 @@ def _limited(sizes: Sizes, share: float, most: int | None) -> Sizes:
     return {**sizes, "rows": rows if most is None else min(rows, most)}
 
 
+# --- lengths ----------------------------------------------------------------------------------
+
+
+def _text_tokens(part: Sizes) -> float | None:
+    """The mean number of tokens of a row's text; ``None`` if it is unknown."""
+    if "text" in part:  # short rows may have shorter names
+        return max(part["text"] - _NAMES, part["text"] / 4) / BYTES_A_TOKEN
+    if "bytes" in part:  # of a compressed Parquet file
+        compressed = max(0.0, part["bytes"] - _EMPTY) / max(part["rows"], 1)
+        return max(60.0, _UNPACKED * compressed) / BYTES_A_TOKEN
+    return None
+
+
+def _within(config: Any, prompt: float, response: float) -> tuple[float, float]:
+    """The lengths of a prompt and its response within the limits of `config`, if there is one."""
+    if config is None:
+        return prompt, response
+    prompt = min(prompt, config.max_prompt_length or math.inf)
+    return prompt, max(1.0, min(response, (config.max_length or math.inf) - prompt))
+
+
+def _pair_lengths(part: Sizes, config: Any = None) -> Sizes:
+    """The mean numbers of tokens of a pair's parts, if half of the text is three copies of the
+    prompt."""
+    if "chosen" in part:
+        return {name: part[name] for name in ("prompt", "chosen", "rejected")}
+    if (tokens := _text_tokens(part)) is None:
+        return {}
+    prompt, response = _within(config, tokens / 6 + _TEMPLATE_TOKENS, tokens / 4)
+    return {"prompt": prompt, "chosen": response, "rejected": response}
+
+
+def _completion_lengths(part: Sizes, config: Any) -> Sizes:
+    """The mean numbers of tokens of a prompt and its completion, if they share the text."""
+    tokens = _text_tokens(part)
+    if "completion" in part:
+        lengths = part["prompt"], part["completion"]
+    elif tokens is not None:
+        lengths = tokens / 2 + _TEMPLATE_TOKENS, tokens / 2
+    else:
+        return {}
+    return dict(zip(("prompt", "completion"), _within(config, *lengths), strict=True))
+
+
+def tokens_of(sizes: Sizes) -> float:
+    """The mean number of tokens of a row; a prompt that several responses share counts once."""
+    if "prompt" in sizes:
+        others = (sizes.get(name, 0.0) for name in ("chosen", "rejected", "completion"))
+        return sizes["prompt"] + sum(others)
+    return sizes.get("total", 0.0)
+
+
+# --- tokenising -------------------------------------------------------------------------------
+
+
 def _pairs(call: Call) -> Foreseen:
+    return _tokenized_splits(call, "pairs", _pair_lengths)
+
+
+def _unpaired(call: Call) -> Foreseen:
+    return _tokenized_splits(call, "unpaired", _completion_lengths)
+
+
+def _tokenized_splits(
+    call: Call, argument: str, lengths: Callable[[Sizes, Any], Sizes]
+) -> Foreseen:
     config: Any = call.arguments["config"]
-    given = call.size("pairs")
     parts = {
-        name: {"rows": part["rows"], **_pair_lengths(part, config)}
-        for name, part in given.get("parts", {}).items()
+        name: {"rows": part["rows"], **lengths(part, config)}
+        for name, part in call.size(argument).get("parts", {}).items()
         if "rows" in part
     }
     return _tokenized(parts, call)
 
 
-def _pair_lengths(part: Sizes, config: Any) -> Sizes:
-    """The mean numbers of tokens of a pair's parts, if half of the text is three copies of the
-    prompt."""
-    text = part.get("text")
-    if text is None and "bytes" in part:  # from the size of a compressed Parquet file
-        text = max(200.0, 1.5 * (part["bytes"] - 2500) / max(part["rows"], 1))
-    if text is None:
-        return {}
-    tokens = text * _SPELLING / BYTES_A_TOKEN
-    prompt = min(tokens / 6 + _TEMPLATE_TOKENS, config.max_prompt_length or tokens)
-    chosen = min(tokens / 4, (config.max_length or tokens) - prompt)
-    return {"prompt": prompt, "chosen": chosen, "rejected": chosen}
-
-
 def _conversations(call: Call) -> Foreseen:
-    given = call.size("conversations")
-    if "rows" not in given:
+    most = call.arguments["config"].max_length or math.inf
+    return _tokenized_rows(call, call.size("conversations"), _TEMPLATE_TOKENS, most)
+
+
+def _texts(call: Call) -> Foreseen:
+    return _tokenized_rows(call, call.size("texts"), 0.0, call.arguments["config"].max_length)
+
+
+def _tokenized_rows(call: Call, given: Sizes, more: float, most: float) -> Foreseen:
+    """Rows of a single split, each with `more` tokens than its text has."""
+    text = _text_tokens(given)
+    total = given.get("total", None if text is None else text + more)
+    if "rows" not in given or total is None:
         return Foreseen()
-    foreseen = _tokenized({"": {"rows": given["rows"], "total": given.get("total", 40.0)}}, call)
-    parts = foreseen.sizes["parts"][""]
-    return Foreseen({**parts, "bytes": foreseen.sizes["bytes"]}, foreseen.seconds, foreseen.memory)
+    row = {"rows": given["rows"], "total": min(total, most)}
+    foreseen = _tokenized({"": row}, call)
+    return replace(foreseen, sizes={**row, "bytes": foreseen.sizes["bytes"]})
 
 
 def _tokenized(parts: dict[str, Any], call: Call) -> Foreseen:
@@ -92,28 +160,54 @@ def _tokenized(parts: dict[str, Any], call: Call) -> Foreseen:
     sizes = {"rows": rows, "parts": parts, "bytes": vocabulary * 32.0 + 6000 + tokens * 1.5}
     taken = _START_TOKENIZING + vocabulary / _WORDS_LOADED
     taken += rows / _ROWS_TOKENIZED + tokens / _TOKENS_WRITTEN
-    return Foreseen(sizes, taken, _TOKENIZING + _A_TOKEN * vocabulary)
+    return Foreseen(sizes, taken, _TOKENIZING + TOKENIZER * vocabulary)
 
 
-def tokens_of(sizes: Sizes) -> float:
-    """The mean number of tokens of a row; a prompt that several responses share counts once."""
-    if "prompt" in sizes:
-        others = (sizes.get(name, 0.0) for name in ("chosen", "rejected", "completion"))
-        return sizes["prompt"] + sum(others)
-    return sizes.get("total", 0.0)
+# --- rows that Temper makes or chooses --------------------------------------------------------
 
 
 def _arithmetic(call: Call) -> Foreseen:
+    return _task(call, _parts_of_arithmetic(call.arguments), 26)
+
+
+def _sums(call: Call) -> Foreseen:
+    return _task(call, _parts_of_sums(call.arguments), 51)
+
+
+def _task(call: Call, sizes: Sizes, row: int) -> Foreseen:
+    """A task with `row` bytes for each training problem."""
     train = call.arguments["train"]
-    sizes = {"rows": train, **_parts_of_task(call.arguments), "bytes": 26 * train + 8000}
+    sizes = {"rows": train, **sizes, "bytes": row * train + 8000}
     return Foreseen(sizes, _START_TABLES, _READING)
 
 
-def _parts_of_task(counts: Mapping[str, Any]) -> Sizes:
+def _parts_of_arithmetic(counts: Mapping[str, Any]) -> Sizes:
+    return _parts_of_task(counts, {"total": 18.0, "prompt": 13.0})
+
+
+def _parts_of_sums(counts: Mapping[str, Any]) -> Sizes:
+    return _parts_of_task(counts, {"total": 43.0, "prompt": 20.0})
+
+
+def _parts_of_task(counts: Mapping[str, Any], row: Sizes) -> Sizes:
     """The sizes of a task's parts, from the numbers of its training and test problems."""
-    row = {"total": 26.0, "prompt": 14.0}
     rows = {"sft": counts["train"], "train": counts["train"], "test": counts["test"]}
     return {"parts": {name: {"rows": count, **row} for name, count in rows.items()}}
+
+
+def _separated(call: Call) -> Foreseen:
+    """Both responses of each pair, alone."""
+    parts = {}
+    for name, part in call.size("pairs").get("parts", {}).items():
+        lengths = _pair_lengths(part)
+        row = {"prompt": lengths["prompt"], "completion": lengths["chosen"]} if lengths else {}
+        parts[name] = {"rows": 2 * part["rows"], **row}
+    if not parts:
+        return Foreseen()
+    rows = sum(part["rows"] for part in parts.values())
+    text = sum(part["rows"] * tokens_of(part) for part in parts.values()) * BYTES_A_TOKEN
+    sizes = {"rows": rows, "parts": parts, "bytes": _EMPTY * len(parts) + text / _UNPACKED}
+    return Foreseen(sizes, _START_TABLES + rows / _ROWS_READ, _READING)
 
 
 def _built(call: Call) -> Foreseen:
@@ -123,14 +217,56 @@ def _built(call: Call) -> Foreseen:
     if "prompts" not in completions:
         return Foreseen()
     rows = min(most or 2 * completions["prompts"], 2 * completions["prompts"])
-    parts = {"train": {"rows": rows, "prompt": 14.0, "text": 110.0}}
-    return Foreseen(
-        {"rows": rows, "parts": parts, "bytes": 18.0 * rows + 3000}, _START_TABLES, _READING
-    )
+    response = completions.get("completion", 8.0)
+    pair = {"prompt": completions.get("prompt", 13.0), "chosen": response, "rejected": response}
+    sizes = {"rows": rows, "parts": {"train": {"rows": rows, **pair}}, "bytes": 18.0 * rows + 3000}
+    return Foreseen(sizes, _START_TABLES, _READING)
 
 
-LOADED = Estimator(_loaded, of_rows)
-TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=3)
-TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=3)
-ARITHMETIC = Estimator(_arithmetic, lambda made: _parts_of_task(made.manifest.metrics))
-BUILT_PAIRS = Estimator(_built, of_rows)
+def _chosen_pairs(call: Call) -> Foreseen:
+    """At most a pair of each prompt's completions."""
+    drawn = call.size("rollouts")
+    if "prompts" not in drawn or "completion" not in drawn:
+        return Foreseen()
+    response = drawn["completion"]
+    row = {"prompt": drawn["prompt"], "chosen": response, "rejected": response}
+    return _chosen(drawn["prompts"], row)
+
+
+def _chosen_demonstrations(call: Call) -> Foreseen:
+    """At most one completion of each prompt."""
+    drawn = call.size("rollouts")
+    if "prompts" not in drawn or "completion" not in drawn:
+        return Foreseen()
+    return _chosen(drawn["prompts"], {"total": drawn["prompt"] + drawn["completion"]})
+
+
+def _chosen(rows: float, row: Sizes) -> Foreseen:
+    size = _EMPTY + 1.5 * rows * tokens_of(row)
+    return Foreseen({"rows": rows, **row, "bytes": size}, _START_TABLES, _READING)
+
+
+def _rest_of(argument: str) -> Callable[[Call], Foreseen]:
+    """What a step leaves of an input: at most all of it. Its time depends on what it looks for."""
+    return lambda call: Foreseen(call.size(argument))
+
+
+def _reported(call: Call) -> Foreseen:
+    memory, size = _REPORT
+    return Foreseen({"bytes": size}, 2 * _START_TABLES, memory)
+
+
+LOADED = Estimator(_loaded, of_rows, version=2)
+TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=4)
+TOKENIZED_UNPAIRED = Estimator(_unpaired, of_tokens)
+TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=4)
+TOKENIZED_TEXTS = Estimator(_texts, of_tokens)
+ARITHMETIC = Estimator(_arithmetic, lambda m: _parts_of_arithmetic(m.manifest.metrics), version=2)
+SUMS = Estimator(_sums, lambda made: _parts_of_sums(made.manifest.metrics))
+SEPARATED = Estimator(_separated, of_rows)
+BUILT_PAIRS = Estimator(_built, of_rows, version=2)
+CHOSEN_PAIRS = Estimator(_chosen_pairs, of_tokens)
+CHOSEN_DEMONSTRATIONS = Estimator(_chosen_demonstrations, of_tokens)
+REST_OF_PAIRS = Estimator(_rest_of("pairs"), of_rows)
+REST_OF_TOKENS = Estimator(_rest_of("tokens"), of_tokens)
+REPORTED = Estimator(_reported)

@@ -106,15 +106,20 @@ def _trained(
     if getattr(config, "backend", None) is not None:
         return Foreseen(sizes)
     trained = trained_parameters(model, config)
-    scratch = checkpoint_bytes(model, config, trained)
+    checkpoint = checkpoint_bytes(model, config, trained)
     a_step = None if rows is None else replace(rows, count=min(config.batch_size, rows.count))
     memory = update_memory(call, model, config, trained, a_step)
-    known = accelerator(call.hardware.model)
+    known, speed = accelerator(call.hardware.model), speed_of(call.hardware)
     capacity = None if known is None else known.memory
-    seconds = None if rows is None else _seconds(call, model, config, trained, rows, size)
-    if not call.hardware.devices and _is_saved(config, seconds):
-        memory += scratch  # a copy of the checkpoint, which is written while the next step runs
-    return Foreseen(sizes, seconds, memory, scratch, capacity)
+    if rows is None or speed is None:
+        return Foreseen(sizes, None, memory, (config.keep_last + 1) * checkpoint, capacity)
+    steps = total_steps(math.ceil(rows.count), config.batch_size, config.epochs, config.max_steps)
+    loop = _loop_seconds(call, speed, model, config, trained, rows, steps, demonstrations)
+    checkpoints = _checkpoints(config, steps, call.pace * loop)
+    if checkpoints and not call.hardware.devices:
+        memory += checkpoint  # a copy, which is written while the next step runs
+    seconds = _around_seconds(speed, model, rows, size) + loop
+    return Foreseen(sizes, seconds, memory, checkpoints * checkpoint, capacity)
 
 
 def trained_parameters(model: Sizes, config: Any) -> float:
@@ -129,25 +134,44 @@ def checkpoint_bytes(model: Sizes, config: Any, trained: float) -> float:
     return weights + _moments(model, config, trained)
 
 
-def _is_saved(config: Any, seconds: float | None) -> bool:
-    """Whether a run writes a checkpoint before its end."""
-    every = config.checkpoint_every_seconds
-    return bool(config.checkpoint_every_steps or (every and seconds and seconds > 1.5 * every))
+def _checkpoints(config: Any, steps: int, seconds: float) -> int:
+    """How many checkpoints of `steps` steps that take `seconds` are on the disk at once. The last
+    step has none; the newest one is complete before an older one is removed."""
+    saved, before_the_end = 0, steps - 1
+    if config.checkpoint_every_steps:
+        saved = before_the_end // config.checkpoint_every_steps
+    if config.checkpoint_every_seconds:
+        seconds *= before_the_end / steps
+        saved = max(saved, int(seconds / config.checkpoint_every_seconds))
+    return min(saved, before_the_end, config.keep_last + 1)
 
 
-def _seconds(
-    call: Call, model: Sizes, config: Any, trained: float, rows: Rows, size: float
-) -> float | None:
-    speed = speed_of(call.hardware)
-    if speed is None:
-        return None
-    steps = total_steps(math.ceil(rows.count), config.batch_size, config.epochs, config.max_steps)
-    batch = replace(rows, count=min(config.batch_size, rows.count))
+def _around_seconds(speed: Speed, model: Sizes, rows: Rows, size: float) -> float:
+    """Seconds before the first step and after the last one."""
     checks = _CHECKED_PACKS * speed.computing(
         _flops(model, rows), model["layers"], 4 * model["parameters"]
     )
-    training = steps * update_seconds(call, speed, model, config, trained, batch)
-    return speed.start + speed.first + speed.files(2 * size) + checks + training
+    return speed.start + speed.first + speed.files(2 * size) + checks
+
+
+def _loop_seconds(
+    call: Call,
+    speed: Speed,
+    model: Sizes,
+    config: Any,
+    trained: float,
+    rows: Rows,
+    steps: int,
+    demonstrations: bool,
+) -> float:
+    """Seconds of all steps, and of the evaluations of held-out rows between them."""
+    batch = replace(rows, count=min(config.batch_size, rows.count))
+    seconds = steps * update_seconds(call, speed, model, config, trained, batch)
+    held_out = _rows(call.size("held_out"), demonstrations)
+    if held_out is None or not config.eval_every_steps:
+        return seconds
+    evaluations = math.ceil(steps / config.eval_every_steps)
+    return seconds + evaluations * _forward_seconds(call, speed, model, config, held_out)
 
 
 def update_seconds(
@@ -239,9 +263,30 @@ def _scored(call: Call) -> Foreseen:
     return scoring(call, call.size("model"), call.size("tokens"), config)
 
 
-def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
-    """The estimate of scoring: one forward over each row, without gradients."""
+def _rewarded(call: Call) -> Foreseen:
+    """Scores by a reward model, of pairs or of completions; those of one prompt share it."""
+    config: Any = call.arguments["config"]
+    rollouts = call.size("rollouts")
+    given = scored = call.size("responses") or rollouts
+    if "completions" in given:
+        prompts = given.get("prompts", given["completions"])
+        of_prompt = given.get("completion", 50.0) * given["completions"] / max(prompts, 1)
+        scored = {"rows": prompts, "prompt": given.get("prompt", 50.0), "completion": of_prompt}
+    foreseen = scoring(call, call.size("model"), scored, config, rewards=True)
+    return replace(foreseen, sizes=rollouts) if rollouts else foreseen  # they get one more reward
+
+
+def scoring(
+    call: Call, model: Sizes, tokens: Sizes, config: Any, rewards: bool = False
+) -> Foreseen:
+    """The estimate of scoring: one forward over each row, without gradients.
+
+    Args:
+        rewards: whether there is a score of each response in the place of logits.
+    """
     rows, speed = _rows(tokens, demonstrations=False), speed_of(call.hardware)
+    if rewards and rows is not None:
+        rows = replace(rows, scored=2)
     itemsize = BYTES[Dtype(config.dtype)]
     if is_tpu(call):
         return on_tpu(call, model, config, False)
@@ -253,23 +298,32 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     working = (
         config.tokens_per_forward * itemsize * (6 * model["hidden"] + 3 * model["feed_forward"])
     )
-    logits = min(_LOGITS[is_device], config.tokens_per_forward * model["vocabulary"] * 4)
+    scored = 0 if rewards else config.tokens_per_forward
+    logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
     memory = held + working + logits + (0.0 if is_device else PROCESS + WORKING)
+    sizes = {} if rows is None else {"rows": rows.count, "bytes": 3000 + 60 * rows.count}
     if rows is None or speed is None:
-        return Foreseen({}, None, memory)
-    forwards = math.ceil(_forwards(rows.count, rows.tokens, config.tokens_per_forward) / devices)
-    flops = _flops(model, rows) * (rows.count / devices + _CHECKED_PACKS)
-    work = speed.computing(flops, (forwards + 2 * _CHECKED_PACKS) * model["layers"],
-                           (forwards + _CHECKED_PACKS) * parameters)  # fmt: skip
-    sizes = {"rows": rows.count, "bytes": 3000 + 60 * rows.count}
+        return Foreseen(sizes, None, memory)
+    checks = _CHECKED_PACKS * speed.computing(_flops(model, rows), 2 * model["layers"], parameters)
+    work = checks + _forward_seconds(call, speed, model, config, rows)
     return Foreseen(sizes, speed.start + speed.first + speed.files(parameters) + work, memory)
 
 
+def _forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: Rows) -> float:
+    """Seconds of one forward over each row."""
+    devices = max(1, call.hardware.devices)
+    forwards = math.ceil(_forwards(rows.count, rows.tokens, config.tokens_per_forward) / devices)
+    parameters = weights_bytes(model, Dtype(config.dtype), config.quantization)
+    flops = _flops(model, rows) * rows.count / devices
+    return speed.computing(flops, forwards * model["layers"], forwards * parameters)
+
+
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=5)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=6)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
 SCORED = Estimator(_scored, version=4)
+REWARDED = Estimator(_rewarded)

@@ -5,7 +5,8 @@ The rates of CPUs are round figures for one thread. :mod:`pipeline.price.experie
 rates by the measured times of attempts on a machine.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from pipeline.price.estimator import Hardware
 from steps.shared.accelerators import accelerator
@@ -13,7 +14,6 @@ from steps.shared.accelerators import accelerator
 _REACHED = 0.4
 """The share of an accelerator's arithmetic that a forward and backward of a large model reaches."""
 _DISK = 0.8e9
-"""Bytes per second for reading or writing files, including their check."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Speed:
             torch and transformers; on accelerators it imports them.
         first: seconds that a model's first forward takes besides its work, as for the threads of
             a forked worker.
+        disk: bytes per second for reading or writing files, including their check.
     """
 
     flops: float
@@ -35,6 +36,7 @@ class Speed:
     call: float
     start: float
     first: float = 0.0
+    disk: float = _DISK
 
     def computing(self, flops: float, calls: float = 0.0, traffic: float = 0.0) -> float:
         """Seconds for `flops` operations, `calls` calls of layers and `traffic` bytes of memory."""
@@ -42,11 +44,18 @@ class Speed:
 
     def files(self, size: float | None) -> float:
         """Seconds to read or write files of `size` bytes."""
-        return (size or 0.0) / _DISK
+        return (size or 0.0) / self.disk
 
 
 def speed_of(hardware: Hardware) -> Speed | None:
     """The speed of one device, or of all CPU threads; ``None`` for an unknown accelerator."""
+    speed = _speed(hardware)
+    if speed is None or not hardware.is_instant:
+        return speed
+    return replace(speed, flops=math.inf, bandwidth=math.inf, disk=math.inf)
+
+
+def _speed(hardware: Hardware) -> Speed | None:
     if not hardware.devices:
         threads = hardware.threads
         return Speed(80e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.3, 0.4)

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from pipeline import Step, Store, TemperError, run, step
 from pipeline.plan.planning import Plan, make_plan
-from pipeline.price.experience import Experience, corrected, experience_of
+from pipeline.price.experience import Experience, corrected_seconds, experience_of
 from pipeline.price.pricing import Pricer, Prices
 from pipeline.price.remaining import Ahead, left_of
 from pipeline.show.terminal import show_plan
@@ -121,8 +121,8 @@ def test_an_attempt_records_what_it_took_and_what_was_foreseen(store: Store) -> 
     assert 0 < spent["seconds"] < made.seconds  # without the start of the worker
     assert "resumed" not in spent
     assert foreseen == {
-        "by": "priced_steps:SUM 1", "seconds": 13.0, "memory": 2e8 + 1000, "bytes": 20.0,
-        "inputs": 4,
+        "by": "priced_steps:SUM 1", "seconds": 13.0, "overhead": 13.0, "cpu_seconds": 13.0,
+        "memory": 2e8 + 1000, "bytes": 20.0, "inputs": 4,
     }  # fmt: skip
 
 
@@ -174,8 +174,18 @@ def test_the_closer_an_earlier_attempt_in_size_the_more_it_counts(store: Store) 
     (one, *_) = experiences(store)
     small = replace(one, foreseen={"seconds": 1.0}, took={"seconds": 10.0})
     large = replace(one, foreseen={"seconds": 1000.0}, took={"seconds": 1000.0})
-    assert corrected(900.0, "seconds", one.estimator, [small, large], []) < 1500
-    assert corrected(1.2, "seconds", one.estimator, [large, small], []) > 8
+    assert corrected_seconds(900.0, 0.0, one.estimator, [small, large], []) < 1500
+    assert corrected_seconds(1.2, 0.0, one.estimator, [large, small], []) > 8
+
+
+def test_a_small_attempt_which_mostly_starts_shows_little_of_how_fast_work_is(store: Store) -> None:
+    (one, *_) = experiences(store)
+    start = {"seconds": 1.0, "overhead": 0.95}
+    small = replace(one, foreseen=start, took={"seconds": 0.25})
+    assert corrected_seconds(1.0, 0.95, one.estimator, [small], []) < 0.3
+    assert 50 < corrected_seconds(100.0, 0.95, one.estimator, [small], []) < 90
+    large = replace(one, foreseen={"seconds": 50.0, "overhead": 0.95}, took={"seconds": 100.0})
+    assert corrected_seconds(100.0, 0.95, one.estimator, [small, large], []) > 180
 
 
 def experiences(store: Store) -> list[Experience]:

@@ -18,10 +18,11 @@ import steps
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
 from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware
+from steps.evaluation.config import EvaluateConfig
 from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.online.config import RlConfig
-from steps.prices import model_sizes, of_online, of_tpus, of_training
+from steps.prices import model_sizes, of_generation, of_online, of_rows, of_tpus, of_training
 from steps.training.config import DpoConfig
 
 LLAMA = {
@@ -206,8 +207,73 @@ def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_
     assert behind.seconds == in_step.seconds
 
 
-def test_the_arithmetic_experiment_and_the_demo_are_priced_whole(tmp_path: Path) -> None:
-    for name, options in (("dpo_arithmetic", []), ("dpo_ultrafeedback", ["scale=smoke"])):
+def trained(config: DpoConfig, pace: float = 1.0) -> Foreseen:
+    call = dpo(config, Hardware("CPU", threads=8))
+    return of_training.PREFERENCE.foresee(replace(call, pace=pace))
+
+
+def test_checkpoints_count_where_a_step_takes_long_enough_to_write_them() -> None:
+    few = DpoConfig(max_steps=4, checkpoint_every_seconds=None)
+    without = trained(few)
+    assert without.scratch == 0
+    assert without.seconds is not None
+    assert without.memory is not None
+    seldom = replace(few, checkpoint_every_seconds=without.seconds)
+    assert trained(seldom) == without
+    later = trained(seldom, pace=2.0)  # as on a machine that takes twice as long
+    one = 4 * 3 * model_sizes.of_config(LLAMA)["parameters"]  # weights and two moments
+    assert later.seconds == without.seconds
+    assert later.scratch == pytest.approx(one)
+    assert later.memory == pytest.approx(without.memory + one)  # written from a copy
+    often = replace(few, checkpoint_every_steps=1, keep_last=1)
+    assert trained(often).scratch == pytest.approx(
+        2 * one
+    )  # the old one goes once the new is there
+    assert trained(replace(often, keep_last=9)).scratch == pytest.approx(3 * one)  # not at the end
+
+
+def test_held_out_rows_take_time_between_steps() -> None:
+    config = DpoConfig(max_steps=4)
+    alone = trained(config).seconds
+    call = dpo(replace(config, eval_every_steps=2), Hardware("CPU", threads=8))
+    held_out = {**call.arguments, "held_out": call.arguments["tokens"]}
+    evaluating = of_training.PREFERENCE.foresee(replace(call, arguments=held_out)).seconds
+    assert alone is not None
+    assert evaluating is not None
+    assert evaluating > 2 * alone  # 60,000 rows, twice
+
+
+def test_an_evaluation_on_several_devices_loads_a_whole_model_on_each() -> None:
+    config = EvaluateConfig(dtype=Dtype.bfloat16)
+    call = dpo(DpoConfig(), Hardware("", 8))
+    arguments = {**call.arguments, "model": call.arguments["policy"], "config": config}
+    memory = of_generation.EVALUATED.foresee(replace(call, arguments=arguments)).memory
+    assert memory is not None
+    assert memory > 16e9
+
+
+@pytest.mark.parametrize("file", ["text", "bytes"])
+def test_lengths_are_those_of_long_rows_and_of_short_ones(file: str) -> None:
+    """Of UltraFeedback and of the demo's rows, measured with SmolLM2's tokenizer."""
+    for rows, text, compressed, prompt, response in (
+        (439, 4600.0, 562607, 206, 275),
+        (24, 447.0, 4992, 37.7, 15.7),
+    ):
+        size = {"rows": rows, "text": text} if file == "text" else {"bytes": compressed}
+        lengths = of_rows._pair_lengths({"rows": rows, **size})
+        assert lengths["prompt"] == pytest.approx(prompt, rel=0.1)
+        assert lengths["chosen"] == pytest.approx(response, rel=0.45)
+
+
+def test_experiments_are_priced_whole(tmp_path: Path) -> None:
+    small = ["scale=smoke"]
+    for name, options in (
+        ("dpo_arithmetic", []),
+        ("dpo_ultrafeedback", small),
+        ("dpo_beta_sweep", small),
+        ("kto_ultrafeedback", small),
+        ("grpo_tools", []),
+    ):
         path = REPOSITORY / "experiments" / f"{name}.py"
         planned = script(path, f"store={tmp_path}", "--plan", *options)
         assert planned.status == 0, planned.err
