@@ -11,7 +11,7 @@ from pipeline.errors import TemperError
 from pipeline.extras import require_installed
 from pipeline.plan.labels import labels
 from pipeline.plan.planning import Plan, State, display_names, topological
-from pipeline.store.layout import Store
+from pipeline.store.layout import Store, open_store
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of it
@@ -87,8 +87,8 @@ def check_names(**options: Collection[str]) -> None:
             raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
 
 
-def visible_to_workers(store: str | Store) -> Store:
-    store = store if isinstance(store, Store) else Store(store)
+def visible_to_workers(store: str | Store | None) -> Store:
+    store = open_store(store)
     if store.url.startswith("memory:"):
         raise TemperError(
             f"store={store.url}: workers are processes and cannot see this one's memory; name a "

@@ -4,7 +4,6 @@ works.
 
 import contextlib
 import io
-import os
 import shlex
 import sys
 from collections import Counter
@@ -33,7 +32,7 @@ from pipeline.show.metrics import (
     without_p_values,
 )
 from pipeline.show.results import compare
-from pipeline.store.layout import Store
+from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.text import about, clock, counted, cut, size, visible
 
@@ -237,7 +236,7 @@ def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[st
 def _is_usual(store: Store) -> bool:
     """Whether commands use this store without a ``--store`` option."""
     with contextlib.suppress(TemperError):  # TEMPER_STORE may be no valid store
-        return Store(os.environ.get("TEMPER_STORE", "store")).url == store.url
+        return open_store(None).url == store.url
     return False
 
 

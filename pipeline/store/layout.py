@@ -65,6 +65,13 @@ _OBJECT_NAME = re.compile(
 )
 
 
+def open_store(store: "str | Store | None") -> "Store":
+    """The store of an argument; without one, that of ``TEMPER_STORE``, or the folder ``store``."""
+    if isinstance(store, Store):
+        return store
+    return Store(os.environ.get("TEMPER_STORE", "store") if store is None else store)
+
+
 class Store:
     """Artifacts, attempts, scratch and run records under one local path or fsspec URL.
 
