@@ -24,6 +24,7 @@ from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers.config import SlurmConfig
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
+from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
 from pipeline.running.attempts import Executor, StepFailed
 from pipeline.store.catalog import Catalog
@@ -347,3 +348,16 @@ def _python(code: str, path: str) -> str:
         env={**os.environ, "PYTHONPATH": path},
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
+
+
+def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        "#!/bin/sh\necho 'sinfo: fatal: Unable to process configuration file' >&2\nexit 1"
+    )
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm.conf"):
+        Slurm(SlurmConfig()).shortage(NOTHING)

@@ -100,6 +100,9 @@ def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> N
     assert first.status == 0
     assert "1 to run" in first.out
     assert "learn" not in first.out
+    some = call(desk, "only=[learn]", "broken=9", "--plan").out
+    assert "learn (beta 0.1)" in some
+    assert "learn (beta 0.5)" in some
     unknown = call(desk, "only=[teach]")
     assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.err
 
