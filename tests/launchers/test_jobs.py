@@ -359,5 +359,5 @@ def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_n
     )
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm.conf"):
+    with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm"):
         Slurm(SlurmConfig()).shortage(NOTHING)
