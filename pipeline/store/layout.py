@@ -389,8 +389,12 @@ class Store:
         try:
             yield
         except OSError as error:
+            is_bucket = not self.is_local and isinstance(error, FileNotFoundError)
+            reason = (
+                f"there is no bucket {self.root.split('/')[0]}" if is_bucket else _reason(error)
+            )
             raise TemperError(
-                f"cannot write to the store {self.url}: {_reason(error)}; "
+                f"cannot write to the store {self.url}: {reason}; "
                 "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
             ) from error
 

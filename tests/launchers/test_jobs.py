@@ -318,6 +318,17 @@ def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
     assert len(list(attempts.iterdir())) == 2
 
 
+def test_a_job_that_fails_before_its_worker_is_told_as_one(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shell(*_: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sh", "-c", "exec /nonexistent/python"], stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(sys.modules[__name__], "start_worker", shell)
+    with pytest.raises(StepFailed, match=r"status 127 \(no such program\).* job fail before it"):
+        drive(store, engine, count_to(3, journal))
+
+
 def test_what_a_worker_says_is_in_the_log(store: Store, engine: Processes) -> None:
     with pytest.raises(StepFailed) as failed:
         drive(store, engine, always_fails())

@@ -8,7 +8,7 @@ from manifests import manifest
 from rich.console import Console
 from toy_steps import Times, journal_lines, multiply, numbers
 
-from pipeline import File, Step, Store, look_again, run
+from pipeline import File, Step, Store, TemperError, look_again, run
 from pipeline.dag.canonical import hash_json
 from pipeline.plan.planning import make_plan
 from pipeline.store.catalog import Catalog
@@ -36,6 +36,12 @@ def test_an_experiment_runs_once_and_is_cached_after(
     run({"product": product(3)}, url, console=console)
     assert journal_lines(journal) == ["numbers", "multiply", "multiply"]
     assert f"{url}/attempts/multiply" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_bucket_that_does_not_exist_is_named(url: str) -> None:
+    scheme = url.partition("://")[0]
+    with pytest.raises(TemperError, match="there is no bucket temper-none; set store="):
+        Store(f"{scheme}://temper-none/store").prepare()
 
 
 @pytest.mark.usefixtures("workers_here")
