@@ -165,8 +165,8 @@ def _look_at(url: str) -> _Source:
     if not files and os.path.isdir(path):
         raise TemperError(f"input {shown(url)} is a folder without files")
     if not files:
-        here = Path.cwd()
-        raise TemperError(f"input {shown(url)} does not exist; check the path (now in {here})")
+        checked = "address" if "://" in url else f"path (now in {Path.cwd()})"
+        raise TemperError(f"input {shown(url)} does not exist; check the {checked}")
     if list(files) == [path]:
         return _Source(contents[path], is_file=True)
     prefix = f"{path.rstrip('/')}/"

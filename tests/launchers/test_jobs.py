@@ -21,7 +21,7 @@ from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
 
 from pipeline import Step, Store
 from pipeline.dag.resources import NOTHING, Resources
-from pipeline.launchers.config import SlurmConfig
+from pipeline.launchers.config import RayConfig, SlurmConfig
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
@@ -372,3 +372,9 @@ def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_n
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm"):
         Slurm(SlurmConfig()).shortage(NOTHING)
+
+
+def test_an_address_of_ray_that_takes_no_jobs_is_refused() -> None:
+    for address in ("ray://head:10001", "head:8265", ""):
+        with pytest.raises(ValueError, match="is not that of a dashboard, as in http://HEAD:8265"):
+            RayConfig(address=address)
