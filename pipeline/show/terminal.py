@@ -203,11 +203,16 @@ def show_error(message: str) -> None:
 
 
 def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
-    """Print the notices of steps about their results, for example that rows were dropped."""
-    for manifest in manifests:
-        for notice in manifest.metrics.get("notices", ()):
-            line = escape(visible(str(notice)))
-            console.print(f"[yellow]![/] {manifest.step}: {line}", soft_wrap=True)
+    """Print the notices of steps about their results, for example that rows were dropped; what
+    several artifacts of a step say alike is printed once."""
+    notices = Counter(
+        f"{manifest.step}: {escape(visible(str(notice)))}"
+        for manifest in manifests
+        for notice in manifest.metrics.get("notices", ())
+    )
+    for line, times in notices.items():
+        often = f" ({times} times)" if times > 1 else ""
+        console.print(f"[yellow]![/] {line}{often}", soft_wrap=True)
 
 
 def show_places(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
