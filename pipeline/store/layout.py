@@ -72,6 +72,10 @@ def open_store(store: "str | Store | None") -> "Store":
     return Store(os.environ.get("TEMPER_STORE", "store") if store is None else store)
 
 
+_CREDENTIALS = {"gs": " (gcloud auth application-default login)", "s3": " (aws configure)"}
+"""How to get credentials, by the scheme of an address."""
+
+
 class Store:
     """Artifacts, attempts, scratch and run records under one local path or fsspec URL.
 
@@ -145,8 +149,12 @@ class Store:
         try:
             yield
         except OSError as error:
+            remedy = f"is store={self.url} right?"
+            if not self.is_local:
+                known = _CREDENTIALS.get(self.url.partition("://")[0], "")
+                remedy = f"check that address, the network and the credentials{known}"
             raise TemperError(
-                f"cannot read {self.url_of(path)}: {_reason(error)}; is store={self.url} right?"
+                f"cannot read {self.url_of(path)}: {_reason(error)}; {remedy}"
             ) from error
 
     # --- manifests ---------------------------------------------------------------------------

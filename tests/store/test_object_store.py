@@ -44,6 +44,19 @@ def test_a_bucket_that_does_not_exist_is_named(url: str) -> None:
         Store(f"{scheme}://temper-none/store").prepare()
 
 
+def test_a_store_that_may_not_be_read_is_told_with_what_to_check(
+    gcs_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"{gcs_bucket}/closed")
+
+    def refuse(path: str) -> None:
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(store.objects, "read", refuse)
+    with pytest.raises(TemperError, match="Forbidden; check that address, the network and the cr"):
+        store.check_layout()
+
+
 @pytest.mark.usefixtures("workers_here")
 def test_an_evicted_input_is_made_again_where_it_is_needed(
     gcs_bucket: str, tmp_path: Path, console: Console
