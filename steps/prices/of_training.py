@@ -266,6 +266,7 @@ def _scored(call: Call) -> Foreseen:
 def _rewarded(call: Call) -> Foreseen:
     """Scores by a reward model, of pairs or of completions; those of one prompt share it."""
     config: Any = call.arguments["config"]
+    config = getattr(config, "scoring", config)  # of rewards
     rollouts = call.size("rollouts")
     given = scored = call.size("responses") or rollouts
     if "completions" in given:

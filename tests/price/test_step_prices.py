@@ -23,6 +23,7 @@ from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.online.config import RlConfig
 from steps.prices import model_sizes, of_generation, of_online, of_rows, of_tpus, of_training
+from steps.reward_models.model_rewards import ModelRewards
 from steps.training.config import DpoConfig
 
 LLAMA = {
@@ -205,6 +206,26 @@ def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_
     assert behind.scratch == pytest.approx(in_step.scratch + copies)
     assert in_step.sizes["parts"]["model"]["bytes"] == pytest.approx(32.1e9, rel=0.01)
     assert behind.seconds == in_step.seconds
+
+
+def test_a_reward_model_in_the_loop_costs_memory_and_time() -> None:
+    policy, prompts, reward = write_rows(1), write_rows(2), write_rows(3)
+    model = model_sizes.of_config(LLAMA)
+    sizes = {policy.fingerprint: model, prompts.fingerprint: {}, reward.fingerprint: model}
+    arguments = {"policy": policy, "prompts": prompts, "iterations": 9, "config": RlConfig()}
+
+    def price(**more: object) -> Foreseen:
+        every = {**arguments, **more}
+        return of_online.ONLINE.foresee(
+            Call(every, lambda value: sizes[value.fingerprint], Hardware("CPU", threads=8))
+        )
+
+    alone, scored = price(), price(reward_model=reward, scoring=ModelRewards())
+    assert alone.memory is not None
+    assert alone.seconds is not None
+    assert scored.memory == pytest.approx(alone.memory + 4 * model["parameters"])
+    assert scored.seconds is not None
+    assert scored.seconds > alone.seconds
 
 
 def trained(config: DpoConfig, pace: float = 1.0) -> Foreseen:
