@@ -87,7 +87,7 @@ def _exported_gguf(call: Call) -> Foreseen:
     return Foreseen({"bytes": size}, taken, PROCESS + 1.5 * largest)
 
 
-IMPORTED = Estimator(_imported, of_folder, version=4)
-INITIALISED = Estimator(_initialised, of_folder, version=4)
-EXPORTED = Estimator(_exported, of_folder, version=4)
+IMPORTED = Estimator(_imported, of_folder, version=5)
+INITIALISED = Estimator(_initialised, of_folder, version=5)
+EXPORTED = Estimator(_exported, of_folder, version=5)
 EXPORTED_GGUF = Estimator(_exported_gguf)

@@ -325,5 +325,5 @@ def _learns(init: str, **kind: bool) -> Estimator:
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
-SCORED = Estimator(_scored, version=4)
+SCORED = Estimator(_scored, version=5)
 REWARDED = Estimator(_rewarded)
