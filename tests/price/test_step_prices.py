@@ -1,6 +1,7 @@
 """What is foreseen of the steps that ship with Temper."""
 
 import importlib
+import json
 import pkgutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from priced_steps import write_rows
 from tiny_models import model_folder
 
 import steps
+from pipeline import File
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
 from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware
@@ -22,7 +24,15 @@ from steps.evaluation.config import EvaluateConfig
 from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.online.config import RlConfig
-from steps.prices import model_sizes, of_generation, of_online, of_rows, of_tpus, of_training
+from steps.prices import (
+    model_sizes,
+    of_generation,
+    of_online,
+    of_rows,
+    of_tpus,
+    of_training,
+    row_sizes,
+)
 from steps.training.config import DpoConfig
 
 LLAMA = {
@@ -256,13 +266,27 @@ def test_an_evaluation_on_several_devices_loads_a_whole_model_on_each() -> None:
 def test_lengths_are_those_of_long_rows_and_of_short_ones(file: str) -> None:
     """Of UltraFeedback and of the demo's rows, measured with SmolLM2's tokenizer."""
     for rows, text, compressed, prompt, response in (
-        (439, 4600.0, 562607, 206, 275),
-        (24, 447.0, 4992, 37.7, 15.7),
+        (439, 3003.0, 562607, 206, 275),
+        (24, 134.0, 4992, 37.7, 15.7),
     ):
         size = {"rows": rows, "text": text} if file == "text" else {"bytes": compressed}
         lengths = of_rows._pair_lengths({"rows": rows, **size})
-        assert lengths["prompt"] == pytest.approx(prompt, rel=0.1)
-        assert lengths["chosen"] == pytest.approx(response, rel=0.45)
+        assert lengths["prompt"] == pytest.approx(prompt, rel=0.15)
+        assert lengths["chosen"] == pytest.approx(response, rel=0.5)
+
+
+def test_a_text_counts_once_however_often_its_row_has_it(tmp_path: Path) -> None:
+    asked, good, bad = "What is 1 + 1?", "2", "I think that it is 2"
+    turns = [[{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
+             for text in (good, bad)]  # fmt: skip
+    plain = {"prompt": asked, "chosen": good, "rejected": bad}
+    rows = [plain, {"prompt": asked, "chosen": turns[0], "rejected": turns[1]}]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    texts = [len(asked + good + bad), len(asked + good + bad + "user" + "assistant"), 3]
+    assert row_sizes.of_source(File(str(file))) == {"rows": 3, "text": sum(texts) / 3}
+    (tmp_path / "empty.jsonl").write_text("")
+    assert row_sizes.of_source(File(str(tmp_path / "empty.jsonl"))) == {}
 
 
 def test_experiments_are_priced_whole(tmp_path: Path) -> None:
