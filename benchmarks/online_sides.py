@@ -35,13 +35,14 @@ def mark(marks: Marks, tokens: float, reward: float) -> None:
 
 def by_temper(job: dict[str, Any], marks: Marks) -> None:
     """The work of a `train_online` step's process."""
-    from steps.checking.judges import Judges
+    from steps.checking.config import JudgeConfig
     from steps.checking.pattern import Pattern
     from steps.models.config import ActivationCheckpointing
     from steps.models.workplace import Workplace
     from steps.online.config import RlConfig
     from steps.online.methods.policy_gradient import Advantage, Over, PolicyGradient
     from steps.online.online_run import Folders, run_sampling
+    from steps.online.rewarding.rewards import checking
     from steps.training.config import OptimizerConfig, Schedule
 
     method = PolicyGradient(advantage=Advantage.group_std, over=Over.response)
@@ -63,9 +64,9 @@ def by_temper(job: dict[str, Any], marks: Marks) -> None:
 
     output = Path(job["output"])
     place = Workplace(output / "out", output / "scratch", on_progress)
-    with Judges(Pattern(job["pattern"])) as judges:
+    with checking(Pattern(job["pattern"]), JudgeConfig(), output) as reward:
         folders, prompts = Folders(Path(job["model"])), Path(job["rows"])
-        run_sampling(folders, config, prompts, judges, 0.05, job["iterations"], place)
+        run_sampling(folders, config, prompts, reward, job["iterations"], place)
 
 
 def by_trl(job: dict[str, Any], marks: Marks) -> None:

@@ -62,8 +62,19 @@ class Config(ExperimentConfig):
     best_of: BestOfConfig = field(default_factory=BestOfConfig)
 
 
-def reward_model(cfg: Config) -> dict[str, Step]:
-    """SFT from scratch → sample → check and pair → reward model → held-out pairs and best of n."""
+@dataclass(frozen=True)
+class Learnt:
+    """The task, the policy after SFT, its samples, and the reward model that learnt from them."""
+
+    task: Step
+    policy: Step
+    held_out: Step
+    held_out_pairs: Step | Input
+    reward: Step
+
+
+def learn(cfg: Config) -> Learnt:
+    """SFT from scratch → sample → check and pair → reward model."""
     task = make_arithmetic(cfg.train_problems, cfg.test_problems, cfg.seed)
     base = init_model(cfg.shape, cfg.seed)
     demonstrations = tokenize_conversations(task["sft"], tokenizer=base, config=cfg.tokenize)
@@ -75,14 +86,20 @@ def reward_model(cfg: Config) -> dict[str, Step]:
     learnt_from = sample_completions(task["train"], model=sft, config=cfg.sampling)
     held_out = sample_completions(task["test"], model=sft, config=cfg.trying)
     labels = PairConfig(cfg.max_pairs, cfg.shuffle_labels, cfg.seed)
-    others = pairs(held_out, PairConfig())
     reward = train_reward_model(pairs(learnt_from, labels), init=sft, config=cfg.reward)
+    return Learnt(task, sft, held_out, pairs(held_out, PairConfig()), reward)
+
+
+def reward_model(cfg: Config) -> dict[str, Step]:
+    """The reward model → its accuracy on held-out pairs, and best of n."""
+    learnt = learn(cfg)
 
     def scores(responses: Step | Input) -> Step:
-        return score_with_reward_model(responses, reward, cfg.scoring, cfg.tokenize)
+        return score_with_reward_model(responses, learnt.reward, cfg.scoring, cfg.tokenize)
 
-    evaluation = evaluate_reward_model(scores(others), scores(held_out), cfg.best_of)
-    return {"reward model": reward, "evaluation": evaluation}
+    of_pairs, of_samples = scores(learnt.held_out_pairs), scores(learnt.held_out)
+    evaluation = evaluate_reward_model(of_pairs, of_samples, cfg.best_of)
+    return {"reward model": learnt.reward, "evaluation": evaluation}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
+from pipeline.configs.called import Called
 from pipeline.configs.groups import Choices, choose_config
 from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
@@ -60,6 +61,7 @@ from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
+from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import chosen, require_packages, require_steps
 from pipeline.running.session import note_plan, run
 from pipeline.show.sinks import require_known, require_sinks
@@ -123,8 +125,8 @@ class ExperimentConfig:
             raise ValueError(f"jobs must be at least 1, got {self.jobs}")
 
 
-CALLED: list[str] = []
-"""The words that called the experiment, if they were not ``python SCRIPT``."""
+CALLED: list[Called] = []
+"""The call of the experiment, if it was not ``python SCRIPT``."""
 
 
 def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = None) -> None:
@@ -150,13 +152,13 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             raise
         from pipeline.configs.near_misses import composing_error
 
-        _fail(composing_error(error, call.known(), call.settings))
+        _fail(call.called.placed(composing_error(error, call.known(), call.settings)))
     except (AssertionError, AttributeError):
         from pipeline.configs.near_misses import set_within_null
 
         if call.has_begun or not (fault := set_within_null(call.settings, call.schema)):
             raise
-        _fail(fault)
+        _fail(call.called.placed(fault))
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # a terminal that has closed
             print(STOPPED, file=sys.stderr)
@@ -167,7 +169,7 @@ class _Call:
     """One call of an experiment, with the words on the command line.
 
     Attributes:
-        typed: the words that call the experiment, without its arguments.
+        called: how the experiment was called.
         asked: the topic of ``--help``; ``None`` without it.
         settings: the arguments, without Temper's own options and ``--help``.
         failures: the messages of the jobs that failed.
@@ -177,8 +179,8 @@ class _Call:
     def __init__(self, build: Callable[[Any], Mapping[str, Step]], choices: Choices):
         self.build, self.choices, self.schema = build, choices, _schema_of(build)
         self.plan_only = "--plan" in sys.argv
-        self.verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
-        self.typed = CALLED or [sys.orig_argv[0], sys.argv[0]]
+        self.called = CALLED[0] if CALLED else Called([sys.orig_argv[0], sys.argv[0]])
+        self.loud = [argument for argument in sys.argv[1:] if argument in _VERBOSITY]
         self.asked, arguments = _without_help(sys.argv)
         sys.argv = _hydra_arguments(arguments)
         self.settings = [a for a in sys.argv[1:] if a not in _HYDRA_QUIET]
@@ -202,6 +204,8 @@ class _Call:
             from pipeline.configs.near_misses import refuse_options
 
             refuse_options(self.settings, self.known)
+        if len({_VERBOSITY[word] for word in self.loud}) > 1:
+            raise TemperError(f"{' and '.join(self.loud)} contradict each other; leave one out")
         folder = self.folder and str(self.folder)
 
         @hydra.main(version_base="1.3", config_path=folder, config_name=self.name)
@@ -216,17 +220,21 @@ class _Call:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _show_job(self.settings)
         look_again()  # each job of a sweep sees the present files
+        config = None
         try:
             if self.asked is not None:
                 from pipeline.configs.help_page import Experiment, show_help
 
-                about = Experiment(self.build, self.choices, self.folder, cfg, self.typed)
+                words = [*self.called.words]
+                about = Experiment(self.build, self.choices, self.folder, cfg, words)
                 show_help(about, self.asked)
             else:
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)
-        except TemperError as error:  # Hydra would print it a second time
+        except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(str(error))
+        except TemperError as error:
+            self.failures.append(self.called.placed(str(error), is_of_settings=not config))
         except OmegaConfBaseException as error:
             self.failures.append(self.explain(error))
 
@@ -258,8 +266,8 @@ class _Call:
             launcher=config.launcher,
             only=config.only,
             sinks=config.sinks,
-            verbosity=self.verbosity,
-            again=lambda step: _command_for(self.typed, step),
+            verbosity=sum(_VERBOSITY[word] for word in self.loud),
+            again=lambda step: _command_for(self.called.words, step),
         )
 
     def known(self) -> "Known":
@@ -272,7 +280,7 @@ class _Call:
         """The message for an error of Hydra or OmegaConf."""
         from pipeline.configs.near_misses import config_error
 
-        return config_error(error, self.known(), self.settings)
+        return self.called.placed(config_error(error, self.known(), self.settings))
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:
@@ -411,10 +419,10 @@ def _tune(
     make_console().print(tuned)
 
 
-def _command_for(typed: list[str], step: str) -> str:
+def _command_for(words: Sequence[str], step: str) -> str:
     """The command that makes only one step, with the settings of this job."""
     settings = [o for o in HydraConfig.get().overrides.task if not o.startswith("only=")]
-    return shlex.join([*typed, *without_secrets(settings), f"only=[{step}]"])
+    return shlex.join([*words, *without_secrets(settings), f"only=[{step}]"])
 
 
 def _hydra_arguments(arguments: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from operator import not_
 from typing import Any
 
 from pipeline import Metrics, Output, TemperError, added_field, step
-from steps.checking.boxed import is_correct
+from steps.checking.boxed import is_correct, require_answers
 from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow
@@ -53,11 +53,13 @@ def build_pairs(
 
     Raises:
         TemperError: no prompt has both a right and a wrong completion.
+        ValueError: a prompt has no answer.
     """
     from steps.data.load.splits import in_test_split
     from steps.data.rows.tables import PAIRS, to_record
 
     records = read_json_lines(completions / "completions.jsonl")
+    require_answers(records)
     rounds = [list(_pairs(record, config.keep_cut)) for record in records]
     held = [in_test_split(record["prompt"], config.test_fraction) for record in records]
     kept = _in_turn(compress(rounds, map(not_, held)))[: config.max_pairs]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pipeline import Metrics, Output, TemperError, step
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.kinds import RewardEvaluation, RewardScores
+from steps.shared.checks import require
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class BestOfConfig:
     sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(self.sizes) < 1:
-            raise ValueError(f"sizes must be whole numbers of at least 1, got {self.sizes}")
+        counts = [size for size in self.sizes if type(size) is int and size >= 1]
+        holds = bool(counts) and len(set(counts)) == len(self.sizes)
+        require(holds, "sizes must be different whole numbers of at least 1", self.sizes)
 
 
 @step(makes=RewardEvaluation, estimate="steps.prices.of_generation:EVALUATED_REWARDS")
@@ -40,9 +42,10 @@ def evaluate_reward_model(
         completions: the scores of completions, by the same reward model.
 
     Raises:
-        TemperError: ``pairs`` or ``completions`` holds scores of the other kind, or prompts have
-            too few completions.
+        TemperError: ``pairs`` or ``completions`` holds scores of the other kind.
+        ValueError: a prompt has no answer, or too few completions.
     """
+    from steps.checking.boxed import require_answers
     from steps.evaluation.best_of_n import Sampled, best_of_n, one_right_of_four, over_optimised
     from steps.evaluation.calibration import reliability
     from steps.evaluation.reward_pairs import pair_margins, pair_metrics
@@ -52,11 +55,10 @@ def evaluate_reward_model(
     bins = reliability(pair_margins(records))
     write_json_lines(out.path / "calibration.jsonl", map(asdict, bins))
     if completions is not None:
-        prompts = [Sampled.of(r) for r in _records(completions, "completions", "completions")]
-        try:
-            curve = best_of_n(prompts, config.sizes)
-        except ValueError as error:
-            raise TemperError(str(error)) from error
+        sampled = _records(completions, "completions", "completions")
+        require_answers(sampled)
+        prompts = list(map(Sampled.of, sampled))
+        curve = best_of_n(prompts, config.sizes)
         write_json_lines(out.path / "best_of_n.jsonl", map(asdict, curve))
         for point in curve:
             for picker in ("reward_model", "majority", "checker"):

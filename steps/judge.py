@@ -21,7 +21,7 @@ def judge(
         ValueError: more completions than ``config.most_without`` have no verdict.
     """
     from steps.evaluation.intervals import proportion
-    from steps.online.judging import count_verdicts, judge_recording
+    from steps.online.rewarding.judging import count_verdicts, judge_recording
 
     judged = judge_recording(
         rollouts.path, checker, config, out.path, out.progress, out.scratch / "verdicts"

@@ -36,8 +36,8 @@ def sample_rollouts(
         judging: how long a reply may take, in how many processes, and how many episodes may fail.
     """
     from steps.environments.playing import replying
-    from steps.online.judging import require_verdicts
     from steps.online.recording import draw_rollouts, write_recording
+    from steps.online.rewarding.judging import require_verdicts
 
     with at_work(out) as place, replying(environment, judging) as replies:
         drawn = draw_rollouts(prompts.path, model.path, config, dtype, place, engine, replies)

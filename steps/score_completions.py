@@ -1,7 +1,7 @@
 """``score_completions``: measure the share of completions that the rule-based checker accepts."""
 
 from pipeline import Metrics, Output, step
-from steps.checking.boxed import boxed_answer, is_correct
+from steps.checking.boxed import boxed_answer, is_correct, require_answers
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.kinds import Completions, Scores
 
@@ -12,10 +12,14 @@ def score_completions(out: Output, completions: Completions) -> Metrics:
 
     A completion that was cut at the token limit is judged like any other. The metric ``cut`` counts
     these completions.
+
+    Raises:
+        ValueError: a prompt has no answer.
     """
     from steps.evaluation.intervals import proportion
 
     records = read_json_lines(completions / "completions.jsonl")
+    require_answers(records)
     scored = [
         {
             "row": r["row"],

@@ -27,7 +27,8 @@ def score_with_reward_model(
         tokenize: how completions become tokens. It should equal the setting for the pairs that the
             reward model was trained on.
     """
-    from steps.reward_models.reward_scores import score_answers, score_pairs
+    from steps.reward_models.answer_scores import score_answers
+    from steps.reward_models.reward_scores import score_pairs
 
     texts = responses.path / "completions.jsonl"
     with at_work(out) as place:

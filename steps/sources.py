@@ -389,7 +389,8 @@ class ModelSource:
             return HubModel(self.hub, self.revision or "")
         if not self.file:
             raise TemperError("model: model.package needs model.file, the file's name within it")
-        return packaged_file(str(self.package), self.file, self.install or "pip install")
+        instead = "name a model (model=local model.path=MODEL; temper run: --model), or "
+        return packaged_file(str(self.package), self.file, self.install or "pip install", instead)
 
     def template(self) -> File | None:
         if self.chat_template and os.path.isdir(self.chat_template):

@@ -41,22 +41,16 @@ def train_online(
         environment: replies to the policy's turns, as ``judging`` says for verdicts. What it leaves
             open, the checker judges by the last turn.
     """
-    from steps.checking.judges import Judges
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
+    from steps.online.rewarding.rewards import checking
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
-    kept = out.scratch / "verdicts"
-    judges = Judges(checker, judging.processes, judging.time_limit, kept, judging.most_without)
-    with at_work(out) as place, judges, replying(environment, judging) as replies:
+    with (
+        at_work(out) as place,
+        checking(checker, judging, out.scratch) as reward,
+        replying(environment, judging) as replies,
+    ):
         return run_sampling(
-            folders,
-            config,
-            prompts.path,
-            judges,
-            judging.most_without,
-            iterations,
-            place,
-            engine,
-            replies,
+            folders, config, prompts.path, reward, iterations, place, engine, replies
         )

@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 from yaml.constructor import ConstructorError
 
+from pipeline.configs.called import Called
 from pipeline.configs.shipped import (
     CONF,
     EXPERIMENTS,
@@ -129,19 +130,23 @@ def run_recipe(words: Sequence[str]) -> None:
     from pipeline import experiment
 
     asked = _asked(words)
-    called = ["temper", "run", asked.recipe]
-    settings: list[str] = []
+    called, settings = Called(["temper", "run", asked.recipe]), {}
     if asked.recipe.endswith((".yaml", ".yml")):
-        asked, settings = _from_file(asked)
-    recipe = find_recipe(asked.recipe)
-    given = [*_of(asked, "data"), *_of(asked, "model")] if recipe.rows else []
+        asked, settings, called = _from_file(asked, called)
+    try:
+        recipe = find_recipe(asked.recipe)
+        own = recipe.arguments(asked.data, asked.model)
+        given = [*_of(asked, "data"), *_of(asked, "model")] if recipe.rows else []
+    except TemperError as error:
+        raise TemperError(called.placed(str(error))) from None
     for name, value in _replaced([*given, *asked.others]).items():
         print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
-    arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
+    from_file = [f"{name}={value}" for name, value in settings.items()]
+    arguments = [*own, *from_file, *asked.others]
     of_data = ("data=", "data.", "--help", "-h")
     if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
         print("note: no --data, so the example pairs that ship with Temper are used", flush=True)
-    experiment.CALLED[:] = called
+    experiment.CALLED[:] = [called]
     sys.argv = [str(recipe.file), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
@@ -164,7 +169,10 @@ def _replaced(arguments: Sequence[str]) -> dict[str, str]:
 
 
 _ELSEWHERE = {
-    "ppo": "Temper trains no value model; temper run grpo learns from rewards without one",
+    "ppo": (
+        "Temper trains no value model; temper run grpo learns from rewards without one, and temper "
+        "run rlhf from a reward model"
+    ),
     "rm": "temper run reward trains a reward model",
     "reward_model": "temper run reward trains a reward model",
     **dict.fromkeys(
@@ -318,11 +326,45 @@ def _option_for(word: str) -> str:
     return "--model" if path.suffix == ".gguf" or (path / "config.json").exists() else "--data"
 
 
-def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
-    """The recipe and the settings of a file; options on the command line override the file."""
+def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Called]:
+    """The recipe and the settings of a file; what is typed overrides the file."""
     file = Path(asked.recipe)
+    content, lines = _read(file)
+    if content["recipe"].endswith((".yaml", ".yml")):
+        raise TemperError(
+            f"{file}: recipe: {content['recipe']}; name one that temper recipes lists"
+        )
+    if "defaults" in content:
+        raise TemperError(
+            f"{file} takes no defaults list; name a choice as a setting, as in `model: local` or "
+            "`dpo/loss: ipo`"
+        )
+    settings = {str(name): value for name, value in content.items() if name != "recipe"}
+    paths = {name: value for name, value in settings.items() if isinstance(value, str)}
+    if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
+        raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
+    found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
+    typed = [f"{name}={value}" for name, value in found.items() if value] + [*asked.others]
+    for name in found:
+        if not isinstance(settings.get(name), str | Mapping | None):
+            raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
+        if isinstance(settings.get(name), str):
+            found[name] = found[name] or settings.pop(name)
+            settings.pop(name, None)
+    chosen = [_with_path(settings, name, bool(found[name])) for name in found]
+    told = dict(pair.split("=", 1) for pair in [*filter(None, chosen), *_settings(settings)])
+    overridden = {argument.partition("=")[0] for argument in typed}
+    told = {name: value for name, value in told.items() if name not in overridden}
+    called = Called(called.words, typed, str(file), {**paths, **told}, lines)
+    return Asked(content["recipe"], **found, others=asked.others), told, called
+
+
+def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
+    """The content of a recipe's file, and the line of each name in it."""
     try:
-        content = yaml.load(file.read_text("utf-8"), _EachKeyOnce)
+        loader = _EachKeyOnce(file.read_text("utf-8"))
+        node = loader.get_single_node()
+        content, lines = loader.construct_document(node) if node else None, dict(_lines(node))
     except FileNotFoundError:
         raise TemperError(f"there is no file {file}; temper recipes copy dpo {file}") from None
     except yaml.MarkedYAMLError as error:
@@ -335,33 +377,11 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
         raise TemperError(f"{file} cannot be read; save it as text, in UTF-8") from None
     except OSError as error:
         raise TemperError(f"{file} cannot be read: {error.strerror}") from None
-    if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
-        raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
-    if content["recipe"].endswith((".yaml", ".yml")):
-        raise TemperError(
-            f"{file}: recipe: {content['recipe']}; name one that temper recipes lists"
-        )
-    if "defaults" in content:
-        raise TemperError(
-            f"{file} takes no defaults list; name a choice as a setting, as in `model: local` or "
-            "`dpo/loss: ipo`"
-        )
-    settings = {str(name): value for name, value in content.items() if name != "recipe"}
-    if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
-        raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
-    found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
-    for name in found:
-        if not isinstance(settings.get(name), str | Mapping | None):
-            raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
-        if isinstance(settings.get(name), str):
-            found[name] = found[name] or settings.pop(name)
-            settings.pop(name, None)
-    chosen = [_with_path(settings, name, bool(found[name])) for name in found]
-    try:
-        typed = [*filter(None, chosen), *_settings(settings)]
     except RecursionError:
         raise TemperError(f"{file}: a group contains itself, by an anchor; leave it out") from None
-    return Asked(content["recipe"], **found, others=asked.others), typed
+    if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
+        raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
+    return content, lines
 
 
 def _with_path(settings: dict[str, Any], name: str, is_typed: bool) -> str:
@@ -374,6 +394,13 @@ def _with_path(settings: dict[str, Any], name: str, is_typed: bool) -> str:
         settings.update({name: rest} if rest else {})
         return ""
     return _OF_PATH[name]
+
+
+def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """The line of each name in a file, by the name that a command line has for it."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        yield f"{prefix}{key.value}", key.start_mark.line + 1
+        yield from _lines(value, f"{prefix}{key.value}.")
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -93,11 +93,12 @@ class HubDataset:
         _pin(self, "dataset")
 
 
-def packaged_file(package: str, filename: str, install: str) -> File:
+def packaged_file(package: str, filename: str, install: str, instead: str = "") -> File:
     """A data file that an installed Python package ships, found without importing the package.
 
     Args:
         install: the command that installs the package, for the error if it is missing.
+        instead: what else one can do, for this error.
     """
     spec = find_spec(package)
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
@@ -105,7 +106,7 @@ def packaged_file(package: str, filename: str, install: str) -> File:
         if (Path(folder) / filename).is_file():
             return File(str(Path(folder) / filename))
     missing = f"the package {package!r}" if spec is None else f"{filename} in package {package!r}"
-    raise TemperError(f"cannot find {missing}; install it with: {install}")
+    raise TemperError(f"cannot find {missing}; {instead}install it with: {install}")
 
 
 def source_identity(url: str) -> Json:
@@ -164,8 +165,8 @@ def _look_at(url: str) -> _Source:
     if not files and os.path.isdir(path):
         raise TemperError(f"input {shown(url)} is a folder without files")
     if not files:
-        here = Path.cwd()
-        raise TemperError(f"input {shown(url)} does not exist; check the path (now in {here})")
+        checked = "address" if "://" in url else f"path (now in {Path.cwd()})"
+        raise TemperError(f"input {shown(url)} does not exist; check the {checked}")
     if list(files) == [path]:
         return _Source(contents[path], is_file=True)
     prefix = f"{path.rstrip('/')}/"

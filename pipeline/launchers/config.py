@@ -75,6 +75,10 @@ class RayConfig:
     poll_seconds: float = 2.0
 
     def __post_init__(self) -> None:
+        if not self.address.startswith(("http://", "https://")):  # ray://HOST takes no jobs
+            raise ValueError(
+                f"address={self.address} is not that of a dashboard, as in http://HEAD:8265"
+            )
         if self.working_dir and "://" not in self.working_dir and not exists(self.working_dir):
             raise ValueError(f"working_dir={self.working_dir} does not exist on this machine")
 

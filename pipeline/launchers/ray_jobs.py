@@ -18,7 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from pipeline.dag.resources import Resources
 from pipeline.errors import TemperError
-from pipeline.extras import how_to_install
+from pipeline.extras import how_to_install, require_installed
 from pipeline.launchers.config import RayConfig
 from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError
@@ -227,12 +227,15 @@ def _job_of(name: str) -> str:
 
 
 def _in_words(node: Mapping[str, float]) -> str:
-    amounts = {
-        name: amount if name != "memory" else amount / 2**30
-        for name, amount in node.items()
+    """The resources of a node under the names of a request, as far as it has such names."""
+    ours = {"CPU": "cpus", "GPU": "gpus"}
+    return ", ".join(
+        f"{ours.get(name, name)}={amount:g}"
+        if name != "memory"
+        else f"memory={amount / 2**30:.0f}GiB"
+        for name, amount in sorted(node.items())
         if not name.startswith(("node:", "object_store"))
-    }
-    return ", ".join(f"{name}={amount:g}" for name, amount in sorted(amounts.items()))
+    )
 
 
 @contextmanager
@@ -243,7 +246,8 @@ def _answering() -> Iterator[None]:
     except (TemperError, EngineError):
         raise
     except ImportError as error:
-        raise TemperError(f"launcher ray: {how_to_install('ray')}") from error
+        require_installed(["ray"], "launcher ray")
+        raise TemperError(f"launcher ray: {_line(error)}; {how_to_install('ray')}") from error
     except Exception as error:
         raise EngineError(
             f"Ray does not answer: {_line(error)}; is its dashboard at launcher.ray.address?"

@@ -276,7 +276,7 @@ def _ask(command: Sequence[str]) -> str:
     answer = _run(command)
     if answer.returncode:
         told = _last_line(answer.stderr).removeprefix(f"{command[0]}: ")
-        if "configuration source" in told:
+        if "configuration" in told:  # of which there is none, or not where SLURM_CONF says
             told += "; this machine belongs to no cluster, unless SLURM_CONF names its slurm.conf"
         raise EngineError(f"{command[0]}: {told}")
     return answer.stdout

@@ -10,7 +10,8 @@ digests are unchanged (Mokhov et al., 2018, call this verifying traces).
 - :class:`Present` serves a planner: it finds what has changed, and reads each file once.
 
 The name of a file in the project is relative to the folder from which the step's module is
-imported, so a copy of the project elsewhere has the same names. Other files have absolute paths.
+imported, or another module that the step has loaded, as `<module>/…`. So a copy of the project
+elsewhere has the same names, and its own files are looked at. Other files have absolute paths.
 """
 
 import inspect
@@ -62,18 +63,33 @@ class Home:
             path = path.parent
         return cls(module, str(path.parents[module.count(".")]))
 
-    def name(self, path: str, roots: tuple[str, ...]) -> str:
-        """The name of a file: its path within the project, or else its absolute path."""
-        for folder in (self.folder, os.path.realpath(self.folder)):
-            if path == folder or path.startswith(f"{folder}/"):
-                return os.path.relpath(path, folder)
+    def name(self, path: str, roots: tuple[str, ...], imported: Mapping[str, str]) -> str:
+        """The name of a file: its path within the project, or else its absolute path.
+
+        Args:
+            imported: the names of modules by the folders from which they are imported.
+        """
+        own = {self.folder: "", os.path.realpath(self.folder): ""}
+        folders = own | {f: f"<{name}>/" for f, name in imported.items() if f not in own}
+        root = max((r for r in roots if f"{path}/".startswith(r)), key=len, default="/")
+        near = [f for f in folders if f"{path}/".startswith(f"{f}/")]  # else beside it in a root
+        near = near or [f for f in folders if root != "/" and f"{f}/".startswith(root)]
+        if near:
+            nearest = max(near, key=lambda folder: len(os.path.commonpath([folder, path])))
+            return folders[nearest] + os.path.relpath(path, nearest)
         if not in_library(f"{self.folder}/x") and f"{path}/".startswith(roots):
             return os.path.relpath(path, self.folder)
         return path
 
-    def path(self, name: str) -> str:
-        """The file with this name."""
+    def path(self, name: str) -> str | None:
+        """The file with this name; None if it is named after a module that is there no more."""
         start = working_folder() if name.startswith(_RELATIVE) else self.folder
+        if name.startswith("<"):
+            module, _, name = name[1:].partition(">/")
+            file = _file_of(module)
+            if file is None:
+                return None
+            start = Home.of(module, file).folder
         return os.path.normpath(os.path.join(start, name))
 
 
@@ -93,10 +109,10 @@ def discover(observation: Observation, home: Home, closure: Closure) -> Discover
     code, sources = _code(modules, home, closure, observation)
     for path in sources:
         reads[path] = modules[path].digest
-    rules = observation.rules
+    rules, imported = observation.rules, _imported(modules, closure)
 
     def named(path: str) -> list[str]:
-        return names.of(path, home.name(path, rules.roots), rules.start)
+        return names.of(path, home.name(path, rules.roots, imported), rules.start)
 
     digests = {path: _read_digest(path, reads[path]) for path in sorted(reads)}
     files = {name: digest for path, digest in digests.items() for name in named(path)}
@@ -178,6 +194,21 @@ def _code(
         found[name] = digest if digest is not None and is_steady else UNSTEADY
     sources = [paths[name] for name in {module.name for module in wanted.values()} & nameless]
     return found, sorted(filter(observation.rules.counts, sources))
+
+
+def _imported(modules: Mapping[str, _Module], closure: Closure) -> dict[str, str]:
+    """The folders from which the modules were imported, each with the name of one of them that a
+    planner can find: one in the key, if there is any, and one near the top."""
+    analysed = set(map(os.path.abspath, closure.sources))
+    named = [(path, module.name) for path, module in modules.items()]
+    found: dict[str, str] = {}
+    for path, name in sorted(named, key=lambda m: (m[0] not in analysed, m[1].count("."), m[1])):
+        if not _is_called_so(path, name):
+            continue
+        folder = Home.of(name, path).folder
+        if folder not in found and _file_of(name) == path:
+            found |= {folder: name, os.path.realpath(folder): name}
+    return found
 
 
 def _is_called_so(path: str, module: str) -> bool:
@@ -321,7 +352,9 @@ class Present:
         folders = {name: self._of(folder_digest, home.path(name)) for name in discovered.folders}
         return Discovered(code, files, folders)
 
-    def _of(self, look: Any, path: str) -> str:
+    def _of(self, look: Any, path: str | None) -> str:
+        if path is None:
+            return _UNREADABLE
         if (look.__name__, path) not in self._seen:
             self._seen[look.__name__, path] = look(path)
         return self._seen[look.__name__, path]
@@ -390,8 +423,9 @@ def _unit(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """A file's name as text; its bytes need not be valid text."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    """A file's name as text, without the module; its bytes need not be valid text."""
+    within = name.partition(">/")[2] if name.startswith("<") else name
+    return within.encode("utf-8", "backslashreplace").decode()
 
 
 def _what_was_done(digest: str) -> str:

@@ -223,7 +223,7 @@ class Pricer:
                 return corrected(found, what, by, own)
             known = [size_of(reference).get("bytes") for reference in step.inputs]
             inputs = None if None in known else sum(filter(None, known))
-            return as_before(inputs, what, own)
+            return as_before(inputs, what, own or self._on_as_many_devices(step.name, hardware))
 
         others = [] if foreseen.seconds is None else self._others(step.name, names, hardware)
         if foreseen.seconds is None:
@@ -273,6 +273,10 @@ class Pricer:
             alike = [one for one in self._experiences[step] if one.is_like(hardware)]
             self._alike[step, hardware] = alike
         return self._alike[step, hardware]
+
+    def _on_as_many_devices(self, step: str, hardware: Hardware) -> list[Experience]:
+        """Attempts of a step on other hardware, for a step of which nothing better is known."""
+        return [e for e in self._experiences[step] if e.hardware.devices == hardware.devices]
 
     def _others(self, step: str, names: Collection[str], hardware: Hardware) -> list[Experience]:
         """Attempts of other steps: of those in the plan, or else of any in the store."""

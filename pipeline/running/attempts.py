@@ -487,8 +487,8 @@ def _death(ended: Ended) -> str:
     if (number := _signal(ended.status)) is not None:
         return f"the worker was killed by {_named(number)}{where}"
     return (
-        f"the worker ended with status {ended.status} and left no report; did the step end its "
-        f"process?{where}"
+        f"the worker ended with status {ended.status}{_STATUSES.get(ended.status, '')} and left no "
+        f"report; did the step end its process{', or the job fail before it' * bool(where)}?{where}"
     )
 
 
@@ -498,6 +498,8 @@ def _named(number: int) -> str:
     return f"{name} ({meaning})" if (meaning := _MEANINGS.get(name)) else name
 
 
+_STATUSES = {126: " (no program that can be run)", 127: " (no such program)"}
+"""What a shell means by a status."""
 _MEANINGS = {
     "SIGKILL": "often: out of memory",
     "SIGSEGV": "a compiled library crashed",

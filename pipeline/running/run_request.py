@@ -10,8 +10,8 @@ from pipeline.dag.step import Input, Step, StepFunction
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
 from pipeline.plan.labels import labels
-from pipeline.plan.planning import Plan, State, display_names, topological
-from pipeline.store.layout import Store
+from pipeline.plan.planning import Plan, State, topological
+from pipeline.store.layout import Store, open_store
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of it
@@ -87,8 +87,8 @@ def check_names(**options: Collection[str]) -> None:
             raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
 
 
-def visible_to_workers(store: str | Store) -> Store:
-    store = store if isinstance(store, Store) else Store(store)
+def visible_to_workers(store: str | Store | None) -> Store:
+    store = open_store(store)
     if store.url.startswith("memory:"):
         raise TemperError(
             f"store={store.url}: workers are processes and cannot see this one's memory; name a "
@@ -98,12 +98,11 @@ def visible_to_workers(store: str | Store) -> Store:
 
 
 def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
-    """The steps of a plan with these names, by display name.
+    """The steps of a plan with these names, by name and label.
 
     Raises:
         TemperError: no step has one of the names.
     """
-    shown = display_names(plan)
     chosen: dict[str, Step] = {}
     for name in names:
         step, _, prefix = name.partition("@")
@@ -115,7 +114,8 @@ def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
         if not found:
             known = ", ".join(dict.fromkeys(p.step.name for p in plan.steps))
             raise TemperError(f"only: there is no step {name} in this experiment; it has: {known}")
-        chosen |= {shown[step.fingerprint]: step for step in found}
+        for step in found:  # they keep their labels in the plan of these alone
+            chosen[f"{step.name} {plan.labels[step.fingerprint]}".strip()] = step
     return chosen
 
 

@@ -52,7 +52,7 @@ def _then_look_again() -> Iterator[None]:
 @_then_look_again()
 def run(
     roots: Mapping[str, Step] | Iterable[Step],
-    store: str | Store = "store",
+    store: str | Store | None = None,
     jobs: int = 1,
     console: "Console | None" = None,
     force: Collection[str] = (),
@@ -71,7 +71,8 @@ def run(
 
     Args:
         roots: the wanted steps by the names to show, or a list, shown under the steps' own names.
-        store: local path or fsspec URL.
+        store: local path or fsspec URL; by default what ``TEMPER_STORE`` names, else the folder
+            ``store``.
         jobs: how many steps may run at once.
         force: names of steps to run again although they are cached. Their old artifacts stay.
         scheduler: URL of a ``luigid`` that several drivers share.

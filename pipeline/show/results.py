@@ -21,7 +21,7 @@ from pipeline.plan import variants
 from pipeline.show.made import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, metric_text, without_p_values
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import Store
+from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, names_of_runs, read_run, read_runs
 from pipeline.text import hint
@@ -47,14 +47,15 @@ class _Row:
 
 
 def results(
-    of: Results | str, store: str | Store = "store", *, only_latest: bool = True
+    of: Results | str, store: str | Store | None = None, *, only_latest: bool = True
 ) -> "pa.Table":
     """Results as an Arrow table (``.to_pandas()`` converts it to a data frame).
 
     Args:
         of: what :func:`pipeline.run` returned; or the name of a step, for all of its artifacts; of
             an experiment, for the results of its newest run; or of a run.
-        store: the store in which to look up a name. Results of ``run`` know their own store.
+        store: the store in which to look up a name, as for :func:`pipeline.run`; results of ``run``
+            know their own store.
         only_latest: for the name of a step, leave out artifacts that were made again later.
 
     Raises:
@@ -73,12 +74,12 @@ def results(
     return pa.table({name: _column(values) for name, values in columns.items()})
 
 
-def _store_of(of: Results | str, store: str | Store) -> Store:
+def _store_of(of: Results | str, store: str | Store | None) -> Store:
     """The store of the results: their own if ``run`` returned them, else `store`."""
     for result in of.values() if isinstance(of, Mapping) else ():
         if isinstance(result, Made):
             return result.store
-    return store if isinstance(store, Store) else Store(store)
+    return open_store(store)
 
 
 # --- which results ---------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def _column(values: list[Any]) -> "pa.Array":
 
 
 def compare(
-    of: Results | str, metrics: Sequence[str] | None = None, store: str | Store = "store"
+    of: Results | str, metrics: Sequence[str] | None = None, store: str | Store | None = None
 ) -> "Comparison":
     """Results side by side: a row for each, a column for each metric, intervals with their ends.
 
@@ -269,7 +270,7 @@ def compare(
     return Comparison(chosen, [name for name in known if name not in shared], shared)
 
 
-def _apart(name: str, store: str | Store) -> dict[str, Manifest]:
+def _apart(name: str, store: str | Store | None) -> dict[str, Manifest]:
     """The results of this name; several with the same name get their keys as suffix."""
     rows = _rows(name, Catalog(_store_of(name, store)))
     times = Counter(row.name for row in rows)

@@ -4,7 +4,6 @@ works.
 
 import contextlib
 import io
-import os
 import shlex
 import sys
 from collections import Counter
@@ -33,7 +32,7 @@ from pipeline.show.metrics import (
     without_p_values,
 )
 from pipeline.show.results import compare
-from pipeline.store.layout import Store
+from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.text import about, clock, counted, cut, size, visible
 
@@ -71,14 +70,7 @@ def show_plan(
     """
     names = display_names(plan)
     priced = prices if prices is not None and prices.of else None
-    table = Table(box=None, padding=(0, 1), header_style="bold", title_justify="left")
-    table.add_column("step", overflow="fold", min_width=12)
-    table.add_column("plan", no_wrap=True)
-    # in a narrow window, why a step runs has the room of memory and disk
-    headings = COSTS[: 1 if console.width < NARROWEST else None] if priced else ()
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    rows: list[tuple[Text, Text, list[str], Text]] = []
     folded = Counter[str]()
     for planned in plan.steps:
         plain = planned.state is State.CACHED and not planned.reason
@@ -89,12 +81,10 @@ def show_plan(
         label = Text(_LABELS[planned.state], style)
         why = Text(visible(planned.reason), "dim")
         costs = _costs(priced.of.get(planned.step.fingerprint)) if priced else []
-        costs = costs[: len(headings)]
-        table.add_row(named(names[planned.step.fingerprint]), label, *costs, why)
+        rows.append((named(names[planned.step.fingerprint]), label, costs, why))
     for name, count in folded.items():
-        costs = [""] * len(headings)
-        table.add_row(Text(f"{name} × {count}"), Text("cached", "dim"), *costs, "")
-    console.print(table)
+        rows.append((Text(f"{name} × {count}"), Text("cached", "dim"), [""] * len(COSTS), Text()))
+    console.print(_plan_table(rows, console.width, bool(priced)))
     total = _total(plan, priced, jobs) if priced else ""
     console.print(_plan_summary(plan) + total, highlight=False)
     for warning in _warnings(names, priced) if priced else ():
@@ -102,8 +92,29 @@ def show_plan(
 
 
 COSTS = ("time", "memory", "disk")
-NARROWEST = 60
-"""The fewest columns of a window in which a plan shows all of these."""
+WHY_COLUMNS = 20
+"""A plan in a narrow window shows no memory and no disk if its reasons would have less room."""
+
+
+def _plan_table(
+    rows: Sequence[tuple[Text, Text, list[str], Text]], width: int, is_priced: bool
+) -> Table:
+    """A plan as a table: a step's name, state, costs and reason in each row."""
+    words = (len(word) for name, *_ in rows for word in name.plain.split())
+    longest = min(max(words, default=0), width * 2 // 5)  # a name is cut at spaces only
+    cells = [[state.plain, *costs] for _, state, costs, _ in rows]
+    columns = [max(map(len, column), default=0) for column in zip(*cells, strict=True)]
+    room = width - longest - sum(columns) - 2 * len(columns) - 4
+    headings = COSTS[: 1 if room < WHY_COLUMNS else None] if is_priced else ()
+    table = Table(box=None, padding=(0, 1), header_style="bold", title_justify="left")
+    table.add_column("step", overflow="fold", min_width=max(12, longest))
+    table.add_column("plan", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for name, state, costs, why in rows:
+        table.add_row(name, state, *costs[: len(headings)], why)
+    return table
 
 
 def _costs(price: "Price | None") -> list[str]:
@@ -192,11 +203,16 @@ def show_error(message: str) -> None:
 
 
 def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
-    """Print the notices of steps about their results, for example that rows were dropped."""
-    for manifest in manifests:
-        for notice in manifest.metrics.get("notices", ()):
-            line = escape(visible(str(notice)))
-            console.print(f"[yellow]![/] {manifest.step}: {line}", soft_wrap=True)
+    """Print the notices of steps about their results, for example that rows were dropped; what
+    several artifacts of a step say alike is printed once."""
+    notices = Counter(
+        f"{manifest.step}: {escape(visible(str(notice)))}"
+        for manifest in manifests
+        for notice in manifest.metrics.get("notices", ())
+    )
+    for line, times in notices.items():
+        often = f" ({times} times)" if times > 1 else ""
+        console.print(f"[yellow]![/] {line}{often}", soft_wrap=True)
 
 
 def show_places(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
@@ -237,7 +253,7 @@ def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[st
 def _is_usual(store: Store) -> bool:
     """Whether commands use this store without a ``--store`` option."""
     with contextlib.suppress(TemperError):  # TEMPER_STORE may be no valid store
-        return Store(os.environ.get("TEMPER_STORE", "store")).url == store.url
+        return open_store(None).url == store.url
     return False
 
 

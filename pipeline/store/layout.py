@@ -65,6 +65,17 @@ _OBJECT_NAME = re.compile(
 )
 
 
+def open_store(store: "str | Store | None") -> "Store":
+    """The store of an argument; without one, that of ``TEMPER_STORE``, or the folder ``store``."""
+    if isinstance(store, Store):
+        return store
+    return Store(os.environ.get("TEMPER_STORE", "store") if store is None else store)
+
+
+_CREDENTIALS = {"gs": " (gcloud auth application-default login)", "s3": " (aws configure)"}
+"""How to get credentials, by the scheme of an address."""
+
+
 class Store:
     """Artifacts, attempts, scratch and run records under one local path or fsspec URL.
 
@@ -138,8 +149,12 @@ class Store:
         try:
             yield
         except OSError as error:
+            remedy = f"is store={self.url} right?"
+            if not self.is_local:
+                known = _CREDENTIALS.get(self.url.partition("://")[0], "")
+                remedy = f"check that address, the network and the credentials{known}"
             raise TemperError(
-                f"cannot read {self.url_of(path)}: {_reason(error)}; is store={self.url} right?"
+                f"cannot read {self.url_of(path)}: {_reason(error)}; {remedy}"
             ) from error
 
     # --- manifests ---------------------------------------------------------------------------
@@ -382,8 +397,12 @@ class Store:
         try:
             yield
         except OSError as error:
+            is_bucket = not self.is_local and isinstance(error, FileNotFoundError)
+            reason = (
+                f"there is no bucket {self.root.split('/')[0]}" if is_bucket else _reason(error)
+            )
             raise TemperError(
-                f"cannot write to the store {self.url}: {_reason(error)}; "
+                f"cannot write to the store {self.url}: {reason}; "
                 "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
             ) from error
 

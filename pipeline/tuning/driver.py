@@ -21,7 +21,7 @@ from pipeline.show.made import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
 from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import Store
+from pipeline.store.layout import Store, open_store
 from pipeline.text import hint
 from pipeline.tuning.search import Goal, Halving, Study, Trial, ask, promote
 from pipeline.tuning.space import Space, space_of, value_text
@@ -55,7 +55,7 @@ def tune(
     stop_on: str | None = None,
     rungs: Sequence[int] = (),
     reduction: int = 2,
-    store: str | Store = "store",
+    store: str | Store | None = None,
     jobs: int = 1,
     launcher: "LauncherConfig | None" = None,
     console: "Console | None" = None,
@@ -97,7 +97,7 @@ def tune(
         configure,
         space_of(space),
         Options(metric, trials, sampler, seed, batch, stop_on, tuple(rungs), reduction),
-        store if isinstance(store, Store) else Store(store),
+        open_store(store),
         jobs,
         launcher,
         console,

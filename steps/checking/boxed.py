@@ -1,9 +1,9 @@
 r"""An answer in `\boxed{...}`, the usual form of mathematical answers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
@@ -78,6 +78,17 @@ def is_correct(text: str, answer: str) -> bool:
     r"""Whether the text is exactly `\boxed{answer}`, compared as :class:`Boxed` compares."""
     found = boxed_answer(text)
     return found is not None and _is_same(found, answer)
+
+
+def require_answers(records: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError, which names the row, if a record has no right answer with which
+    `is_correct` could compare."""
+    for record in records:
+        if record.get("answer") is None:
+            raise ValueError(
+                f"row {record['row']!r} has no answer, so nobody knows which of its completions "
+                "are right; give every prompt its answer, or leave the row out"
+            )
 
 
 def _is_same(found: str, answer: str) -> bool:

@@ -65,12 +65,12 @@ def fit(
     speed or check numbers on them. Of train_online the shapes are compiled; backend=jax does
     not train online.
     """
-    from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step
-    from steps.jax_backend.rounds import scored_size, tokens_size
-
     fitted = _named_step(step)
     if (scored or 0) > tokens_per_forward:
         raise typer.BadParameter(f"scored is {scored}, of {tokens_per_forward} tokens_per_forward")
+    from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step  # slow to import
+    from steps.jax_backend.rounds import scored_size, tokens_size
+
     tokens = tokens_size(tokens_per_forward, tokens_per_forward, kernel)
     counted = scored_size(scored or int(tokens * fitted.scored_share), tokens)
     trains = fitted is not FittedStep.reference_logprobs

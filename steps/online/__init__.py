@@ -1,7 +1,7 @@
 """Online training: sample completions from a policy, judge them, and learn from them.
 
 ``rollouts`` is the recording that everything goes through: token ids, never text. ``recording``
-draws one with an engine, so that a killed run goes on where it was; ``judging`` puts verdicts on
+draws one with an engine, so that a killed run goes on where it was; ``rewarding`` gives rewards to
 one; ``selecting`` makes data of one, for trainers that know nothing of rollouts. Completions of
 several turns are ``episodes`` of an environment, whose replies ``observed`` turns into tokens.
 

@@ -92,8 +92,7 @@ class Episodes:
             said = judged(False, "cut at max_new_tokens")
         if said is None:
             return rollout
-        reward = said.reward
-        rewards = {} if reward is None else {self._world.judges.name: reward}
+        rewards = {self._world.judges.name: said.reward}
         return replace(rollout, verdict=said.verdict, reason=said.reason or None, rewards=rewards)
 
     def close(self) -> None:

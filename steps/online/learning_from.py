@@ -21,8 +21,8 @@ _LARGEST_REWARD = 1e100
 def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
     """One iteration's rollouts as the input of methods, in the same order.
 
-    A completion's reward is the sum of its rewards by name. A completion without rewards (its
-    checker gave no verdict) or without a token that the policy sampled is left out, and so is a
+    A completion's reward is the sum of its rewards by name. A completion that lacks one (its
+    checker gave no verdict) or has no token that the policy sampled is left out, and so is a
     prompt without any other completion. The sampler's logps are rounded to float32, as in a
     recording.
     """
@@ -101,7 +101,7 @@ def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
 
 
 def _reward(rollout: Rollout) -> float:
-    reward = sum(rollout.rewards.values())
+    reward = rollout.reward
     if not abs(reward) <= _LARGEST_REWARD:  # also for what is not a number
         raise ValueError(
             f"row {rollout.row!r}, completion {rollout.k}: its reward is {reward}; give no reward "

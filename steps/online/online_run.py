@@ -4,7 +4,8 @@ segment, to a new model folder and state.
     OUTPUT/model/                    the trained model
           /state/state.safetensors   its weights in the dtype of updates, the optimiser's moments
                 /earlier.safetensors the weights of the last iterations, if sampling is behind
-                /state.json          the numbers of iterations and tokens so far
+                /state.json          the numbers of iterations and tokens so far, and the settings
+                                     without which the state means something else
           /rollouts/                 the rollouts, if the segment sampled them; see `rollouts`
           /metrics.jsonl             one line for each iteration
 """
@@ -28,6 +29,7 @@ from steps.generation.engine import Engine, Finished, Request
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.remote.syncing import Score, SyncedEngines
 from steps.generation.sampling import decoded, end_tokens
+from steps.models.config import Dtype
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
@@ -36,7 +38,6 @@ from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
-from steps.online.judging import judge_rollouts, require_verdicts
 from steps.online.learning_from import experience_of
 from steps.online.recording import (
     Drawn,
@@ -45,6 +46,7 @@ from steps.online.recording import (
     tokenized,
     write_recording,
 )
+from steps.online.rewarding.rewards import Reward
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.scoring.config import Attention
@@ -94,7 +96,7 @@ def run_online(
     require(iterations >= 1, "iterations must be at least 1", iterations)
     ranks = place.ranks
     first, tokens = _reached(start.state)
-    base = _base(start, config)
+    meaning = _meaning(start, config)
     segment = Segment(first, first + iterations, tokens)
     end = segment.last if config.optimizer.schedule is Schedule.constant else config.horizon
     rule = "horizon must reach to the run's last iteration, as the learning rate is 0 behind it"
@@ -127,7 +129,7 @@ def run_online(
             reference.close()
     if ranks.is_first:
         earlier.save(state)
-        reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **base}
+        reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **meaning}
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
         policy.save(weights, place.output / "model")
         write_json_lines(place.output / "metrics.jsonl", log)
@@ -139,24 +141,21 @@ def run_sampling(
     start: Folders,
     config: RlConfig,
     prompts: Path,
-    judges: Judges,
-    most_without: float,
+    reward: Reward,
     iterations: int,
     place: Workplace,
     engine: EngineConfig = OwnEngine(),
     environment: Judges | None = None,
 ) -> dict[str, Any]:
-    """`run_online` with completions that the policy samples and `judges` reward. Also writes the
-    rollouts.
+    """`run_online` with completions that the policy samples. Also writes the rollouts.
 
     Args:
-        environment: processes that reply to turns, where completions are episodes; `judges` give a
-            reward where these give none.
+        reward: gives an iteration's completions their rewards, on the first rank only.
+        environment: processes that reply to turns, where completions are episodes.
 
     Several ranks share the sampling, each with the whole model.
 
-    Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
-    completions than `most_without` gets no verdict.
+    Raises ValueError if there are too few prompts for an iteration.
     """
     tokenizer = load_tokenizer(start.policy)
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
@@ -176,12 +175,8 @@ def run_sampling(
     world = environment and World(environment, by_row, tokenizer)
 
     def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        open_ones = [rollout for rollout in rollouts if rollout.verdict is None]
-        said = [decoded(tokenizer, rollout.last_turn) for rollout in open_ones]
-        judged = iter(judge_rollouts(judges, open_ones, said, by_row, judges.name))
-        every = [next(judged) if r.verdict is None else r for r in rollouts]
-        require_verdicts(every, most_without)
-        return every
+        said = [decoded(tokenizer, rollout.last_turn) for rollout in rollouts]
+        return reward(rollouts, said, by_row)
 
     with ThreadPoolExecutor(1, "sampler") as thread:
 
@@ -284,22 +279,36 @@ def _reference(
     return scorer
 
 
-def _base(start: Folders, config: RlConfig) -> dict[str, str]:
-    """What the state of adapters names as their base: without it, they are not the policy.
+def _meaning(start: Folders, config: RlConfig) -> dict[str, Any]:
+    """What the state of a segment says of its numbers: the base of adapters and their scale,
+    without which they are not the policy, and the form of the optimiser's numbers.
 
-    Raises ValueError if the segment's state has the adapters of another base.
+    Raises ValueError if the numbers of the segment that `start` names mean something else.
     """
-    if config.lora is None:
-        return {}
-    base = model_digest(start.policy)
-    before = start.state and json.loads((start.state / _REACHED).read_text()).get("base")
-    if start.state is not None and before != base:
+    is_mastered = config.master_weights and config.dtype is Dtype.bfloat16
+    meaning: dict[str, Any] = {
+        "dtype (of updates)": str(Dtype.float32 if is_mastered else config.dtype),
+        "optimizer.eight_bit": config.optimizer.eight_bit,
+    }
+    if config.lora is not None:
+        meaning |= {"base": model_digest(start.policy), "lora.alpha": config.lora.alpha}
+    if start.state is None:
+        return meaning
+    before = json.loads((start.state / _REACHED).read_text())
+    if config.lora is not None and before.get("base") != meaning["base"]:
         raise ValueError(
             f"the state that start names has the adapters of another base than policy "
-            f"({before or 'none'}, and policy is {base}); give the policy of the first segment, "
-            "which is not the model that a segment ended with"
+            f"({before.get('base', 'none')}, and policy is {meaning['base']}); give the policy of "
+            "the first segment, which is not the model that a segment ended with"
         )
-    return {"base": base}
+    for name, value in meaning.items():
+        if before.get(name, value) != value:
+            raise ValueError(
+                f"the state that start names was made with {name}={before[name]}, and this segment "
+                f"has {value}: its numbers would mean something else; keep the setting of the "
+                "segment before"
+            )
+    return meaning
 
 
 def _reached(state: Path | None) -> tuple[int, int]:
@@ -326,6 +335,11 @@ def _load_state(trainer: Trainer, state: Path) -> None:
     except (OSError, KeyError, SafetensorError) as error:
         raise ValueError(
             f"{file} is not the whole state of a run ({error!r}); make that segment again"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is the state of another model or of other adapters ({error}); give policy and "
+            "lora of the segment before"
         ) from error
 
 

@@ -61,7 +61,8 @@ class Rollout:
         if it is not scored.
     policy_logps: the log-probabilities under the trainer with the same weights; None until they are
         computed.
-    rewards: the rewards by name; a checker without a verdict gives no reward.
+    rewards: the rewards by name; None of a checker without a verdict, or of a reward model without
+        a score.
     verdict, reason: from the checker; None before a checker has judged the completion.
     weights: the digest of the sampler's weights.
     """
@@ -76,7 +77,7 @@ class Rollout:
     weights: str
     iteration: int = 0
     policy_logps: tuple[float, ...] | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
     verdict: Verdict | None = None
     reason: str | None = None
 
@@ -97,9 +98,15 @@ class Rollout:
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether its rewards can be compared with those of others: if the last checker gave no
-        verdict, rewards of earlier ones are a part of the sum only."""
-        return bool(self.rewards) and self.verdict is not Verdict.none
+        """Whether its rewards can be compared with those of others: where one is missing, the rest
+        is a part of the sum only."""
+        is_whole = bool(self.rewards) and None not in self.rewards.values()
+        return is_whole and self.verdict is not Verdict.none
+
+    @property
+    def reward(self) -> float:
+        """The sum of its rewards, if it `is_rewarded`."""
+        return sum(reward for reward in self.rewards.values() if reward is not None)
 
     @property
     def is_cut(self) -> bool:

@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from steps.data.rows.rows import Message
 from steps.data.rows.tables import messages_to_column, to_record
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
-from steps.online.judging import read_prompts
+from steps.online.rewarding.judging import read_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.shared.checks import require, require_count
 
@@ -45,8 +46,8 @@ class Best:
     def of(self, drawn: Sequence[Rollout]) -> list[Rollout]:
         """The selected completions of one prompt, the best first."""
         least = -math.inf if self.least_reward is None else self.least_reward
-        best = sorted(_different(drawn), key=_reward, reverse=True)
-        return [r for r in best if _reward(r) >= least][: self.per_prompt]
+        best = sorted(_different(drawn), key=attrgetter("reward"), reverse=True)
+        return [r for r in best if r.reward >= least][: self.per_prompt]
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ class Pairs:
     def of(self, drawn: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
         """The pairs of one prompt, each with the better completion first."""
         different = _different(drawn)
-        best = sorted(different, key=_reward, reverse=True)
-        worst = sorted(different, key=_reward)
+        best = sorted(different, key=attrgetter("reward"), reverse=True)
+        worst = sorted(different, key=attrgetter("reward"))
         pairs = zip(best[: self.per_prompt], worst, strict=False)
-        return [(good, bad) for good, bad in pairs if _reward(good) - _reward(bad) > self.margin]
+        return [(good, bad) for good, bad in pairs if good.reward - bad.reward > self.margin]
 
 
 def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, Any]:
@@ -127,10 +128,6 @@ def _different(drawn: Sequence[Rollout]) -> list[Rollout]:
     return list(first.values())
 
 
-def _reward(rollout: Rollout) -> float:
-    return sum(rollout.rewards.values())
-
-
 def _name(rollout: Rollout) -> str:
     """The label of the row for a completion, unique within a recording."""
     return f"{rollout.iteration}/{rollout.row}/{rollout.k}"
@@ -171,7 +168,7 @@ def _side(name: str, rollout: Rollout, text: str) -> dict[str, Any]:
         f"{name}_ids": list(rollout.ids),
         f"{name}_mask": list(rollout.scored),
         f"{name}_length": len(rollout.ids),
-        f"score_{name}": _reward(rollout),
+        f"score_{name}": rollout.reward,
         name: messages_to_column([answer]),
     }
 

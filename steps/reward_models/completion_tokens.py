@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, UnpairedRow
-from steps.data.tokens.rendering import load_tokenizer
-from steps.data.tokens.tokenizing import TokenizeConfig, tokenization, tokenize_completions
+from steps.data.tokens.tokenizing import Tokenization, tokenize_completions
 from steps.scoring.examples import TokenGroup, WholeResponse
 
 CUT = "the limits cut it, so its last token is another than that of the whole answer"
@@ -23,19 +21,17 @@ class Answered:
 
 
 def tokenize_answers(
-    records: Sequence[Mapping[str, Any]], tokenizer: Path, config: TokenizeConfig
+    records: Sequence[Mapping[str, Any]], ready: Tokenization
 ) -> list[list[Answered | str]]:
     """For each record of a ``completions.jsonl``, its completions as tokens; for a completion that
     cannot be scored, the reason instead.
 
     Args:
-        config: the settings with which the model's training pairs were tokenised.
+        ready: the reward model's tokenizer, with the settings for its training pairs.
 
     Raises:
         RowTooLong: a completion exceeds a limit whose policy is `error`.
-        ValueError: the folder `tokenizer` has no chat template.
     """
-    ready = tokenization(load_tokenizer(tokenizer), config)
     rows = [row for record in records for row in _rows(record)]
     answers = iter(tokenize_completions(ready, rows))
     return [[_answered(next(answers)) for _ in record["completions"]] for record in records]

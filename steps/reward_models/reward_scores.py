@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
-from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.models.folders import vocabulary_size
 from steps.models.positions import beyond_training
 from steps.models.workplace import Left, Workplace
 from steps.reward_models.classifier import load_reward_model
-from steps.reward_models.completion_tokens import Answered, groups_of, tokenize_answers
 from steps.reward_models.config import RewardScoring
 from steps.reward_models.head_scores import VALUES
 from steps.scoring.examples import TokenGroup, as_whole, longest, read_pairs
@@ -50,48 +48,7 @@ def score_pairs(
         }
         for group, of_group in zip(groups, scores, strict=True)
     ]
-    return scored, {"pairs": len(scored), **_mean(scores), **notices}
-
-
-def score_answers(
-    records: Sequence[Record],
-    model: Path,
-    config: RewardScoring,
-    tokenize: TokenizeConfig,
-    place: Workplace,
-) -> Scored:
-    """The records of a ``completions.jsonl`` with ``scores``, one for each completion. The score is
-    None if the chat template or a limit refuses the completion."""
-    answers = tokenize_answers(records, model, tokenize)
-
-    def read(vocabulary: int) -> list[TokenGroup]:
-        groups = [
-            group
-            for record, answered in zip(records, answers, strict=True)
-            for group in groups_of(answered, str(record["row"]))
-        ]
-        _require_known(groups, vocabulary)
-        return groups
-
-    groups, scores, notices = score_groups(model, read, config, place)
-    if not place.ranks.is_first:
-        return [], {}
-    found = {
-        Answered(group.prompt_ids, response.ids): score
-        for group, of_group in zip(groups, scores, strict=True)
-        for response, score in zip(group.responses, of_group, strict=True)
-    }
-    of_records = [[None if isinstance(a, str) else found[a] for a in each] for each in answers]
-    scored = [{**r, "scores": own} for r, own in zip(records, of_records, strict=True)]
-    refused = _refused(records, answers)
-    notices = [*notices.get("notices", ()), *refused[:1]]
-    return scored, {
-        "prompts": len(scored),
-        "completions": sum(map(len, answers)),
-        "completions_without_score": len(refused),
-        **_mean([[score for score in own if score is not None] for own in of_records]),
-        **({"notices": notices} if notices else {}),
-    }
+    return scored, {"pairs": len(scored), **mean_score(scores), **notices}
 
 
 def score_groups(
@@ -120,7 +77,7 @@ def score_groups(
         kept = _finished(file, shard) if ranks.is_first else None
         (is_there,) = ranks.any(kept is not None)
         if not is_there:
-            kept = _score(scorer, shard)
+            kept = scores_by(scorer, shard)
             if ranks.is_first:
                 _keep(file, shard, kept)
         scores += kept or []
@@ -141,7 +98,8 @@ def _shards(
         yield folder / f"scores-{number:05d}.jsonl", groups[start : start + size]
 
 
-def _score(scorer: Scorer, groups: Sequence[TokenGroup]) -> list[list[float]]:
+def scores_by(scorer: Scorer, groups: Sequence[TokenGroup]) -> list[list[float]]:
+    """The scores of the responses of each group."""
     scores = iter(scorer.logps(scorer.prepare(groups)).result().sequences.tolist())
     return [[next(scores) for _ in group.responses] for group in groups]
 
@@ -162,44 +120,24 @@ def _keep(file: Path, groups: Sequence[TokenGroup], scores: list[list[float]]) -
         {"group_id": group.group_id, "scores": own}
         for group, own in zip(groups, scores, strict=True)
     ]
-    for group, own in zip(groups, scores, strict=True):
-        _require_finite(group, own)
+    require_finite(groups, scores)
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".unfinished")
     write_json_lines(unfinished, records)
     unfinished.replace(file)
 
 
-def _require_finite(group: TokenGroup, scores: Sequence[float]) -> None:
-    if not all(map(math.isfinite, scores)):
-        raise FloatingPointError(
-            f"{group.group_id} (row {group.row!r}) has scores that are not finite: {scores}; try "
-            "dtype=float32, or drop the row"
-        )
-
-
-def _require_known(groups: Sequence[TokenGroup], vocabulary: int) -> None:
-    for group in groups:
-        ids = (*group.prompt_ids, *(i for response in group.responses for i in response.ids))
-        if not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise ValueError(
-                f"row {group.row!r} has ids from {min(ids)} to {max(ids)}, but the reward model's "
-                f"vocabulary is 0 to {vocabulary - 1}; its tokenizer belongs to another model"
+def require_finite(groups: Sequence[TokenGroup], scores: Sequence[Sequence[float]]) -> None:
+    """Raise FloatingPointError, which names the row, if a score is not finite."""
+    for group, own in zip(groups, scores, strict=True):
+        if not all(map(math.isfinite, own)):
+            raise FloatingPointError(
+                f"{group.group_id} (row {group.row!r}) has scores that are not finite: {own}; try "
+                "dtype=float32, or drop the row"
             )
-    if not groups:
-        raise ValueError("there is no completion that can be scored; look at tokenize's limits")
 
 
-def _mean(scores: Sequence[Sequence[float]]) -> dict[str, float]:
+def mean_score(scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The metric ``mean_score``."""
     every = [score for own in scores for score in own]
     return {"mean_score": sum(every) / len(every)}
-
-
-def _refused(records: Sequence[Record], answers: Sequence[Sequence[Answered | str]]) -> list[str]:
-    """A notice for each completion without a score."""
-    return [
-        f"a completion of row {record['row']!r} has no score: {answer}"
-        for record, answered in zip(records, answers, strict=True)
-        for answer in answered
-        if isinstance(answer, str)
-    ]

@@ -197,9 +197,11 @@ def _questions(console: Console) -> Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
-        if asked in ("/exit", "/quit"):
+        if asked in ("/exit", "/quit", "/bye"):
             return
-        if asked:
+        if re.fullmatch(r"/[a-z?]+", asked) and asked != "/clear":
+            console.print(Text(f"there is no {asked}: {HELP}", "yellow"))
+        elif asked:
             yield asked
 
 

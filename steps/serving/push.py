@@ -102,7 +102,7 @@ def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
 @contextmanager
 def _told_without_secrets() -> Iterator[None]:
     """Turn errors of the Hub or the network into one line without secrets."""
-    from huggingface_hub import get_token
+    from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -119,7 +119,8 @@ def _told_without_secrets() -> Iterator[None]:
         raise TemperError(f"the Hub refused: {_safe(told).rstrip('.')}{advice}") from None
     except Exception as error:  # versions use different HTTP libraries; tracebacks have headers
         reason = _safe(str(error.__cause__ or error)) or type(error).__name__
-        raise TemperError(f"the upload failed: {reason}; run it again to go on") from None
+        told = f"the upload to {constants.ENDPOINT} failed: {reason}"
+        raise TemperError(f"{told}; run it again to go on") from None
 
 
 def _safe(told: str) -> str:

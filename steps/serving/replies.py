@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from steps.data.rows.reasons import MalformedRow
@@ -23,7 +23,7 @@ from steps.data.tokens.rendering import Chat, load_bare_tokenizer, load_tokenize
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.sampling import decoded, end_tokens
 from steps.models.config import Dtype
-from steps.models.folders import evaluating, load_as
+from steps.models.folders import evaluating, language_model_of, load_as
 from steps.models.positions import forget_lengths
 from steps.shared.checks import require, require_count
 from steps.shared.products import is_by_onednn
@@ -84,6 +84,8 @@ class Speaker:
     def __init__(self, folder: Path, dtype: Dtype | None = None) -> None:
         if dtype is None:
             dtype = Dtype.bfloat16 if torch.cuda.is_available() else Dtype.float32
+        if language_model_of(AutoConfig.from_pretrained(folder)) is not AutoModelForCausalLM:
+            raise ValueError(f"{folder} holds a model that reads images; only text is answered")
         self.tokenizer = load_bare_tokenizer(folder)
         self.has_template = bool(self.tokenizer.chat_template)
         if self.has_template:

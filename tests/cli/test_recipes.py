@@ -48,6 +48,7 @@ OWN = ("data=mine", "data.path='my rows.jsonl'", "model=local", "model.path='a m
         ("reward", ["reward.py", *OWN]),
         ("grpo", ["grpo.py", *OWN]),
         ("raft", ["grpo.py", "rl=raft", *OWN]),
+        ("rlhf", ["rlhf.py", *OWN]),
         ("losses", ["preference_losses.py", "scale=own", *OWN]),
         ("betas", ["dpo_beta_sweep.py", "scale=own", *OWN]),
     ],
@@ -176,6 +177,40 @@ def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
 def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
     Path("r.yaml").write_text(content)
     assert error in temper("run", "r.yaml").error
+
+
+OWN_FILE = "recipe: dpo\ndata: my rows.jsonl\nmodel: a model\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "error"),
+    [
+        ("dpo:\n  epochs: two", (), "r.yaml, line 5: dpo.epochs=two is no value for it"),
+        ("dpo: {optimizer: {learning_rate: -1}}", (), "r.yaml, line 4: invalid configuration in"),
+        ("jobs: 0", (), "r.yaml, line 4: invalid configuration: jobs must be at least 1"),
+        ("dpo/loss: ipoo", (), "r.yaml, line 4: unknown choice dpo/loss=ipoo"),
+        ("beta: 1", (), "r.yaml, line 4: unknown config key 'beta'"),
+        ("model.path: no/a/model", (), "r.yaml, line 4: model no/a/model does not exist"),
+        ("only: [teach]", (), "r.yaml, line 4: only: there is no step teach"),
+        ("recipe: arithmetic", (), "r.yaml, line 2: the recipe arithmetic makes its own data"),
+        ("recipe: dop", (), "r.yaml: there is no recipe dop"),
+        ("jobs: 2", ("jobs=0",), "error: invalid configuration: jobs must be at least 1"),
+        ("dpo: {epochs: 1}", ("beta=1",), "error: unknown config key 'beta'"),
+        ("", ("data.test_fraction=2",), "error: invalid configuration in data: data.test_fract"),
+        ("", ("-v", "-q"), "error: -v and -q contradict each other; leave one out"),
+    ],
+)
+def test_a_wrong_setting_of_a_file_is_told_with_its_place_and_a_typed_one_without(
+    content: str, words: tuple[str, ...], error: str
+) -> None:
+    whole = content if content.startswith("recipe") else OWN_FILE + content
+    Path("r.yaml").write_text(whole + ("\ndata: x" if "arithmetic" in content else ""))
+    assert error in temper("run", "r.yaml", "--plan", *words).error
+
+
+def test_a_typed_setting_replaces_a_wrong_one_of_the_file() -> None:
+    Path("r.yaml").write_text(f"{OWN_FILE}dpo: {{epochs: two}}")
+    assert "  epochs: 3.0" in config(temper("run", "r.yaml", "dpo.epochs=3", "--cfg", "job"))
 
 
 def test_a_setting_that_is_typed_twice_is_noted() -> None:

@@ -87,3 +87,4 @@ def test_the_tests_of_a_project_pass(desk: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stdout

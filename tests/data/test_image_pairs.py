@@ -39,7 +39,7 @@ from steps.kinds import Evaluation, Model, PairTokens, Preferences, ReferenceLog
 from steps.load_conversations import load_conversations
 from steps.load_preferences import load_preferences
 from steps.losses.dpo import Dpo
-from steps.models.config import Dtype
+from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.reference_logprobs import reference_logprobs
 from steps.scoring.config import Attention, ReferenceConfig
@@ -48,6 +48,7 @@ from steps.scoring.logps import forward_backward
 from steps.scoring.packing import make_pack
 from steps.scoring.parity import check_packing
 from steps.scoring.reference import read_reference
+from steps.serving.replies import Speaker
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_dpo import train_dpo
 from steps.training.config import DpoConfig, OptimizerConfig
@@ -423,6 +424,36 @@ def test_from_files_to_a_model_to_hand_over(model: Path, tokens: Path, tmp_path:
     folders = (tmp_path / "after", tmp_path / "again")
     one, other = (read_reference(folder).of(groups) for folder in folders)
     assert torch.equal(one, other)
+
+
+def test_adapters_are_trained_in_the_tower_too_and_merged(
+    model: Path, tokens: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    base, pairs = artifact(Model, model), artifact(PairTokens, tokens / "train")
+    optimizer = OptimizerConfig(learning_rate=1e-2)
+    config = DpoConfig(batch_size=3, epochs=2, lora=LoraConfig(r=4), optimizer=optimizer)
+    reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
+    reference = artifact(ReferenceLogps, tmp_path / "ref")
+    summary = train_dpo.function(Folder(tmp_path / "dpo"), pairs, base, reference, config)
+    assert summary
+    assert summary["final"]["loss"] < summary["first"]["loss"] == math.log(2)
+
+    adapted = AutoModelForImageTextToText.from_pretrained(model)
+    adapted = PeftModel.from_pretrained(adapted, tmp_path / "dpo" / "adapter").merge_and_unload()
+    merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "dpo").state_dict()
+    before = AutoModelForImageTextToText.from_pretrained(model).state_dict()
+    for name, weights in adapted.state_dict().items():
+        assert torch.equal(weights, merged[name]), name
+    moved = {name.split(".")[1] for name in merged if not torch.equal(merged[name], before[name])}
+    assert {"vision_model", "text_model"} <= moved
+
+
+def test_a_model_that_reads_images_is_no_one_to_talk_to(model: Path) -> None:
+    with pytest.raises(ValueError, match="holds a model that reads images; only text is answered"):
+        Speaker(model)
 
 
 def card() -> Any:

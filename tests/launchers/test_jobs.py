@@ -21,9 +21,10 @@ from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
 
 from pipeline import Step, Store
 from pipeline.dag.resources import NOTHING, Resources
-from pipeline.launchers.config import SlurmConfig
+from pipeline.launchers.config import RayConfig, SlurmConfig
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
+from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
 from pipeline.running.attempts import Executor, StepFailed
 from pipeline.store.catalog import Catalog
@@ -317,6 +318,17 @@ def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
     assert len(list(attempts.iterdir())) == 2
 
 
+def test_a_job_that_fails_before_its_worker_is_told_as_one(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shell(*_: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sh", "-c", "exec /nonexistent/python"], stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(sys.modules[__name__], "start_worker", shell)
+    with pytest.raises(StepFailed, match=r"status 127 \(no such program\).* job fail before it"):
+        drive(store, engine, count_to(3, journal))
+
+
 def test_what_a_worker_says_is_in_the_log(store: Store, engine: Processes) -> None:
     with pytest.raises(StepFailed) as failed:
         drive(store, engine, always_fails())
@@ -347,3 +359,22 @@ def _python(code: str, path: str) -> str:
         env={**os.environ, "PYTHONPATH": path},
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
+
+
+def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        "#!/bin/sh\necho 'sinfo: fatal: Unable to process configuration file' >&2\nexit 1"
+    )
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm"):
+        Slurm(SlurmConfig()).shortage(NOTHING)
+
+
+def test_an_address_of_ray_that_takes_no_jobs_is_refused() -> None:
+    for address in ("ray://head:10001", "head:8265", ""):
+        with pytest.raises(ValueError, match="is not that of a dashboard, as in http://HEAD:8265"):
+            RayConfig(address=address)

@@ -101,7 +101,7 @@ def test_a_step_that_asks_for_a_tpu_slice_goes_to_its_first_host(
     assert len(lines(journal)) == 1
     with pytest.raises(TemperError, match=r"asks for tpu=v4-8, and ray has the TPU slices v5p-8"):
         run([where(journal, 1).on(tpu="v4-8")], store, console=console, launcher=launcher)
-    with pytest.raises(TemperError, match=r"asks for gpus=1, and ray has 2 nodes: CPU=2"):
+    with pytest.raises(TemperError, match=r"asks for gpus=1, and ray has 2 nodes: cpus=2"):
         run([where(journal, 1).on(gpus=1)], store, console=console, launcher=launcher)
 
 

@@ -126,6 +126,40 @@ def test_a_data_file_beside_the_code_is_a_dependency(project: Project) -> None:
     assert project.reason() == "prompts/system.txt, which it read, is gone"
 
 
+@pytest.mark.parametrize("place", ["code", "data"])
+def test_a_file_of_another_project_than_the_step_s_is_that_of_the_copy_at_work(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """As of a checker of the user's project, which a step of Temper's calls."""
+    name = f"beside_{secrets.token_hex(6)}"
+
+    def copied(to: str) -> Path:
+        folder = tmp_path / to
+        for part in ("code", "data"):
+            (folder / part).mkdir(parents=True)
+        (folder / place / "rule.txt").write_text("short")
+        (folder / "code" / f"{name}.py").write_text(
+            "from pathlib import Path\n\ndef rule():\n"
+            f"    return (Path(__file__).parents[1] / '{place}/rule.txt').read_text()\n"
+        )
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder / "code"))
+        return folder
+
+    first = copied("one")
+    project.step(f"result = {name}.rule()", before=f"import {name}")
+    assert project.run() == "short"
+    assert project.is_cached()
+    second = copied("two")
+    assert project.is_cached(), "a copy of the project has the same artifacts"
+    (second / place / "rule.txt").write_text("long")
+    assert project.reason().endswith("rule.txt, which it read, changed")
+    (second / "code" / f"{name}.py").unlink()
+    assert project.is_cached(), "the code is imported from the first copy again"
+    (first / place / "rule.txt").write_text("long")
+    assert not project.is_cached()
+
+
 def test_a_file_that_was_looked_for_in_vain_is_a_dependency(project: Project) -> None:
     project.step(
         """

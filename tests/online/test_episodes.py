@@ -146,7 +146,8 @@ def test_an_environment_that_dies_gives_no_verdict_which_is_counted(
     failed = [r for r in read_rollouts(made / "rollouts") if r.verdict is Verdict.none]
     assert failed
     assert {r.finish for r in failed} == {Finish.error}
-    assert all(not r.rewards and "process ended" in str(r.reason) for r in failed)
+    assert all(r.rewards == {"echo": None} for r in failed)
+    assert all("process ended" in str(r.reason) for r in failed)
     assert log_of(made)[0]["completions/unscorable"] == len(failed)
 
 

@@ -1,16 +1,17 @@
 """Online runs that train adapters, and online runs of several processes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from online_bed import log_of, rl, rollouts_of, run
+from online_bed import EAGER, log_of, rl, rollouts_of, run
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from tiny_models import folder_bytes, model_folder
 
-from steps.models.config import LoraConfig
+from steps.models.config import Dtype, LoraConfig
 from steps.models.ranks import together
 from steps.models.workplace import Workplace
 from steps.online.methods.policy_gradient import PolicyGradient
@@ -70,6 +71,32 @@ def test_segments_and_replays_of_adapters_are_one_run(
 def test_adapters_of_another_base_are_refused(policy: Path, adapted: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give the policy of the first segment"):
         run(adapted / "out/model", tmp_path, rl(**ADAPTED), 1, start=adapted / "out/state")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"lora": replace(ADAPTED["lora"], alpha=64.0)},
+            r"made with lora\.alpha=32\.0, and this segment has 64\.0",
+        ),
+        ({"lora": replace(ADAPTED["lora"], r=8)}, "of other adapters .*; give policy and lora of"),
+        ({"lora": None}, "the state of another model or of other adapters"),
+        (
+            {"dtype": Dtype.bfloat16, "master_weights": False},
+            r"with dtype \(of updates\)=float32, and this segment has bfloat16",
+        ),
+        (
+            {"optimizer": replace(EAGER, eight_bit=True)},
+            r"with optimizer\.eight_bit=False, and this segment has True",
+        ),
+    ],
+)
+def test_settings_with_which_a_state_means_something_else_are_refused(
+    policy: Path, adapted: Path, tmp_path: Path, changed: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        run(policy, tmp_path, rl(**ADAPTED | changed), 1, start=adapted / "out/state")
 
 
 def test_dropout_is_refused_where_the_policy_is_compared_with_itself() -> None:

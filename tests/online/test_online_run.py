@@ -379,6 +379,29 @@ def test_completions_without_a_verdict_are_left_out_and_counted(
     assert line["updates"] == 1
 
 
+def test_an_update_of_prompts_that_all_lack_verdicts_is_one_of_those_that_are_there(
+    policy: Path, tmp_path: Path
+) -> None:
+    """The one prompt whose completions all have a verdict teaches nothing."""
+
+    def undecided(rollouts: Any) -> list[Any]:
+        equal = {"even": 1.0}
+        return [
+            replace(r, rewards=equal if r.row == "row-0" else {} if r.k == 5 else r.rewards)
+            for r in even_share(rollouts)
+        ]
+
+    def lacking(rollouts: Any) -> list[Any]:
+        return [replace(r, rewards={} if r.row == "row-0" else r.rewards) for r in rollouts]
+
+    config = rl(prompts=10, method=PolicyGradient())
+    run(policy, tmp_path / "with", config, 1, judge=undecided)
+    run(policy, tmp_path / "without", config, 1, judge=lambda r: lacking(undecided(r)))
+    assert log_of(tmp_path / "with")[0]["updates"] == 1
+    one, other = (folder_bytes(tmp_path / name / "out/model") for name in ("with", "without"))
+    assert one == other
+
+
 def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> None:
     def broken(rollouts: Any) -> list[Any]:
         return [replace(r, rewards={"broken": float("nan")}) for r in rollouts]
@@ -446,6 +469,16 @@ def test_a_recording_without_rewards_is_refused(policy: Path, four: Path, tmp_pa
     write_rollouts(tmp_path / "bare", [replace(rollout, rewards={}) for rollout in drawn])
     with pytest.raises(ValueError, match="has a reward; judge them first"):
         run_replay(Folders(policy), rl(), tmp_path / "bare", Workplace(tmp_path, tmp_path / "s"))
+
+
+def test_a_recording_of_longer_completions_than_the_loss_divides_by_is_refused(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    folder, place = record(four, tmp_path / "rollouts"), Workplace(tmp_path, tmp_path / "s")
+    with pytest.raises(
+        ValueError, match=r"that of the sampling, and a completion has 7 tokens, got 6"
+    ):
+        run_replay(Folders(policy), rl(max_new_tokens=6), folder, place)
 
 
 @pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}])

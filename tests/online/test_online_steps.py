@@ -82,7 +82,7 @@ def test_a_run_is_a_model_a_state_judged_rollouts_and_a_log(run: tuple[Path, Any
     rollouts = list(read_rollouts(made / "rollouts"))
     assert len(rollouts) == 3 * 4 * 6
     assert all(rollout.verdict is not None for rollout in rollouts)
-    assert all(rollout.policy_logps for rollout in rollouts if rollout.rewards)
+    assert all(rollout.policy_logps for rollout in rollouts if rollout.is_rewarded)
     assert (made / "rollouts" / "engine.json").is_file()
     assert len((made / "metrics.jsonl").read_text().splitlines()) == 3
     assert metrics["iterations"] == 3

@@ -312,7 +312,7 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
         words = len(text.split())
         expected = Verdict.none if not text else Verdict.right if words % 2 else Verdict.wrong
         assert after.verdict is expected
-        assert after.rewards == ({"odd_length": float(words % 2)} if text else {})
+        assert after.rewards == {"odd_length": float(words % 2) if text else None}
         assert (after.ids, after.logps, after.finish) == (before.ids, before.logps, before.finish)
     assert metrics["no_verdict"] == sum(not text for text in said) > 0
     assert metrics["right"] + metrics["wrong"] + metrics["no_verdict"] == len(drawn)
@@ -324,6 +324,7 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
         r.rewards.get("odd_length") for r in odd
     ]
     assert {r.verdict for r in again} <= {Verdict.right, Verdict.wrong}
+    assert [r.is_rewarded for r in again] == [bool(text) for text in said]  # a sum of both
     assert texts(tmp_path / "exact" / "made", (r.ids for r in again)) == said
 
 

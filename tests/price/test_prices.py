@@ -153,6 +153,17 @@ def test_a_step_without_estimator_takes_what_it_took(store: Store) -> None:
     assert (price.seconds, price.disk) == (made.provenance["spent"]["seconds"], 100)
 
 
+def test_a_step_without_estimator_takes_about_what_it_took_with_other_threads(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run([unpriced(write_rows(100))], store, console=Console(quiet=True))
+    monkeypatch.setenv("OMP_NUM_THREADS", "5000")
+    plan, prices = planned(store, other=unpriced(write_rows(100), times=2))
+    price = prices.of[plan.roots["other"].fingerprint]
+    assert price.seconds
+    assert price.is_rough
+
+
 def test_nothing_is_learnt_from_an_attempt_that_went_on_from_scratch(store: Store) -> None:
     made = run({"sum": sum_rows(write_rows(3))}, store, console=Console(quiet=True))["sum"].manifest
     assert experience_of(made) is not None

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from waiting import leaving_at
 
 from pipeline import TemperError, adopt
 from pipeline.show.views import Curves
+from steps.build_pairs import build_pairs
 from steps.checking.verdicts import Verdict
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import iter_rows, write_rows
@@ -33,11 +35,14 @@ from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
 from steps.kinds import Completions, Model, PairTokens, RewardModel, RewardScores
 from steps.models.workplace import Left, Workplace
+from steps.online.learning_from import experience_of
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
 from steps.online.selecting import Best
 from steps.reward_models import reward_scores
+from steps.reward_models.answer_scores import score_answers
 from steps.reward_models.config import RewardConfig, RewardScoring
-from steps.reward_models.reward_scores import score_answers, score_pairs
+from steps.reward_models.reward_scores import score_pairs
+from steps.score_completions import score_completions
 from steps.score_with_reward_model import score_with_reward_model
 from steps.select_demonstrations import select_demonstrations
 from steps.train_dpo import train_dpo
@@ -138,8 +143,34 @@ def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> N
     ):
         with pytest.raises(TemperError, match=wanted):
             evaluate(Folder(tmp_path / wanted), *given)
-    with pytest.raises(TemperError, match=r"has 4 completions, too few for the best of 16"):
+    with pytest.raises(ValueError, match=r"has 4 completions, too few for the best of 16"):
         evaluate(Folder(tmp_path / "few"), *both)
+
+
+def test_completions_of_a_prompt_without_an_answer_are_neither_right_nor_wrong(
+    tmp_path: Path,
+) -> None:
+    texts, pairs = Folder(tmp_path / "texts"), Folder(tmp_path / "pairs")
+    records = [dict(r, scores=[1.0] * 4, finish=["stop"] * 4) for r in completions()]
+    records[1]["answer"] = None
+    for name in ("completions.jsonl", "scores.jsonl"):
+        write_json_lines(texts.path / name, records)
+    scores = {"row": "a", "pair_id": "b", "scores": [1.0, 0.0], "tokens": [2, 2]}
+    write_json_lines(pairs.path / "scores.jsonl", [scores])
+    for step, arguments in (
+        (score_completions, (texts.path,)),
+        (build_pairs, (texts.path,)),
+        (evaluate_reward_model, (artifact(pairs.path), artifact(texts.path))),
+    ):
+        made: Any = step.function
+        with pytest.raises(ValueError, match="row 'q1' has no answer"):
+            made(Folder(tmp_path / step.name), *arguments)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1.5], [2, 2], ["2"]])
+def test_sizes_that_are_no_counts_are_refused(sizes: list[Any]) -> None:
+    with pytest.raises(ValueError, match="sizes must be different whole numbers"):
+        BestOfConfig(sizes)
 
 
 def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> None:
@@ -175,8 +206,9 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
         judged, ((r, k) for r in expected for k in range(4)), strict=True
     ):
         assert rollout.verdict is Verdict.right
-        of_model = {} if k == 2 else {"reward_model": record["scores"][k]}
-        assert rollout.rewards == {"exact": 1.0, **of_model}
+        score = None if k == 2 else record["scores"][k]
+        assert rollout.rewards == {"exact": 1.0, "reward_model": score}
+        assert rollout.is_rewarded is (k != 2)  # a part of a sum is no reward
     chosen = Folder(tmp_path / "chosen")
     select: Any = select_demonstrations.function
     assert select(chosen, artifact(out.path), Best(least_reward=None))["demonstrations"] == 5
@@ -192,6 +224,18 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
     again = Folder(tmp_path / "again")
     judge(again, artifact(out.path), artifact(model))
     assert list(read_rollouts(again.path)) == judged
+    # What lacks a summand is not compared with sums: here it would often be the best.
+    assert [r.k for r in judged if r.is_rewarded] == [0, 1, 3] * 5
+    learnt = experience_of(judged, longest=8)
+    assert [len(group.responses) for group in learnt.groups] == [3] * 5
+    assert learnt.rewards.flatten().tolist() == [r.reward for r in judged if r.k != 2]
+
+    write_rollouts(recording, [replace(rollout, finish=Finish.length) for rollout in rollouts])
+    none = Folder(tmp_path / "none")
+    metrics = judge(none, artifact(recording), artifact(model))
+    assert metrics["cut"] == 20
+    assert "every completion was cut" in metrics["notices"][0]
+    assert not any(rollout.is_rewarded for rollout in read_rollouts(none.path))
 
 
 def scored(
@@ -253,13 +297,13 @@ def test_scoring_that_is_interrupted_goes_on_from_what_is_kept(
     shards[1].write_text(shards[1].read_text()[:-20])  # torn
 
     counts: list[int] = []
-    score: Callable[..., Any] = reward_scores._score
+    score: Callable[..., Any] = reward_scores.scores_by
 
     def counted(scorer: Any, groups: Any) -> Any:
         counts.append(len(groups))
         return score(scorer, groups)
 
-    monkeypatch.setattr(reward_scores, "_score", counted)
+    monkeypatch.setattr(reward_scores, "scores_by", counted)
     again = score_pairs(records, model, config, Workplace(tmp_path / "o", tmp_path / "left"))
     assert again == whole
     assert counts == [2, 2, 1]  # all but the first shard
@@ -293,5 +337,17 @@ def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, tmp_path:
     desk = Desk(repository, "reward_model", tmp_path, SMALL)
     done = desk.run_here()
     for shown in ("pairs: accuracy", "best of 8: reward model", "best of 8: checker"):
+        assert shown in done.stdout
+    assert "nothing to run" in desk.here().stdout
+
+
+@pytest.mark.slow
+def test_the_experiment_with_the_reward_model_in_the_loop_runs(
+    repository: Path, tmp_path: Path
+) -> None:
+    few = ("iterations=2", "segment=1", "rl.prompts=8", "rl.completions=4")
+    desk = Desk(repository, "rlhf_arithmetic", tmp_path, (*SMALL, *few))
+    done = desk.run_here()
+    for shown in ("right share", "after 2, scored", "mean score"):
         assert shown in done.stdout
     assert "nothing to run" in desk.here().stdout

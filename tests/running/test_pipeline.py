@@ -27,7 +27,7 @@ from toy_steps import (
     slow_count,
 )
 
-from pipeline import File, Step, TemperError, adopt, run, step
+from pipeline import File, Step, TemperError, adopt, results, run, step
 from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
@@ -38,6 +38,23 @@ pytestmark = pytest.mark.usefixtures("workers_here")
 def test_an_experiment_runs_once_and_is_cached_after(lab: Lab) -> None:
     assert lab.run(product=lab.product()) == ["numbers", "multiply"]
     assert lab.run(product=lab.product()) == []
+
+
+def test_a_run_that_names_no_store_uses_the_one_of_the_environment(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("TEMPER_STORE", lab.store.url)
+    made = run({"product": lab.product()}, console=lab.console)["product"]
+    assert made.url.startswith(lab.store.url)
+    assert results("multiply")["key"].to_pylist() == [made.key]
+    run({"product": lab.product()}, "named", console=lab.console)
+    assert results("multiply", "named").num_rows == 1
+    monkeypatch.delenv("TEMPER_STORE")
+    with pytest.raises(TemperError, match="multiply"):
+        results("multiply")  # in the folder `store`
 
 
 def test_calling_a_step_runs_nothing(lab: Lab) -> None:

@@ -320,6 +320,9 @@ def test_a_conversation_on_a_terminal_is_beside_the_model_before(
         assert shown.count("".join(ask(speaker).split())) >= 2  # in either column
         terminal.write("/clear\n")
         terminal.wait_for("> ", 3)
+        terminal.write("/help\n")
+        terminal.wait_for("> ", 4)
+        assert "there is no /help: /clear begins anew, /exit or Ctrl-D ends" in terminal.seen
         terminal.write("\x04")
         terminal.process.join(HANGS_SECONDS)
         assert terminal.process.exitcode == 0

@@ -147,7 +147,7 @@ def test_a_server_that_repeats_the_token_is_not_repeated(folder: Path, hub: Hub)
 
 def test_a_hub_that_cannot_be_reached_is_one_line(folder: Path) -> None:
     done = push(folder, "http://127.0.0.1:9", "me/model", "--yes")
-    assert done.error.startswith("error: the upload failed: ")
+    assert done.error.startswith("error: the upload to http://127.0.0.1:9 failed: ")
 
 
 def test_a_link_is_refused_since_it_may_lead_anywhere(folder: Path, hub: Hub) -> None:

@@ -225,6 +225,22 @@ def test_the_log_of_one_line_is_cut_from_its_end(tmp_path: Path, store: Store) -
     assert "\x1b[2J" not in printed(lab.console)
 
 
+@pytest.mark.parametrize(("width", "has_memory"), [(70, False), (110, True)])
+def test_a_plan_cuts_no_name_and_leaves_room_for_its_reasons(
+    store: Store, tmp_path: Path, width: int, has_memory: bool
+) -> None:
+    step = slow_count(3, str(tmp_path / "journal")).named("a_name_of_24_characters_ all")
+    plan = make_plan({"count": step}, store)
+    console = Console(file=io.StringIO(), width=width)
+    price = Price(Hardware(), 3.0, 1e9, 1e6)
+    plan = replace(plan, steps=[replace(p, reason="a reason " * 9) for p in plan.steps])
+    show_plan(console, plan, prices=Prices({step.fingerprint: price}))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "a_name_of_24_characters_" in shown
+    assert ("1.0 GB" in shown) is has_memory
+    assert "a reason a reason" in shown
+
+
 def test_a_narrow_window_shows_what_is_left_and_the_loss_and_why_a_step_runs(
     store: Store, tmp_path: Path
 ) -> None:

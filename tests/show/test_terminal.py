@@ -24,7 +24,7 @@ from pipeline.plan.resolver import Resolver
 from pipeline.running.session import RunFailed
 from pipeline.show.live import NORMAL, VERBOSE, Board
 from pipeline.show.step_progress import Pace
-from pipeline.show.terminal import show_results
+from pipeline.show.terminal import show_notices, show_results
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import name_by_time
 from pipeline.store.logs import GrowingLog, follow
@@ -100,6 +100,9 @@ def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> N
     assert first.status == 0
     assert "1 to run" in first.out
     assert "learn" not in first.out
+    some = call(desk, "only=[learn]", "broken=9", "--plan").out
+    assert "learn (beta 0.1)" in some
+    assert "learn (beta 0.5)" in some
     unknown = call(desk, "only=[teach]")
     assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.err
 
@@ -282,6 +285,15 @@ def printed(console: Console) -> str:
 def test_only_must_be_a_list(store: Store) -> None:
     with pytest.raises(TemperError, match="only='prepare'"):
         run({"data": prepare()}, store, only="prepare")
+
+
+def test_what_several_artifacts_of_a_step_say_alike_is_told_once() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    said = [["rows are [dropped]"], ["rows are [dropped]", "nothing is left"], []]
+    made = [replace(manifest(str(n)), metrics={"notices": s}) for n, s in enumerate(said)]
+    show_notices(console, made)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown == "! train: rows are [dropped] (2 times)\n! train: nothing is left\n"
 
 
 def test_the_name_of_a_step_stays_in_one_line_above_a_narrow_table(store: Store) -> None:

@@ -8,7 +8,7 @@ from manifests import manifest
 from rich.console import Console
 from toy_steps import Times, journal_lines, multiply, numbers
 
-from pipeline import File, Step, Store, look_again, run
+from pipeline import File, Step, Store, TemperError, look_again, run
 from pipeline.dag.canonical import hash_json
 from pipeline.plan.planning import make_plan
 from pipeline.store.catalog import Catalog
@@ -36,6 +36,25 @@ def test_an_experiment_runs_once_and_is_cached_after(
     run({"product": product(3)}, url, console=console)
     assert journal_lines(journal) == ["numbers", "multiply", "multiply"]
     assert f"{url}/attempts/multiply" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_bucket_that_does_not_exist_is_named(url: str) -> None:
+    scheme = url.partition("://")[0]
+    with pytest.raises(TemperError, match="there is no bucket temper-none; set store="):
+        Store(f"{scheme}://temper-none/store").prepare()
+
+
+def test_a_store_that_may_not_be_read_is_told_with_what_to_check(
+    gcs_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"{gcs_bucket}/closed")
+
+    def refuse(path: str) -> None:
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(store.objects, "read", refuse)
+    with pytest.raises(TemperError, match="Forbidden; check that address, the network and the cr"):
+        store.check_layout()
 
 
 @pytest.mark.usefixtures("workers_here")

@@ -34,7 +34,7 @@ class Wpo(SmoothedLoss):
 
     A policy that equals its reference has L = weight · ln 2.
 
-    TRL: `use_weighting=True` with `loss_type="sigmoid"` is `align=True`.
+    TRL: `use_weighting=True` with `loss_type="sigmoid"` is `align=True`, without the bound of 1.
 
     Args:
         align: divide each token's probability by its expectation for a sampled token, as the paper

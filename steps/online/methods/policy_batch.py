@@ -16,6 +16,7 @@ from steps.online.methods.experience import Experience
 from steps.online.methods.policy_gradient import Kl, OffPolicy, Over, PolicyGradient
 from steps.online.methods.policy_loss import Compared, policy_losses
 from steps.scoring.logps import TokenLogps
+from steps.shared.checks import require
 from steps.training.objectives import Objective
 from steps.training.trainer import GroupLosses
 
@@ -98,7 +99,8 @@ class PolicyBatch:
             return TokenLogps(values, self.lengths).of(members, count).tokens
 
         def of_completions(values: Tensor) -> Tensor:
-            return values[members].flatten().repeat_interleave(lengths, output_size=count)
+            of_pack = values[members, : logps.lengths.shape[1]]  # groups here may all be smaller
+            return of_pack.flatten().repeat_interleave(lengths, output_size=count)
 
         compared = Compared(
             logps.tokens.detach() if self.old is None else of_tokens(self.old),
@@ -123,6 +125,8 @@ def scales(lengths: Tensor, over: Over, longest: int) -> Tensor:
     Args:
         lengths: scored tokens of each completion of the batch, int64 [n, k]; 0 where there is none.
         longest: the most tokens that a completion may have.
+
+    Raises ValueError if one has more: then `over` would divide by what it does not say.
     """
     count = int((lengths > 0).sum())
     match over:
@@ -131,6 +135,9 @@ def scales(lengths: Tensor, over: Over, longest: int) -> Tensor:
         case Over.token:
             return torch.full(lengths.shape, 1 / int(lengths.sum()), dtype=torch.float64)
         case Over.constant:
+            most = int(lengths.max())
+            rule = "max_new_tokens, by which over=constant divides, must be that of the sampling"
+            require(most <= longest, f"{rule}, and a completion has {most} tokens", longest)
             return torch.full(lengths.shape, 1 / (count * longest), dtype=torch.float64)
 
 

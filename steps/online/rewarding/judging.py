@@ -76,7 +76,7 @@ def judge_rollouts(
     name: str,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Rollout]:
-    """The rollouts with their verdicts, and with the reward `name` if there is a verdict.
+    """The rollouts with their verdicts, and with the reward `name`, None without a verdict.
 
     Args:
         said: the text of each rollout.
@@ -98,9 +98,7 @@ def judge_rollouts(
 def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
     if rollout.finish is Finish.error:
         judgement = no_verdict(rollout.reason or "sampling it failed")
-    rewards = {other: value for other, value in rollout.rewards.items() if other != name}
-    if judgement.reward is not None:
-        rewards[name] = judgement.reward
+    rewards = {**rollout.rewards, name: judgement.reward}
     return replace(
         rollout, verdict=judgement.verdict, reason=judgement.reason or None, rewards=rewards
     )

@@ -1,0 +1,114 @@
+"""RLHF on your own preference pairs: a reward model learns from them, and a policy learns from its
+own answers, which the reward model scores.
+
+    temper run rlhf --data pairs.jsonl --model MODEL
+    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl_weight=0.1
+    temper run rlhf --data pairs.jsonl --model MODEL rl=grpo
+    temper run rlhf --data prompts.jsonl --model MODEL reward_model=FOLDER  an existing one
+
+A row is {"prompt": …, "chosen": …, "rejected": …}; with a reward model, {"prompt": …}.
+"""
+
+from dataclasses import dataclass, field
+
+from pipeline import Input, Step, adopt
+from pipeline.experiment import ExperimentConfig, main
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.evaluate_reward_model import evaluate_reward_model
+from steps.generation.config import SamplingConfig
+from steps.generation.engine_config import EngineConfig, OwnEngine
+from steps.generation.engines_by_name import ENGINES
+from steps.import_model import import_model
+from steps.jax_backend.backend_choice import training_choices
+from steps.judge_with_reward_model import judge_with_reward_model
+from steps.kinds import RewardModel
+from steps.load_preferences import load_preferences
+from steps.load_prompts import load_prompts
+from steps.models.config import ADAPTERS
+from steps.online.config import RlConfig
+from steps.online.methods.choices import METHODS
+from steps.reward_models.config import RewardConfig, RewardScoring
+from steps.reward_models.model_rewards import ModelRewards
+from steps.sample_rollouts import sample_rollouts
+from steps.score_with_reward_model import score_with_reward_model
+from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.tokenize_preferences import tokenize_preferences
+from steps.train_online_with_reward_model import train_online_with_reward_model
+from steps.train_reward_model import train_reward_model
+
+
+@dataclass
+class Config(ExperimentConfig):
+    """Online training with a reward model.
+
+    Args:
+        iterations: how often the policy draws and learns.
+        segment: how many iterations are one step, whose model is scored and kept.
+        reward_model: the folder of a reward model; without one, it is trained on the pairs.
+        of_cut: the reward of an answer that was cut at ``rl.max_new_tokens``; null: it is left out.
+        answering: how the held-out prompts are answered.
+        engine: who draws what the policy learns from.
+    """
+
+    data: PreferenceData = field(default_factory=PreferenceData)
+    model: ModelSource = field(default_factory=ModelSource)
+    iterations: int = 50
+    segment: int = 25
+    reward_model: str | None = None
+    tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    scoring: RewardScoring = field(default_factory=RewardScoring)
+    of_cut: float | None = None
+    rl: RlConfig = field(default_factory=RlConfig)
+    answering: SamplingConfig = field(default_factory=SamplingConfig)
+    engine: EngineConfig = field(default_factory=OwnEngine)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.iterations, self.segment) < 1:
+            raise ValueError("iterations and segment must be at least 1")
+
+
+def rlhf(cfg: Config) -> dict[str, Step]:
+    """Pairs → reward model → segments of sampling, scoring and learning → held-out prompts."""
+    policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
+    prompts = load_rows(load_prompts, cfg.data)
+    results = {} if cfg.reward_model else _trained(cfg, policy)
+    reward = results["reward model"] if results else adopt(str(cfg.reward_model), RewardModel)
+    scoring = ModelRewards(cfg.scoring, cfg.tokenize, cfg.of_cut)
+
+    def scored(model: Step | Input) -> Step:
+        answers = sample_rollouts(prompts["test"], model, cfg.answering, cfg.rl.dtype)
+        return judge_with_reward_model(answers, reward, scoring)
+
+    results["before"] = scored(policy)
+    start = None
+    for done in range(0, cfg.iterations, cfg.segment):
+        length = min(cfg.segment, cfg.iterations - done)
+        trained = train_online_with_reward_model(
+            prompts["train"],
+            policy,
+            reward,
+            length,
+            cfg.rl,
+            scoring,
+            start=start,
+            engine=cfg.engine,
+        )
+        results[f"model after {done + length}"] = trained
+        results[f"after {done + length}"] = scored(trained["model"])
+        start = trained["state"]
+    return results
+
+
+def _trained(cfg: Config, base: Step) -> dict[str, Step]:
+    """A reward model from the pairs, and its accuracy on held-out ones."""
+    tokens = tokenize_preferences(load_rows(load_preferences, cfg.data), base, cfg.tokenize)
+    trained = train_reward_model(tokens["train"], init=base, config=cfg.reward)
+    scores = score_with_reward_model(tokens["test"], trained, cfg.scoring, cfg.tokenize)
+    return {"reward model": trained, "evaluation": evaluate_reward_model(scores)}
+
+
+if __name__ == "__main__":
+    choices = {"rl.method": METHODS, "rl.lora": ADAPTERS, "engine": ENGINES}
+    main(rlhf, {**choices, **training_choices("reward")})

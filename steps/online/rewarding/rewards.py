@@ -1,0 +1,104 @@
+"""Who gives completions their rewards: a checker, a reward model, or both.
+
+Rewards have names, and those of a completion add up. The reward of one that cannot judge the
+completion is None, and nothing learns from the completion then: a part of a sum cannot be compared
+with the whole sums of others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from steps.checking.config import JudgeConfig
+from steps.checking.judges import Judges
+from steps.checking.verdicts import Checker
+from steps.data.rows.rows import PromptRow
+from steps.generation.engine import Finish
+from steps.online.rewarding.judging import judge_rollouts, require_verdicts
+from steps.online.rollouts import Rollout
+
+OF_MODEL = "reward_model"
+"""The name of a reward model's reward."""
+
+Rows = Mapping[str, PromptRow]
+"""The prompts, by their ids."""
+Reward = Callable[[Sequence[Rollout], Sequence[str], Rows], list[Rollout]]
+"""Gives rollouts their rewards; it gets the rollouts, the text of each, and the prompts."""
+Score = Callable[[Sequence[Mapping[str, Any]]], Sequence[Sequence[float | None]]]
+"""The scores of a reward model: for each record of a ``completions.jsonl``, those of its
+completions; None for one that cannot be scored."""
+
+
+@contextmanager
+def checking(checker: Checker, config: JudgeConfig, scratch: Path) -> Iterator[Reward]:
+    """A checker's verdicts and rewards for the rollouts that have no verdict yet, while the block
+    runs; an environment may have given some verdicts.
+
+    The reward raises ValueError if a larger share than `config.most_without` has no verdict.
+
+    Args:
+        scratch: where verdicts of a costly checker are kept.
+    """
+    kept, most_without = scratch / "verdicts", config.most_without
+    judges = Judges(checker, config.processes, config.time_limit, kept, most_without)
+
+    def reward(rollouts: Sequence[Rollout], said: Sequence[str], rows: Rows) -> list[Rollout]:
+        pairs = list(zip(rollouts, said, strict=True))
+        unjudged = [pair for pair in pairs if pair[0].verdict is None]
+        drawn, texts = [pair[0] for pair in unjudged], [pair[1] for pair in unjudged]
+        judged = iter(judge_rollouts(judges, drawn, texts, rows, judges.name))
+        every = [next(judged) if r.verdict is None else r for r in rollouts]
+        require_verdicts(every, most_without)
+        return every
+
+    with judges:
+        yield reward
+
+
+def by_model(score: Score, of_cut: float | None) -> Reward:
+    """A reward model's score of the text behind its prompt, as the reward `OF_MODEL`.
+
+    Args:
+        of_cut: the reward of a completion that was cut.
+    """
+
+    def reward(rollouts: Sequence[Rollout], said: Sequence[str], rows: Rows) -> list[Rollout]:
+        pairs = zip(rollouts, said, strict=True)
+        whole = [(rollout, text) for rollout, text in pairs if rollout.finish is Finish.stop]
+        records = _records(whole, rows)
+        scores = iter([s for of_row in (score(records) if records else ()) for s in of_row])
+        given = {
+            Finish.stop: lambda: next(scores),
+            Finish.length: lambda: of_cut,
+            Finish.error: lambda: None,
+        }
+        return [_rewarded(rollout, given[rollout.finish]()) for rollout in rollouts]
+
+    return reward
+
+
+def one_after_the_other(rewards: Sequence[Reward]) -> Reward:
+    """Rewards of several, which add up."""
+
+    def reward(rollouts: Sequence[Rollout], said: Sequence[str], rows: Rows) -> list[Rollout]:
+        found = list(rollouts)
+        for give in rewards:
+            found = give(found, said, rows)
+        return found
+
+    return reward
+
+
+def _records(whole: Sequence[tuple[Rollout, str]], rows: Rows) -> list[dict[str, Any]]:
+    """Records of a ``completions.jsonl``: neighbours that answer one row are one record."""
+    return [
+        {**vars(rows[row]), "completions": [text for _, text in of_row]}
+        for row, of_row in groupby(whole, key=lambda pair: pair[0].row)
+    ]
+
+
+def _rewarded(rollout: Rollout, score: float | None) -> Rollout:
+    return replace(rollout, rewards={**rollout.rewards, OF_MODEL: score})

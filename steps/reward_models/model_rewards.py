@@ -1,0 +1,29 @@
+"""Settings for rewards from a reward model, importable without torch."""
+
+import math
+from dataclasses import dataclass, field
+
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.reward_models.config import RewardScoring
+from steps.shared.checks import require
+
+
+@dataclass(frozen=True)
+class ModelRewards:
+    """How a reward model rewards the completions of a policy.
+
+    Args:
+        scoring: how it scores them.
+        tokenize: how texts become its tokens. It should equal the setting for the pairs that the
+            reward model was trained on.
+        of_cut: the reward of a completion that was cut at ``max_new_tokens``. Without one (null) it
+            has no reward and is left out, since a reward model knows whole answers only.
+    """
+
+    scoring: RewardScoring = field(default_factory=RewardScoring)
+    tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
+    of_cut: float | None = None
+
+    def __post_init__(self) -> None:
+        is_number = self.of_cut is None or math.isfinite(self.of_cut)
+        require(is_number, "of_cut must be a number or null", self.of_cut)
