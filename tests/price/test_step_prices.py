@@ -33,6 +33,7 @@ from steps.prices import (
     of_training,
     row_sizes,
 )
+from steps.reward_models.model_rewards import ModelRewards
 from steps.training.config import DpoConfig
 
 LLAMA = {
@@ -303,3 +304,39 @@ def test_experiments_are_priced_whole(tmp_path: Path) -> None:
         assert planned.status == 0, planned.err
         assert ": about " in planned.out.splitlines()[-1]
         assert "–" not in planned.out
+
+
+def test_the_last_batch_of_an_epoch_is_a_shorter_step() -> None:
+    call = dpo(DpoConfig(batch_size=4, max_steps=2), Hardware("CPU", threads=8))
+
+    def seconds(rows: int) -> float:
+        tokens = {**PAIRS, "rows": rows}
+        sizes = {"tokens": tokens, "policy": model_sizes.of_config(LLAMA)}
+        named = {call.arguments[name].fingerprint: of for name, of in sizes.items()}
+        found = replace(call, size_of=lambda value: named[value.fingerprint])
+        taken = of_training.PREFERENCE.foresee(found).seconds
+        assert taken is not None
+        return taken
+
+    assert seconds(5) < 0.8 * seconds(8)
+
+
+def test_a_reward_model_lies_beside_the_policy() -> None:
+    policy, prompts, rewards = (write_rows(count) for count in (1, 2, 3))
+    llama = model_sizes.of_config(LLAMA)
+    sizes = {
+        policy.fingerprint: llama,
+        prompts.fingerprint: {"prompt": 99.0},
+        rewards.fingerprint: llama,
+    }
+
+    def price(**more: object) -> Foreseen:
+        given = {"policy": policy, "prompts": prompts, "iterations": 9, "config": RlConfig()}
+        call = Call({**given, **more}, lambda v: sizes[v.fingerprint], Hardware(threads=8))
+        return of_online.ONLINE.foresee(call)
+
+    alone, beside = price(), price(reward_model=rewards, scoring=ModelRewards())
+    assert alone.memory is not None
+    assert alone.seconds is not None
+    assert beside.memory == pytest.approx(alone.memory + 4 * llama["parameters"])
+    assert beside.seconds > alone.seconds  # type: ignore[operator]
