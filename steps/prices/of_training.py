@@ -325,7 +325,7 @@ def forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: R
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=6)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=7)
 
 
 IMITATION = _learns("init", demonstrations=True)
