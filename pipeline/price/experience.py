@@ -103,6 +103,11 @@ _OWN_WORD = {"seconds": 0.01, "size": 0.1}
 the estimator counts more than an attempt of another size."""
 
 
+_CARRIED = 0.75
+"""The share of overhead's correction, on a logarithmic scale, that is expected of work too: a slow
+machine is slow in both."""
+
+
 def corrected(foreseen: float, what: str, estimator: str, own: Iterable[Experience]) -> float:
     """An estimate of memory or bytes, corrected by similar attempts.
 
@@ -127,7 +132,7 @@ def corrected_seconds(
 
     The two parts of an estimate, overhead and work, have a factor each, as a small attempt, which
     is mostly the start of a process, shows little of how fast the machine multiplies matrices.
-    Where no attempt shows that, half of what overhead tells (on a logarithmic scale) counts.
+    Where no attempt shows that, most of what overhead tells counts for it.
 
     Args:
         overhead: the part of the estimate that is no work.
@@ -138,7 +143,7 @@ def corrected_seconds(
     told = list(_told(foreseen, what, weighed, lambda apart: 1 / (1 + apart)))
     start = _mean(((weight * share**2, log) for weight, log, share in told), "seconds")
     shares = ((weight * (1 - share) ** 2, log) for weight, log, share in told)
-    work = _mean(shares, "seconds", start / 2)
+    work = _mean(shares, "seconds", _CARRIED * start)
     overhead = min(overhead, foreseen)
     return overhead * math.exp(start) + (foreseen - overhead) * math.exp(work)
 

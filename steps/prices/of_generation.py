@@ -14,7 +14,7 @@ from steps.prices.speed import Speed, speed_of
 _CALLS = 3.0
 """The ratio of a layer's overhead in a decoding step to that in a packed forward, because of the
 cache."""
-_TOKENIZED = 0.5
+_TOKENIZED = 0.2
 """Seconds to tokenise the prompts."""
 _TRIED = 100.0
 """Passes over all weights in the checks that choose an engine."""
@@ -175,7 +175,7 @@ def _of_judged(made: Made) -> Sizes:
     return {"completions": sum(verdicts)}
 
 
-SAMPLED = Estimator(_sampled, _of_completions, version=3)
+SAMPLED = Estimator(_sampled, _of_completions, version=4)
 EVALUATED = Estimator(_evaluated, version=5)
 DIVERGED = Estimator(_diverged)
 JUDGED = Estimator(_judged, version=3)

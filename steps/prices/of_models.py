@@ -14,7 +14,7 @@ from steps.prices.speed import Speed, speed_of
 PROCESS, WORKING = 0.42e9, 0.12e9
 """Bytes of a process that has imported torch and transformers, without a model; and the additional
 bytes when a model runs."""
-_QUANTIZED, _NAMED = 60e6, 30e3
+_QUANTIZED, _NAMED = 100e6, 40e3
 """Parameters that one thread dequantises, and tokens whose names it reads, per second."""
 _ROUNDED, _GGUF_WORD = 0.2e9, 39
 """Parameters that one thread rounds to 8 bits a second; bytes of a token's name in a GGUF file."""
@@ -87,7 +87,7 @@ def _exported_gguf(call: Call) -> Foreseen:
     return Foreseen({"bytes": size}, taken, PROCESS + 1.5 * largest)
 
 
-IMPORTED = Estimator(_imported, of_folder, version=4)
-INITIALISED = Estimator(_initialised, of_folder, version=4)
-EXPORTED = Estimator(_exported, of_folder, version=4)
+IMPORTED = Estimator(_imported, of_folder, version=5)
+INITIALISED = Estimator(_initialised, of_folder, version=5)
+EXPORTED = Estimator(_exported, of_folder, version=5)
 EXPORTED_GGUF = Estimator(_exported_gguf)

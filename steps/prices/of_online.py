@@ -1,9 +1,8 @@
 """Estimates of online training: in every iteration, the policy samples and then trains.
 
-Beside what training holds, the process holds the sampling model with its keys and values, the
-reference if the method needs one, and the reward model if one gives the rewards. On the host it
-holds a copy of the policy's weights, and with a `lag` one more for each iteration of it;
-checkpoints hold those of the lag too.
+Beside what training holds, the process holds the sampling model with its keys and values, and the
+reference and the reward model if there are such. On the host it holds a copy of the policy's
+weights, and with a `lag` one more for each iteration of it; checkpoints hold those of the lag too.
 """
 
 import json
@@ -19,6 +18,7 @@ from steps.prices.of_generation import drawing_seconds, engine_memory
 from steps.prices.of_training import (
     Rows,
     checkpoint_bytes,
+    forward_seconds,
     trained_parameters,
     update_memory,
     update_seconds,
@@ -91,16 +91,11 @@ def _memory(call: Call, model: Sizes, weights: float, samples: bool) -> float:
     training = update_memory(call, model, config, trained_parameters(model, config), _update(call))
     engine = engine_memory(model, _sampling(config), prompt, BYTES[Dtype(config.dtype)])
     reference = weights if config.method.needs_reference else 0.0
+    rewarding = call.size("reward_model").get("parameters", 0.0)
+    if rewarding:
+        rewarding *= BYTES[Dtype(call.arguments["scoring"].scoring.dtype)]
     on_host = 0.0 if call.hardware.devices else (config.lag + 1) * weights
-    scores = _reward_bytes(call)
-    return training + reference + scores + (engine + on_host if samples else 0.0)
-
-
-def _reward_bytes(call: Call) -> float:
-    """The weights of the reward model that stays loaded, if there is one."""
-    scoring: Any = call.arguments.get("scoring")
-    parameters = call.size("reward_model").get("parameters", 0.0)
-    return parameters * BYTES[Dtype(scoring.scoring.dtype)] if scoring else 0.0
+    return training + reference + rewarding + (engine + on_host if samples else 0.0)
 
 
 def _seconds(call: Call, model: Sizes, size: float, iterations: int, samples: bool) -> float | None:
@@ -113,12 +108,13 @@ def _seconds(call: Call, model: Sizes, size: float, iterations: int, samples: bo
     updates = config.inner_epochs * config.minibatches
     drawing = drawing_seconds(speed, model, config.prompts, prompt, _sampling(config), itemsize)
     training = updates * update_seconds(call, speed, model, config, trained, batch)
-    scored = replace(batch, count=config.prompts)
     if config.method.needs_reference:
+        scored = replace(batch, count=config.prompts)
         training += update_seconds(call, speed, model, config, trained, scored) / 3
-    if "parameters" in (of_reward := call.size("reward_model")):
-        drawing += update_seconds(call, speed, of_reward, config, trained, scored) / 3
     each = drawing + training if samples else training
+    if "parameters" in (rewarding := call.size("reward_model")):
+        drawn, scoring = replace(batch, count=config.prompts, scored=2), call.arguments["scoring"]
+        each += forward_seconds(call, speed, rewarding, scoring.scoring, drawn)
     return speed.start + speed.first + speed.files(2 * size) + iterations * each
 
 
@@ -129,5 +125,5 @@ def _of_run(made: Made) -> Sizes:
     return {"parts": {"model": {**of_config(config), "bytes": size}}} if config else {}
 
 
-ONLINE = Estimator(_online, _of_run, version=2)
+ONLINE = Estimator(_online, _of_run, version=4)
 REPLAYED = Estimator(_replayed, _of_run)

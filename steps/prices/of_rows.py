@@ -8,19 +8,17 @@ from typing import Any
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
 from steps.prices.row_sizes import BYTES_A_TOKEN, of_rows, of_source, of_tokens
 
-START_BARE, _START_TABLES, _START_READING, _START_TOKENIZING = 0.15, 0.5, 1.0, 0.5
+START_BARE, _START_TABLES, _START_READING, _START_TOKENIZING = 0.15, 0.5, 0.6, 0.5
 """Seconds until a step begins, in a process whose parent has imported its libraries: a step that
 uses none, one that writes tables, one that reads sources, and one that tokenises."""
 _ROWS_READ, _ROWS_TOKENIZED, _TOKENS_WRITTEN, _WORDS_LOADED = 4e3, 4e3, 3e5, 1e5
 """Rows, tokens, and entries of a tokenizer's vocabulary per second of one process."""
 _READING, _TOKENIZING, TOKENIZER = 0.155e9, 0.455e9, 1250.0
 """Bytes of a process that reads or tokenises, and bytes for each token of the vocabulary."""
-_TEMPLATE_TOKENS = 25
+_TEMPLATE_TOKENS = 28
 """Tokens that a chat template adds to a conversation, including a system prompt."""
-_NAMES = 220.0
-"""Bytes of names of fields, quotes and ids in a row of pairs, which has the prompt three times."""
-_UNPACKED = 3.4
-"""The ratio of a row's text, as pairs have it, to its share of a compressed Parquet file."""
+_PACKED = 0.43
+"""The ratio of a row's share of a compressed Parquet file to its text."""
 _EMPTY = 2500
 """Bytes of a Parquet file without rows."""
 _REPORT = 0.19e9, 0.2e6
@@ -44,7 +42,7 @@ def _loaded(call: Call) -> Foreseen:
     }
     read = source["rows"] + held_out.get("rows", 0)
     rows = sum(part.get("rows", 0) for part in parts.values())
-    size = sum(p.get("rows", 0) * p.get("text", 0) * 0.3 + 3500 for p in parts.values())
+    size = sum(p.get("rows", 0) * p.get("text", 0) * _PACKED + 3500 for p in parts.values())
     sizes = {"rows": rows, "parts": parts, "bytes": size}
     return Foreseen(sizes, _START_READING + read / _ROWS_READ, _READING)
 
@@ -61,12 +59,10 @@ def _limited(sizes: Sizes, share: float, most: int | None) -> Sizes:
 
 def _text_tokens(part: Sizes) -> float | None:
     """The mean number of tokens of a row's text; ``None`` if it is unknown."""
-    if "text" in part:  # short rows may have shorter names
-        return max(part["text"] - _NAMES, part["text"] / 4) / BYTES_A_TOKEN
-    if "bytes" in part:  # of a compressed Parquet file
-        compressed = max(0.0, part["bytes"] - _EMPTY) / max(part["rows"], 1)
-        return max(60.0, _UNPACKED * compressed) / BYTES_A_TOKEN
-    return None
+    text = part.get("text")
+    if text is None and "bytes" in part:
+        text = max(40.0, (part["bytes"] - _EMPTY) / max(part["rows"], 1) / _PACKED)
+    return None if text is None else text / BYTES_A_TOKEN
 
 
 def _within(config: Any, prompt: float, response: float) -> tuple[float, float]:
@@ -78,13 +74,12 @@ def _within(config: Any, prompt: float, response: float) -> tuple[float, float]:
 
 
 def _pair_lengths(part: Sizes, config: Any = None) -> Sizes:
-    """The mean numbers of tokens of a pair's parts, if half of the text is three copies of the
-    prompt."""
+    """The mean numbers of tokens of a pair's parts, if a quarter of the text is the prompt."""
     if "chosen" in part:
         return {name: part[name] for name in ("prompt", "chosen", "rejected")}
     if (tokens := _text_tokens(part)) is None:
         return {}
-    prompt, response = _within(config, tokens / 6 + _TEMPLATE_TOKENS, tokens / 4)
+    prompt, response = _within(config, tokens / 4 + _TEMPLATE_TOKENS, 3 * tokens / 8)
     return {"prompt": prompt, "chosen": response, "rejected": response}
 
 
@@ -206,7 +201,7 @@ def _separated(call: Call) -> Foreseen:
         return Foreseen()
     rows = sum(part["rows"] for part in parts.values())
     text = sum(part["rows"] * tokens_of(part) for part in parts.values()) * BYTES_A_TOKEN
-    sizes = {"rows": rows, "parts": parts, "bytes": _EMPTY * len(parts) + text / _UNPACKED}
+    sizes = {"rows": rows, "parts": parts, "bytes": _EMPTY * len(parts) + _PACKED * text}
     return Foreseen(sizes, _START_TABLES + rows / _ROWS_READ, _READING)
 
 

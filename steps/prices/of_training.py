@@ -27,7 +27,7 @@ from steps.prices.of_rows import tokens_of
 from steps.prices.of_tpus import is_tpu, on_tpu
 from steps.prices.speed import Speed, speed_of
 from steps.shared.accelerators import accelerator
-from steps.training.schedule import total_steps
+from steps.training.schedule import steps_per_epoch, total_steps
 
 _LOGITS = {False: 128e6, True: 1e9}
 """Bytes of logits at a time, on CPUs (False) and on accelerators (True)."""
@@ -146,6 +146,12 @@ def _checkpoints(config: Any, steps: int, seconds: float) -> int:
     return min(saved, before_the_end, config.keep_last + 1)
 
 
+def _examples(rows: int, batch_size: int, steps: int) -> int:
+    """The number of examples of so many steps; the last batch of an epoch may be shorter."""
+    epochs, rest = divmod(steps, steps_per_epoch(rows, batch_size))
+    return epochs * rows + rest * batch_size
+
+
 def _around_seconds(speed: Speed, model: Sizes, rows: Rows, size: float) -> float:
     """Seconds before the first step and after the last one."""
     checks = _CHECKED_PACKS * speed.computing(
@@ -165,13 +171,13 @@ def _loop_seconds(
     demonstrations: bool,
 ) -> float:
     """Seconds of all steps, and of the evaluations of held-out rows between them."""
-    batch = replace(rows, count=min(config.batch_size, rows.count))
+    batch = replace(rows, count=_examples(math.ceil(rows.count), config.batch_size, steps) / steps)
     seconds = steps * update_seconds(call, speed, model, config, trained, batch)
     held_out = _rows(call.size("held_out"), demonstrations)
     if held_out is None or not config.eval_every_steps:
         return seconds
     evaluations = math.ceil(steps / config.eval_every_steps)
-    return seconds + evaluations * _forward_seconds(call, speed, model, config, held_out)
+    return seconds + evaluations * forward_seconds(call, speed, model, config, held_out)
 
 
 def update_seconds(
@@ -306,11 +312,11 @@ def scoring(
     if rows is None or speed is None:
         return Foreseen(sizes, None, memory)
     checks = _CHECKED_PACKS * speed.computing(_flops(model, rows), 2 * model["layers"], parameters)
-    work = checks + _forward_seconds(call, speed, model, config, rows)
+    work = checks + forward_seconds(call, speed, model, config, rows)
     return Foreseen(sizes, speed.start + speed.first + speed.files(parameters) + work, memory)
 
 
-def _forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: Rows) -> float:
+def forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: Rows) -> float:
     """Seconds of one forward over each row."""
     devices = max(1, call.hardware.devices)
     forwards = math.ceil(_forwards(rows.count, rows.tokens, config.tokens_per_forward) / devices)
@@ -320,11 +326,11 @@ def _forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: 
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=6)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=7)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
-SCORED = Estimator(_scored, version=4)
+SCORED = Estimator(_scored, version=5)
 REWARDED = Estimator(_rewarded)

@@ -1,12 +1,15 @@
 """The number of rows and their lengths, as text in a file and as tokens.
 
-The sizes of rows are ``rows`` and ``text``, the mean bytes of a row in its file. The sizes of
-tokens are ``rows`` and the mean lengths ``prompt``, ``chosen`` and ``rejected`` of pairs, or
-``total`` of other rows. Both have ``parts`` by split.
+The sizes of rows are ``rows`` and ``text``, the mean bytes of the texts of a row, each counted
+once: a row of pairs may have its prompt three times. The sizes of tokens are ``rows`` and the mean
+lengths ``prompt``, ``chosen`` and ``rejected`` of pairs, or ``total`` of other rows. Both have
+``parts`` by split.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import fsspec
 
@@ -17,10 +20,9 @@ from steps.sources import DataSource, Files, Mixed
 BYTES_A_TOKEN = 4.0
 """The mean bytes of a token in English text."""
 _LOOKED_AT = 2**18
-_HUB: Mapping[tuple[str, str], Sizes] = {
-    # rows: the dataset's card; text: the mean of a sample, without the chosen answer's second copy
-    ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs"): {"rows": 61135, "text": 4600},
-    ("HuggingFaceH4/ultrafeedback_binarized", "test_prefs"): {"rows": 2000, "text": 4600},
+_HUB: Mapping[tuple[str, str], Sizes] = {  # rows: the dataset's card; text: the mean of a sample
+    ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs"): {"rows": 61135, "text": 3000},
+    ("HuggingFaceH4/ultrafeedback_binarized", "test_prefs"): {"rows": 2000, "text": 3000},
 }
 
 
@@ -45,10 +47,33 @@ def _of_file(file: File) -> Sizes:
         return {}
     with Path(path).open("rb") as opened:
         beginning = opened.read(_LOOKED_AT)
-    lines = max(1, beginning.count(b"\n"))
-    mean = len(beginning) / lines
     size = Path(path).stat().st_size
-    return {"rows": lines if size <= len(beginning) else round(size / mean), "text": mean}
+    lines = beginning.splitlines()
+    if size > len(beginning):  # the last one is cut
+        lines = lines[:-1] or lines
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        return {}
+    share = size / sum(len(line) + 1 for line in lines)
+    return {"rows": round(share * len(lines)), "text": sum(map(_text, lines)) / len(lines)}
+
+
+def _text(line: bytes) -> int:
+    """The bytes of the texts of a row, each counted once."""
+    try:
+        texts = set(_texts(json.loads(line)))
+    except ValueError:  # the step will say what is wrong with it
+        return len(line) // 2
+    return sum(len(text.encode(errors="replace")) for text in texts)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, without the names of its fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def of_rows(made: Made) -> Sizes:

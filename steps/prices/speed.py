@@ -58,7 +58,7 @@ def speed_of(hardware: Hardware) -> Speed | None:
 def _speed(hardware: Hardware) -> Speed | None:
     if not hardware.devices:
         threads = hardware.threads
-        return Speed(80e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.3, 0.4)
+        return Speed(80e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.2, 0.2)
     known = accelerator(hardware.model)
     if known is None:
         return None

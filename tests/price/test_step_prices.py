@@ -1,6 +1,7 @@
 """What is foreseen of the steps that ship with Temper."""
 
 import importlib
+import json
 import pkgutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from priced_steps import write_rows
 from tiny_models import model_folder
 
 import steps
+from pipeline import File
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
 from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware
@@ -22,7 +24,15 @@ from steps.evaluation.config import EvaluateConfig
 from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.online.config import RlConfig
-from steps.prices import model_sizes, of_generation, of_online, of_rows, of_tpus, of_training
+from steps.prices import (
+    model_sizes,
+    of_generation,
+    of_online,
+    of_rows,
+    of_tpus,
+    of_training,
+    row_sizes,
+)
 from steps.reward_models.model_rewards import ModelRewards
 from steps.training.config import DpoConfig
 
@@ -208,26 +218,6 @@ def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_
     assert behind.seconds == in_step.seconds
 
 
-def test_a_reward_model_in_the_loop_costs_memory_and_time() -> None:
-    policy, prompts, reward = write_rows(1), write_rows(2), write_rows(3)
-    model = model_sizes.of_config(LLAMA)
-    sizes = {policy.fingerprint: model, prompts.fingerprint: {}, reward.fingerprint: model}
-    arguments = {"policy": policy, "prompts": prompts, "iterations": 9, "config": RlConfig()}
-
-    def price(**more: object) -> Foreseen:
-        every = {**arguments, **more}
-        return of_online.ONLINE.foresee(
-            Call(every, lambda value: sizes[value.fingerprint], Hardware("CPU", threads=8))
-        )
-
-    alone, scored = price(), price(reward_model=reward, scoring=ModelRewards())
-    assert alone.memory is not None
-    assert alone.seconds is not None
-    assert scored.memory == pytest.approx(alone.memory + 4 * model["parameters"])
-    assert scored.seconds is not None
-    assert scored.seconds > alone.seconds
-
-
 def trained(config: DpoConfig, pace: float = 1.0) -> Foreseen:
     call = dpo(config, Hardware("CPU", threads=8))
     return of_training.PREFERENCE.foresee(replace(call, pace=pace))
@@ -277,13 +267,27 @@ def test_an_evaluation_on_several_devices_loads_a_whole_model_on_each() -> None:
 def test_lengths_are_those_of_long_rows_and_of_short_ones(file: str) -> None:
     """Of UltraFeedback and of the demo's rows, measured with SmolLM2's tokenizer."""
     for rows, text, compressed, prompt, response in (
-        (439, 4600.0, 562607, 206, 275),
-        (24, 447.0, 4992, 37.7, 15.7),
+        (439, 3003.0, 562607, 206, 275),
+        (24, 134.0, 4992, 37.7, 15.7),
     ):
         size = {"rows": rows, "text": text} if file == "text" else {"bytes": compressed}
         lengths = of_rows._pair_lengths({"rows": rows, **size})
-        assert lengths["prompt"] == pytest.approx(prompt, rel=0.1)
-        assert lengths["chosen"] == pytest.approx(response, rel=0.45)
+        assert lengths["prompt"] == pytest.approx(prompt, rel=0.15)
+        assert lengths["chosen"] == pytest.approx(response, rel=0.5)
+
+
+def test_a_text_counts_once_however_often_its_row_has_it(tmp_path: Path) -> None:
+    asked, good, bad = "What is 1 + 1?", "2", "I think that it is 2"
+    turns = [[{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
+             for text in (good, bad)]  # fmt: skip
+    plain = {"prompt": asked, "chosen": good, "rejected": bad}
+    rows = [plain, {"prompt": asked, "chosen": turns[0], "rejected": turns[1]}]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    texts = [len(asked + good + bad), len(asked + good + bad + "user" + "assistant"), 3]
+    assert row_sizes.of_source(File(str(file))) == {"rows": 3, "text": sum(texts) / 3}
+    (tmp_path / "empty.jsonl").write_text("")
+    assert row_sizes.of_source(File(str(tmp_path / "empty.jsonl"))) == {}
 
 
 def test_experiments_are_priced_whole(tmp_path: Path) -> None:
@@ -300,3 +304,39 @@ def test_experiments_are_priced_whole(tmp_path: Path) -> None:
         assert planned.status == 0, planned.err
         assert ": about " in planned.out.splitlines()[-1]
         assert "–" not in planned.out
+
+
+def test_the_last_batch_of_an_epoch_is_a_shorter_step() -> None:
+    call = dpo(DpoConfig(batch_size=4, max_steps=2), Hardware("CPU", threads=8))
+
+    def seconds(rows: int) -> float:
+        tokens = {**PAIRS, "rows": rows}
+        sizes = {"tokens": tokens, "policy": model_sizes.of_config(LLAMA)}
+        named = {call.arguments[name].fingerprint: of for name, of in sizes.items()}
+        found = replace(call, size_of=lambda value: named[value.fingerprint])
+        taken = of_training.PREFERENCE.foresee(found).seconds
+        assert taken is not None
+        return taken
+
+    assert seconds(5) < 0.8 * seconds(8)
+
+
+def test_a_reward_model_lies_beside_the_policy() -> None:
+    policy, prompts, rewards = (write_rows(count) for count in (1, 2, 3))
+    llama = model_sizes.of_config(LLAMA)
+    sizes = {
+        policy.fingerprint: llama,
+        prompts.fingerprint: {"prompt": 99.0},
+        rewards.fingerprint: llama,
+    }
+
+    def price(**more: object) -> Foreseen:
+        given = {"policy": policy, "prompts": prompts, "iterations": 9, "config": RlConfig()}
+        call = Call({**given, **more}, lambda v: sizes[v.fingerprint], Hardware(threads=8))
+        return of_online.ONLINE.foresee(call)
+
+    alone, beside = price(), price(reward_model=rewards, scoring=ModelRewards())
+    assert alone.memory is not None
+    assert alone.seconds is not None
+    assert beside.memory == pytest.approx(alone.memory + 4 * llama["parameters"])
+    assert beside.seconds > alone.seconds  # type: ignore[operator]
