@@ -35,12 +35,19 @@ def has_results(scratch: Path) -> bool:
 
 
 def go_on_from(
-    scratch: Path, observation: Observation, home: Home, closure: Closure, is_shared: bool
+    scratch: Path,
+    observation: Observation,
+    home: Home,
+    closure: Closure,
+    *,
+    is_versioned: bool,
+    is_shared: bool,
 ) -> tuple[Earlier, list[str]]:
     """What the results in scratch depend on; and, where that has changed, how: then scratch is
     empty now. From here on, scratch is told what this attempt depends on.
 
     Args:
+        is_versioned: the author decides when results change, so scratch stays as it is.
         is_shared: several nodes use the folder.
 
     Raises:
@@ -50,6 +57,8 @@ def go_on_from(
         earlier, changes = NO_EARLIER, []
         if has_results(scratch):
             earlier, changes = _earlier(scratch / RECORDS, home, closure)
+        if is_versioned:
+            changes = []
         if changes and is_shared:
             raise TemperError(
                 f"{'; '.join(changes)}, and results in {scratch} depend on it; undo the change, or "

@@ -84,7 +84,12 @@ class Code:
         emptied if these depend on what has changed."""
         home = home_of(self.function)
         self._earlier, changes = go_on_from(
-            scratch, self.observation, home, self.closure, is_shared=self._spec.nodes > 1
+            scratch,
+            self.observation,
+            home,
+            self.closure,
+            is_versioned=self.function.version is not None,
+            is_shared=self._spec.nodes > 1,
         )
         if changes:
             print(f"begins anew, and not from its scratch: {'; '.join(changes)}", flush=True)

@@ -176,12 +176,13 @@ result = f"{first.read_text()} {done}"
 """
 
 
-def interrupted(project: Project, tmp_path: Path) -> None:
+def interrupted(project: Project, tmp_path: Path, decorator: str = "@step") -> None:
     """A step that is killed when scratch has half of its result, which is of two files."""
     for name in ("first", "each"):
         project.write(f"{name}.txt", "1")
     (stop := tmp_path / "stop").touch()
-    project.step(INTERRUPTED.replace("STOP", str(stop)), before="import os, signal")
+    body = INTERRUPTED.replace("STOP", str(stop))
+    project.step(body, before="import os, signal", decorator=decorator)
     with pytest.raises(RunFailed):
         project.run()
 
@@ -212,6 +213,14 @@ def test_results_in_scratch_are_dropped_if_what_they_depend_on_has_changed(
     assert project.run() == {"first": "2 1111", "each": "1 2222"}[changed]
     assert project.is_cached()
     assert "resumed" not in project.manifest().provenance["spent"]
+
+
+def test_a_version_keeps_results_in_scratch_whatever_they_depend_on(
+    project: Project, tmp_path: Path
+) -> None:
+    interrupted(project, tmp_path, '@step(version="1")')
+    project.write("each.txt", "2")
+    assert project.run() == "1 1122"
 
 
 def test_a_file_that_was_looked_for_in_vain_is_a_dependency(project: Project) -> None:
