@@ -87,6 +87,8 @@ def _earlier(records: Path, home: Home, closure: Closure) -> tuple[Earlier, list
     modules: dict[str, str] = {}
     present = Present()
     for folder in sorted(records.glob("*")):
+        if not (folder / "modules").exists():  # the last to be made; the step has not begun
+            continue
         try:
             one = _of(folder, closure)
         except (OSError, ValueError, TypeError):

@@ -142,7 +142,8 @@ class Observation:
                 self._lock.close()
 
     def keep(self, folder: Path) -> None:
-        """Write what was recorded to a folder in scratch, too, and what will be."""
+        """Write what was recorded to a folder in scratch, too, and what will be; ``modules`` is the
+        last file to be made."""
         shutil.copyfile(f"{self.folder}/rules", folder / "rules")
         self._kept = folder
         for file in (self.events, self.modules):
