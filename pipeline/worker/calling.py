@@ -22,7 +22,7 @@ from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
-from pipeline.observed.earlier import go_on_from, has_results
+from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
@@ -53,7 +53,7 @@ class Code:
     """
 
     def __init__(self, spec: StepSpec):
-        self._spec = spec
+        self._spec, self._earlier = spec, NO_EARLIER
         module = spec.function.partition(":")[0]
         try:
             self.observation = Observation.begin(_rules(spec, module))
