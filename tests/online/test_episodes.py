@@ -265,8 +265,8 @@ def test_the_loss_is_that_of_the_drawn_tokens_alone(
     model = load_model(folders[1]).eval()
     expected = 0.0
     for rollout in episodes:
-        others = [r.rewards["r"] for r in episodes if r is not rollout]
-        advantage = rollout.rewards["r"] - sum(others) / len(others)
+        others = [r.reward for r in episodes if r is not rollout]
+        advantage = rollout.reward - sum(others) / len(others)
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([[*rollout.prompt_ids, *rollout.ids]])).logits
         logps = logits[0, 1:-1].double().log_softmax(dim=-1)

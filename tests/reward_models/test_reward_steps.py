@@ -214,7 +214,7 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
     }
     highest = {
         (5, 6, *max((r for r in judged if r.row == row.row and not r.is_cut),
-                    key=lambda r: r.rewards["reward_model"]).ids)
+                    key=lambda r: r.reward).ids)
         for row in rows
     }  # fmt: skip
     assert best == highest
