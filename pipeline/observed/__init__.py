@@ -7,6 +7,7 @@ notes what has no audit event, ``marks`` records which functions ran, ``natives`
 native code opens. ``snapshot`` serves project modules from the bytes that were hashed. A Python
 that the step starts joins through ``started`` and ``joining``. ``discovery`` derives the discovered
 dependencies of an artifact from the observation, and tells a plan whether they have changed since.
+``earlier`` does so for attempts that left results in scratch.
 
 Uses ``store`` and what lies below it.
 """

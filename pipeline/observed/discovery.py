@@ -31,7 +31,7 @@ from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.errors import TemperError
 from pipeline.observed.observation import Observation
-from pipeline.observed.rules import working_folder
+from pipeline.observed.rules import Rules, working_folder
 from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
 from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
@@ -105,11 +105,16 @@ def home_of(function: Any) -> Home:
 def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
     """The observed dependencies that are in no key."""
     modules = _modules(observation)
-    reads, folders, names = _events(observation)
+    reads, folders, names = _events(observation.events)
     code, sources = _code(modules, home, closure, observation)
     for path in sources:
         reads[path] = modules[path].digest
-    rules, imported = observation.rules, _imported(modules, closure)
+    rules = observation.rules
+    imported = _imported(
+        {path: module.name for path, module in modules.items()},
+        closure,
+        lambda path, name: _file_of(name) == path,
+    )
 
     def named(path: str) -> list[str]:
         return names.of(path, home.name(path, rules.roots, imported), rules.start)
@@ -121,6 +126,63 @@ def discover(observation: Observation, home: Home, closure: Closure) -> Discover
         files=files if observation.is_complete else {**files, _UNKNOWN: UNSTEADY},
         folders={name: folders[path] for path in sorted(folders) for name in named(path)},
     )
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier attempts depended on, of which scratch has results.
+
+    modules: of the files that are modules, the names.
+    """
+
+    discovered: Discovered
+    modules: Mapping[str, str]
+
+
+def discover_earlier(folder: Path, home: Home, rules: Rules, closure: Closure) -> Earlier:
+    """The dependencies of an attempt that may have been killed, from the folder of its records.
+
+    Which functions of a module ran is not known. So a module counts with its bytes if the present
+    closure has no part of it, and otherwise not: what the step reaches of it is in the key.
+    """
+    known = set(map(os.path.abspath, closure.sources))
+    of_details = {unit.partition(":")[0] for unit in closure.details}
+    loaded = {path: (name, digest) for name, path, digest, _ in _records(f"{folder}/modules")}
+    reads, folders, names = _events(f"{folder}/events")
+    modules: dict[str, str] = {}
+    for path, (name, digest) in loaded.items():
+        is_known = _file_of(name) in known or name in of_details
+        if not is_known and rules.counts(path):
+            reads[path], modules[path] = digest, name
+    called = {path: name for path, (name, _) in loaded.items()}
+    imported = _imported(called, closure, lambda _, name: _file_of(name) is not None)
+
+    def named(path: str) -> list[str]:
+        return names.of(path, home.name(path, rules.roots, imported), rules.start)
+
+    digests = {path: _read_digest(path, seen) for path, seen in reads.items()}
+    files = {name: digest for path, digest in digests.items() for name in named(path)}
+    listed = {name: digest for path, digest in folders.items() for name in named(path)}
+    of_files = {name: module for path, module in modules.items() for name in named(path)}
+    return Earlier(Discovered({}, files, listed), of_files)
+
+
+def with_earlier(found: Discovered, earlier: Earlier, observation: Observation) -> Discovered:
+    """The dependencies of an attempt and of those whose results it has used. A module that it has
+    loaded itself counts as it does."""
+    own = {module.name for module in _modules(observation).values()}
+    files = {n: d for n, d in earlier.discovered.files.items() if earlier.modules.get(n) not in own}
+    return Discovered(
+        found.code,
+        _agreeing(files, found.files),
+        _agreeing(earlier.discovered.folders, found.folders),
+    )
+
+
+def _agreeing(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Both; what differs has changed between two attempts."""
+    differ = {name: UNSTEADY for name in before.keys() & now.keys() if before[name] != now[name]}
+    return dict(sorted({**before, **now, **differ}.items()))
 
 
 def started_python(observation: Observation) -> bool:
@@ -196,17 +258,21 @@ def _code(
     return found, sorted(filter(observation.rules.counts, sources))
 
 
-def _imported(modules: Mapping[str, _Module], closure: Closure) -> dict[str, str]:
-    """The folders from which the modules were imported, each with the name of one of them that a
-    planner can find: one in the key, if there is any, and one near the top."""
+def _imported(
+    names: Mapping[str, str], closure: Closure, can_be_found: Callable[[str, str], bool]
+) -> dict[str, str]:
+    """The folders from which modules were imported, each with the name of one of them that a
+    planner can find: one in the key, if there is any, and one near the top.
+
+    Args:
+        names: those of the modules, by path.
+    """
     analysed = set(map(os.path.abspath, closure.sources))
-    named = [(path, module.name) for path, module in modules.items()]
+    called = [(path, name) for path, name in names.items() if _is_called_so(path, name)]
     found: dict[str, str] = {}
-    for path, name in sorted(named, key=lambda m: (m[0] not in analysed, m[1].count("."), m[1])):
-        if not _is_called_so(path, name):
-            continue
+    for path, name in sorted(called, key=lambda m: (m[0] not in analysed, m[1].count("."), m[1])):
         folder = Home.of(name, path).folder
-        if folder not in found and _file_of(name) == path:
+        if folder not in found and can_be_found(path, name):
             found |= {folder: name, os.path.realpath(folder): name}
     return found
 
@@ -250,7 +316,7 @@ class _Names:
         return [name, from_start] if parents else [name]
 
 
-def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], _Names]:
+def _events(file: str) -> tuple[dict[str, Any], dict[str, str], _Names]:
     """For each file that the step read before it wrote it: its state or its digest. For each folder
     that the step listed and did not make: its digest. How it named them."""
     reads: dict[str, Any] = {}
@@ -260,7 +326,7 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], _
     kept: dict[str, str] = {}
     own: set[str] = set()
     made: list[str] = []
-    for kind, path, *details in _records(observation.events):
+    for kind, path, *details in _records(file):
         if kind in ("relative", "base"):
             (names.relative if kind == "relative" else names.bases).add(path)
         elif kind == "read" and path in kept:
@@ -291,8 +357,9 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], _
 
 
 def _records(path: str) -> Iterator[list[Any]]:
-    for line in Path(path).read_bytes().splitlines():
-        yield json.loads(line)
+    for line in Path(path).read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):  # a copy that was made while the step ran may end in a part
+            yield json.loads(line)
 
 
 def _read_digest(path: str, seen: Any) -> str:

@@ -11,6 +11,9 @@ The model:
 - At the first read of a file, its state (size, times, inode) is recorded. Its content is hashed
   after the step: see :mod:`pipeline.observed.discovery`. A file that the step wrote before it read
   it is no dependency.
+- What an attempt left in scratch depends on what it had read, also after it was killed. So the
+  records are written to scratch, too, before the step can use what they tell of: see
+  :mod:`pipeline.observed.earlier`.
 """
 
 import contextlib
@@ -31,6 +34,7 @@ import blake3
 from pipeline.observed import marks, natives
 from pipeline.observed.hook import HOOK
 from pipeline.observed.rules import Rules
+from pipeline.observed.states import file_digest
 
 ENVIRONMENT = "TEMPER_OBSERVED"
 """Set in the processes of a step: the folder of its observation."""
@@ -39,6 +43,8 @@ MOST_MARKS = 2**20
 offset in the file of module records; see :meth:`Observation.add_module`."""
 _REPEATED = frozenset({"relative", "base", "list", "link", "module", "python"})
 """The kinds of events of which a repetition says nothing new."""
+_MOST_HASHED_AT_ONCE = 64 * 2**20
+"""The bytes of the largest file of which scratch is told the digest and not only the state."""
 _SOMETHING_LOST = MOST_MARKS
 """The mark that says that a record is missing."""
 _PREFIX = "temper-observed-"
@@ -75,6 +81,7 @@ class Observation:
         self._lock: IO[str] | None = None  # held while this process or one of its forks lives
         self._recorded: frozenset[bytes] = frozenset()  # what other processes had noted before
         self._repeated = _REPEATED
+        self._kept: Path | None = None  # a folder in scratch
 
     @classmethod
     def begin(cls, rules: Rules) -> "Observation":
@@ -107,6 +114,8 @@ class Observation:
             joined._recorded |= frozenset(Path(file).read_bytes().splitlines(keepends=True))
         if not any(line.startswith(b'["kept"') for line in joined._recorded):
             joined._repeated |= {"read"}  # after a file was kept, another read of it says more
+        if (kept := Path(folder, "kept")).exists():
+            joined._kept = Path(kept.read_text())
         joined._watch()
         return joined
 
@@ -131,6 +140,17 @@ class Observation:
         if self._lock is not None:
             with contextlib.suppress(OSError):  # the step may have closed the descriptor
                 self._lock.close()
+
+    def keep(self, folder: Path) -> None:
+        """Write what was recorded to a folder in scratch, too, and what will be; ``modules`` is the
+        last file to be made."""
+        shutil.copyfile(f"{self.folder}/rules", folder / "rules")
+        self._kept = folder
+        for file in (self.events, self.modules):
+            (folder / os.path.basename(file)).touch()
+            for line in Path(file).read_bytes().splitlines():
+                self._keep(file, json.loads(line))
+        Path(self.folder, "kept").write_text(str(folder))  # for processes that join from now on
 
     def share_sources(self, sources: Mapping[str, bytes]) -> None:
         """Share the bytes of project files with processes that join from now on."""
@@ -160,6 +180,19 @@ class Observation:
             _append(file, line)
         except OSError:
             self.marks[_SOMETHING_LOST] = 1
+        self._keep(file, record)
+
+    def _keep(self, file: str, record: list[Any]) -> None:
+        """Write a record to scratch: of a file that was read its digest, as it may change until
+        the step goes on; of a module that any of its units may run."""
+        if self._kept is None:
+            return
+        if file == self.modules:
+            record = [*record[:3], None]
+        elif record[0] == "read" and record[2] and record[2][2] <= _MOST_HASHED_AT_ONCE:
+            record = ["read", record[1], file_digest(record[1])]
+        with contextlib.suppress(OSError):  # a step may empty its scratch; then nothing depends
+            _append(str(self._kept / os.path.basename(file)), _line(record))
 
     @property
     def variables(self) -> Mapping[bytes, bytes]:
@@ -181,8 +214,9 @@ class Observation:
             The number of the first mark: the offset of this record in the file of records. A record
             is longer than its number of marks, so no two processes get the same numbers.
         """
-        digest = blake3.blake3(content).hexdigest()
-        return _append(self.modules, _line([name, path, digest, units]))
+        record = [name, path, blake3.blake3(content).hexdigest(), units]
+        self._keep(self.modules, record)
+        return _append(self.modules, _line(record))
 
 
 def _append(path: str, line: bytes) -> int:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.store.layout import Store
+from pipeline.store.layout import RECORDS, Store
 
 _A_DAY = 86_400.0
 
@@ -64,11 +64,11 @@ class Unfinished:
 
 
 def _last_change(folder: Path) -> float:
-    """When the newest file of a folder was written; 0 if the folder has no file."""
+    """When the newest file of a folder was written; 0 if the folder has no file but records."""
     times = [0.0]
     with contextlib.suppress(OSError):
         for path in folder.rglob("*"):
-            if path.is_file():
+            if path.is_file() and RECORDS not in path.parts:
                 times.append(path.stat().st_mtime)
     return max(times)
 

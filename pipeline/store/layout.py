@@ -49,6 +49,9 @@ from pipeline.store.stored import is_step, parse_json
 LAYOUT_VERSION = 2
 """Version 2 added generations, marks, leases, accepted code, index; 1 is readable."""
 READABLE_LAYOUTS = (1, 2)
+RECORDS = ".observed"
+"""The folder in scratch with the records of what its files depend on; see
+:mod:`pipeline.observed.earlier`."""
 _READERS = 16
 
 

@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from pipeline.dag.files import FileEntry, describe
+from pipeline.store.layout import RECORDS
 from pipeline.store.manifest import file_entries
 from pipeline.store.objects import Objects
 from pipeline.store.stored import parse_json
@@ -283,6 +284,7 @@ class Staging:
 
 
 def _look(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """The files of the folder; none, if all are records of what its files depend on."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -290,7 +292,7 @@ def _look(folder: Path) -> dict[str, tuple[int, int, int]]:
                 stat = path.stat()
                 name = str(PurePosixPath(path.relative_to(folder)))
                 found[name] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    return found
+    return found if any(not name.startswith(f"{RECORDS}/") for name in found) else {}
 
 
 def _copy_or_link(source: Path, target: Path, size: int) -> None:

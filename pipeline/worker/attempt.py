@@ -204,7 +204,7 @@ def _run(
             keeping.enter_context(staging.running())
             stopping.leave = staging.keep_at_last
         make_folder(scratch)
-        resumed = any(scratch.iterdir())
+        resumed = code.go_on_from(scratch)
         if _is_one_process(spec):
             output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)
             metrics = call(code.function, spec, output, inputs)

@@ -21,7 +21,8 @@ from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
-from pipeline.observed.discovery import discover, home_of, started_python
+from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
+from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
@@ -52,7 +53,7 @@ class Code:
     """
 
     def __init__(self, spec: StepSpec):
-        self._spec = spec
+        self._spec, self._earlier = spec, NO_EARLIER
         module = spec.function.partition(":")[0]
         try:
             self.observation = Observation.begin(_rules(spec, module))
@@ -78,13 +79,30 @@ class Code:
         Snapshot.uninstall()
         self.observation.forget()
 
+    def go_on_from(self, scratch: Path) -> bool:
+        """Prepare scratch for the step. Return whether it holds results of earlier attempts; it is
+        emptied if these depend on what has changed."""
+        home = home_of(self.function)
+        self._earlier, changes = go_on_from(
+            scratch,
+            self.observation,
+            home,
+            self.closure,
+            is_versioned=self.function.version is not None,
+            is_shared=self._spec.nodes > 1,
+        )
+        if changes:
+            print(f"begins anew, and not from its scratch: {'; '.join(changes)}", flush=True)
+        return has_results(scratch)
+
     def discovered(self) -> Discovered:
         """The step's dependencies that are not in its key, once it has run. Raise `TemperError` if
         a process that it started has read edited code."""
         self.observation.end()
         if started_python(self.observation):
             _check_code(self._spec, self.function)
-        return discover(self.observation, home_of(self.function), self.closure)
+        found = discover(self.observation, home_of(self.function), self.closure)
+        return with_earlier(found, self._earlier, self.observation)
 
 
 def join_step() -> None:

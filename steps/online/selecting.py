@@ -7,7 +7,7 @@ compared; both are left out and counted.
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -82,7 +82,7 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
     if not chosen:
         raise ValueError(
             f"no completion in {recording} has a reward of {how.least_reward} or more; sample more "
-            "of them, or lower least_reward"
+            f"of them, or lower least_reward{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
     shutil.copyfile(recording / _TOKENIZER, output / _TOKENIZER)
@@ -100,7 +100,7 @@ def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
     if not pairs:
         raise ValueError(
             f"no prompt in {recording} has completions whose rewards differ by more than "
-            f"{how.margin:g}; sample more of them, at a higher temperature"
+            f"{how.margin:g}; sample more of them, at a higher temperature{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, PAIR_TOKENS, _pair_records(recording, pairs))
     shutil.copyfile(recording / _TOKENIZER, output / _TOKENIZER)
@@ -118,6 +118,14 @@ def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
     left = [[r for r in of_row if r.is_rewarded and not r.is_cut] for of_row in rows.values()]
     counts = {"prompts": len(rows), "completions": len(drawn), "without_reward": without}
     return left, counts | {"cut": sum(r.is_cut for r in drawn)}
+
+
+def _left_out(counts: Mapping[str, int]) -> str:
+    """What else may be why nothing is left to choose from."""
+    cut, without, every = (counts[name] for name in ("cut", "without_reward", "completions"))
+    if not cut and not without:
+        return ""
+    return f" (of {every} completions, {cut} were cut and {without} have no reward)"
 
 
 def _different(drawn: Sequence[Rollout]) -> list[Rollout]:

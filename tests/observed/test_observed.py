@@ -25,6 +25,7 @@ from pipeline import Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.launchers import local
 from pipeline.plan.planning import PlannedStep, State, make_plan
+from pipeline.running.rounds import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 
@@ -158,6 +159,68 @@ def test_a_file_of_another_project_than_the_step_s_is_that_of_the_copy_at_work(
     assert project.is_cached(), "the code is imported from the first copy again"
     (first / place / "rule.txt").write_text("long")
     assert not project.is_cached()
+
+
+INTERRUPTED = """
+first, state = out.scratch / "first", out.scratch / "state"
+if not first.exists():
+    first.write_text((HERE / "first.txt").read_text())
+done = state.read_text() if state.exists() else ""
+while len(done) < 4:
+    done += (HERE / "each.txt").read_text()
+    state.write_text(done)
+    if len(done) == 2 and Path("STOP").exists():
+        Path("STOP").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+result = f"{first.read_text()} {done}"
+"""
+
+
+def interrupted(project: Project, tmp_path: Path, decorator: str = "@step") -> None:
+    """A step that is killed when scratch has half of its result, which is of two files."""
+    for name in ("first", "each"):
+        project.write(f"{name}.txt", "1")
+    (stop := tmp_path / "stop").touch()
+    body = INTERRUPTED.replace("STOP", str(stop))
+    project.step(body, before="import os, signal", decorator=decorator)
+    with pytest.raises(RunFailed):
+        project.run()
+
+
+def test_results_in_scratch_are_used_while_what_they_depend_on_is_unchanged(
+    project: Project, tmp_path: Path
+) -> None:
+    interrupted(project, tmp_path)
+    os.utime(project.path("each.txt"))
+    assert "goes on from its scratch" in project.planned().reason
+    project.path("first.txt").unlink()
+    project.write("first.txt", "1")
+    assert project.run() == "1 1111"
+    manifest = project.manifest()
+    assert manifest.provenance["spent"]["resumed"] is True
+    assert project.discovered() == {"first.txt", "each.txt"}
+    assert project.is_cached()
+    project.write("first.txt", "2")  # which only the killed attempt has read
+    assert project.reason() == "first.txt, which it read, changed"
+
+
+@pytest.mark.parametrize("changed", ["first", "each"])
+def test_results_in_scratch_are_dropped_if_what_they_depend_on_has_changed(
+    project: Project, tmp_path: Path, changed: str
+) -> None:
+    interrupted(project, tmp_path)
+    project.write(f"{changed}.txt", "2")
+    assert project.run() == {"first": "2 1111", "each": "1 2222"}[changed]
+    assert project.is_cached()
+    assert "resumed" not in project.manifest().provenance["spent"]
+
+
+def test_a_version_keeps_results_in_scratch_whatever_they_depend_on(
+    project: Project, tmp_path: Path
+) -> None:
+    interrupted(project, tmp_path, '@step(version="1")')
+    project.write("each.txt", "2")
+    assert project.run() == "1 1122"
 
 
 def test_a_file_that_was_looked_for_in_vain_is_a_dependency(project: Project) -> None:

@@ -1,0 +1,115 @@
+"""What earlier attempts at a step depended on: their results in scratch depend on it, too.
+
+    SCRATCH/.observed/ATTEMPT/rules, home       which files count, where the step's module lies
+                             /events, modules   its records: see ``observation``
+
+An attempt may be killed at any moment, long before its dependencies are worked out. So each record
+is in scratch before the step can use what it tells of. The next attempt works them out. If one has
+changed, scratch is emptied: half of a result would be of the old file and half of the new one.
+Otherwise they become dependencies of the artifact, as the next attempt may not look at them again.
+
+The records lie in scratch because they go where it goes: to other machines, and away.
+"""
+
+import json
+import secrets
+import shutil
+from dataclasses import astuple
+from pathlib import Path
+
+from pipeline.code import Closure
+from pipeline.errors import TemperError
+from pipeline.observed.discovery import Earlier, Home, Present, discover_earlier
+from pipeline.observed.hook import unobserved
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import Rules
+from pipeline.store.layout import RECORDS
+from pipeline.store.manifest import Discovered
+
+NO_EARLIER = Earlier(Discovered(), {})
+
+
+def has_results(scratch: Path) -> bool:
+    """Whether a scratch folder holds anything besides records."""
+    return any(entry.name != RECORDS for entry in scratch.iterdir())
+
+
+def go_on_from(
+    scratch: Path,
+    observation: Observation,
+    home: Home,
+    closure: Closure,
+    *,
+    is_versioned: bool,
+    is_shared: bool,
+) -> tuple[Earlier, list[str]]:
+    """What the results in scratch depend on; and, where that has changed, how: then scratch is
+    empty now. From here on, scratch is told what this attempt depends on.
+
+    Args:
+        is_versioned: the author decides when results change, so scratch stays as it is.
+        is_shared: several nodes use the folder.
+
+    Raises:
+        TemperError: what they depend on has changed, and other nodes may be at work in the folder.
+    """
+    with unobserved():
+        earlier, changes = NO_EARLIER, []
+        if has_results(scratch):
+            earlier, changes = _earlier(scratch / RECORDS, home, closure)
+        if is_versioned:
+            changes = []
+        if changes and is_shared:
+            raise TemperError(
+                f"{'; '.join(changes)}, and results in {scratch} depend on it; undo the change, or "
+                "delete that folder on every node"
+            )
+        if not is_shared and (changes or not has_results(scratch)):
+            earlier = NO_EARLIER
+            for entry in scratch.iterdir():
+                _remove(entry)
+        _begin(scratch / RECORDS, observation, home)
+    return earlier, changes
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def _earlier(records: Path, home: Home, closure: Closure) -> tuple[Earlier, list[str]]:
+    """What all earlier attempts depended on, and what of it has changed."""
+    changes: dict[str, None] = {}
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    modules: dict[str, str] = {}
+    present = Present()
+    for folder in sorted(records.glob("*")):
+        if not (folder / "modules").exists():  # the last to be made; the step has not begun
+            continue
+        try:
+            one = _of(folder, closure)
+        except (OSError, ValueError, TypeError):
+            return NO_EARLIER, [f"the records in {folder} are damaged"]
+        changes |= dict.fromkeys(present.changes(home, one.discovered))
+        files |= one.discovered.files
+        folders |= one.discovered.folders
+        modules |= one.modules
+    return Earlier(Discovered({}, files, folders), modules), [*changes]
+
+
+def _of(folder: Path, closure: Closure) -> Earlier:
+    roots, others, *names = json.loads((folder / "rules").read_text())
+    rules = Rules(tuple(roots), tuple(others), *names)
+    home = Home(*json.loads((folder / "home").read_text()))
+    return discover_earlier(folder, home, rules, closure)
+
+
+def _begin(records: Path, observation: Observation, home: Home) -> None:
+    """Let an observation write its records to scratch, too."""
+    folder = records / secrets.token_hex(8)
+    folder.mkdir(parents=True)
+    (folder / "home").write_text(json.dumps(astuple(home)))
+    observation.keep(folder)
