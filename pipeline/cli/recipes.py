@@ -212,13 +212,22 @@ def recipes() -> dict[str, Recipe]:
     return {name: Recipe(name, **entry) for name, entry in read_recipes().items()}
 
 
-def no_script(script: Path) -> TemperError:
-    """The error for a command that takes an experiment's script, and was given no such file."""
-    fault = ": it is a folder" if script.is_dir() else ""
-    if str(script) in recipes():
-        fault = f", but a recipe: temper run {script} --plan shows its plan, and temper recipes "
-        fault += f"copy {script} FILE.py makes a script of it"
-    return TemperError(f"there is no script {script}{fault}")
+def require_script(script: Path) -> None:
+    """
+    Raises:
+        TemperError: a command that takes an experiment's script was given no such file.
+    """
+    if not script.is_file():
+        fault = ": it is a folder" if script.is_dir() else ""
+        if str(script) in recipes():
+            fault = f", but a recipe: temper run {script} --plan shows its plan, and temper "
+            fault += f"recipes copy {script} FILE.py makes a script of it"
+        raise TemperError(f"there is no script {script}{fault}")
+    if script.suffix not in ("", ".py"):
+        raise TemperError(
+            f"{script} is no Python script; a recipe is planned by temper run --plan, and temper "
+            "recipes copy RECIPE FILE.py makes a script of it"
+        )
 
 
 def show_recipes(console: Console) -> None:
@@ -341,10 +350,14 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
     if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
         raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
-    typed = [f"{name}={value}" for name, value in found.items() if value] + [*asked.others]
+    given = [(name, value) for name, value in found.items() if value]
+    typed = [f"{name}{end}={value}" for name, value in given for end in ("", ".path")]
+    typed += asked.others
     for name in found:
         if not isinstance(settings.get(name), str | Mapping | None):
             raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
+        if settings.get(name) is not None and f"{name}.path" in settings:
+            raise TemperError(f"{file}: {name} and {name}.path both stand there; leave one out")
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
@@ -383,7 +396,11 @@ def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
 
 def _with_path(settings: dict[str, Any], name: str, is_typed: bool) -> str:
     """The option of a group whose path a file gives; a typed one replaces that path."""
-    group = settings.get(name)
+    group, dotted = settings.get(name), f"{name}.path"
+    if group is None and dotted in settings:
+        if is_typed:
+            settings.pop(dotted)
+        return "" if is_typed else _OF_PATH[name]
     if not isinstance(group, Mapping) or "path" not in group:
         return ""
     if is_typed:
