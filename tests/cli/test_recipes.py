@@ -238,9 +238,29 @@ def test_a_file_s_path_may_be_dotted() -> None:
         "recipe: dpo\ndata: {path: my rows.jsonl}\nmodel: {path: a model}\n"
     )
     dotted, nested = (temper("run", file, "--cfg", "job") for file in ("r.yaml", "nested.yaml"))
-    assert config(dotted) == config(nested)
+    assert config(dotted) == config(nested) == config_of("dpo", *ASKED)
     Path("r.yaml").write_text("recipe: dpo\nmodel.path: no/a/model\n")
     assert "r.yaml, line 2: model no/a/model does not" in temper("run", "r.yaml").error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data.path='my rows.jsonl'", "model.path='a model'"),
+        ("data=mine", "data.path='my rows.jsonl'", "--model", "a model"),
+    ],
+)
+def test_a_path_that_is_typed_as_a_setting_is_not_one_of_the_demo(words: tuple[str, ...]) -> None:
+    assert config_of("dpo", *words) == config_of("dpo", *ASKED)
+
+
+def test_a_scale_that_is_typed_stays() -> None:
+    own = config_of("dpo", *ASKED, "scale=smoke")
+    assert own == config_of("dpo", "data.path='my rows.jsonl'", "--model", "a model", "scale=smoke")
+    assert own != config_of("dpo", *ASKED)
+    assert config_of("dpo", "--model", "a model").endswith(
+        config_of("dpo", "--model", "a model", "data=house_style")
+    )
 
 
 def test_a_typed_path_replaces_the_file_s() -> None:
