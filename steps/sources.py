@@ -379,8 +379,9 @@ class ModelSource:
         named = [key for key in ("path", "hub", "package") if getattr(self, key)]
         if len(named) != 1:
             given = " and ".join(f"model.{key}" for key in named) or "none"
+            group = "; choose model=local or model=hub with it" if "package" in named[1:] else ""
             raise TemperError(
-                f"model: set one of model.path, model.hub, model.package; got {given}"
+                f"model: set one of model.path, model.hub, model.package; got {given}{group}"
             )
         if self.path:
             refuse_no_model(File(self.path), self.template())

@@ -31,7 +31,13 @@ from pipeline.cli.keep.collect import delete
 from pipeline.cli.keep.garbage import Policy, find_garbage
 from pipeline.cli.keep.verify import mark_damaged, verify
 from pipeline.cli.naming import by_key, find, require_one_key, require_unmarked, unknown_step
-from pipeline.cli.recipes import copy_recipe, no_script, recipes, run_recipe, show_recipes
+from pipeline.cli.recipes import (
+    copy_recipe,
+    recipes,
+    require_script,
+    run_recipe,
+    show_recipes,
+)
 from pipeline.cli.rows import show_row
 from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
@@ -381,10 +387,7 @@ def plan(
 
     A script that calls run() itself stops at its first run.
     """
-    if not script.is_file():
-        raise no_script(script)
-    if script.suffix not in ("", ".py"):
-        raise TemperError(f"{script} is no Python script; a recipe is planned by temper run --plan")
+    require_script(script)
     require_ours([str(script.parent), *sys.path])
     command = [sys.executable, str(script), "--plan", *context.args]
     with TemporaryDirectory() as folder:

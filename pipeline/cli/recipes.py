@@ -53,6 +53,8 @@ _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-mo
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
 _ONE_PATH = "{} takes one path; several files have a folder or a pattern: 'parts/*.jsonl'"
+_DEMO = "house_style"
+"""The option of the group ``data`` with the rows of the demo."""
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
 _OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
 
@@ -109,6 +111,20 @@ class Recipe:
             found += [*self.own, *_chosen("data", data)]
         return found + (_chosen("model", model) if model is not None else [])
 
+    def implied(self, given: Mapping[str, str], asked: "Asked") -> list[str]:
+        """The settings that a path or a name of the Hub needs beside it. Without ``data=mine`` the
+        user's rows would have the demo's held-out rows, and with the demo's scale a few steps."""
+        found = []
+        for group in ("data", "model") if self.rows else ():
+            if group in given or getattr(asked, group) is not None:
+                continue
+            if f"{group}.path" in given:
+                found.append(_OF_PATH[group])
+            elif f"{group}.hub" in given:
+                found += _OF_HUB[group]
+        is_own = "data.path" in given or "data.hub" in given or given.get("data", _DEMO) != _DEMO
+        return [*(self.own if is_own and asked.data is None else ()), *found]
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -142,7 +158,8 @@ def run_recipe(words: Sequence[str]) -> None:
     for name, value in _replaced([*given, *asked.others]).items():
         print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
     from_file = [f"{name}={value}" for name, value in settings.items()]
-    arguments = [*own, *from_file, *asked.others]
+    pairs = (argument.lstrip("+").split("=", 1) for argument in asked.others if "=" in argument)
+    arguments = [*own, *recipe.implied(settings | dict(pairs), asked), *from_file, *asked.others]
     of_data = ("data=", "data.", "--help", "-h")
     if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
         print("note: no --data, so the example pairs that ship with Temper are used", flush=True)
@@ -215,13 +232,22 @@ def recipes() -> dict[str, Recipe]:
     return {name: Recipe(name, **entry) for name, entry in read_recipes().items()}
 
 
-def no_script(script: Path) -> TemperError:
-    """The error for a command that takes an experiment's script, and was given no such file."""
-    fault = ": it is a folder" if script.is_dir() else ""
-    if str(script) in recipes():
-        fault = f", but a recipe: temper run {script} --plan shows its plan, and temper recipes "
-        fault += f"copy {script} FILE.py makes a script of it"
-    return TemperError(f"there is no script {script}{fault}")
+def require_script(script: Path) -> None:
+    """
+    Raises:
+        TemperError: a command that takes an experiment's script was given no such file.
+    """
+    if not script.is_file():
+        fault = ": it is a folder" if script.is_dir() else ""
+        if str(script) in recipes():
+            fault = f", but a recipe: temper run {script} --plan shows its plan, and temper "
+            fault += f"recipes copy {script} FILE.py makes a script of it"
+        raise TemperError(f"there is no script {script}{fault}")
+    if script.suffix not in ("", ".py"):
+        raise TemperError(
+            f"{script} is no Python script; a recipe is planned by temper run --plan, and temper "
+            "recipes copy RECIPE FILE.py makes a script of it"
+        )
 
 
 def show_recipes(console: Console) -> None:
@@ -344,15 +370,18 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
     if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
         raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
-    typed = [f"{name}={value}" for name, value in found.items() if value] + [*asked.others]
+    given = [(name, value) for name, value in found.items() if value]
+    typed = [f"{name}{end}={value}" for name, value in given for end in ("", ".path")]
+    typed += asked.others
     for name in found:
         if not isinstance(settings.get(name), str | Mapping | None):
             raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
+        if settings.get(name) is not None and f"{name}.path" in settings:
+            raise TemperError(f"{file}: {name} and {name}.path both stand there; leave one out")
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
-    chosen = [_with_path(settings, name, bool(found[name])) for name in found]
-    told = dict(pair.split("=", 1) for pair in [*filter(None, chosen), *_settings(settings)])
+    told = dict(pair.split("=", 1) for pair in _settings(settings))
     overridden = {argument.partition("=")[0] for argument in typed}
     told = {name: value for name, value in told.items() if name not in overridden}
     called = Called(called.words, typed, str(file), {**paths, **told}, lines)
@@ -382,18 +411,6 @@ def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
     if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
         raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
     return content, lines
-
-
-def _with_path(settings: dict[str, Any], name: str, is_typed: bool) -> str:
-    """The option of a group whose path a file gives; a typed one replaces that path."""
-    group = settings.get(name)
-    if not isinstance(group, Mapping) or "path" not in group:
-        return ""
-    if is_typed:
-        rest = {key: value for key, value in settings.pop(name).items() if key != "path"}
-        settings.update({name: rest} if rest else {})
-        return ""
-    return _OF_PATH[name]
 
 
 def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:

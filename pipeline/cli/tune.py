@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.recipes import no_script
+from pipeline.cli.recipes import require_script
 from pipeline.errors import TemperError
 from pipeline.taken_names import require_ours
 from pipeline.tuning.driver import TUNING, Options
@@ -50,8 +50,7 @@ def tune(
     dpo.loss.beta=0.1,0.3, 'dpo.loss.beta=interval(0.1,1.0)' or 'lr=tag(log,interval(1e-5,1e-3))'.
     Trials are ordinary cached runs: the same command continues an interrupted study.
     """
-    if not script.is_file():
-        raise no_script(script)
+    require_script(script)
     require_ours([str(script.parent), *sys.path])
     if flags := [argument for argument in context.args if argument.startswith("-")]:
         raise TemperError(f"temper tune has no {flags[0]}; its settings are written NAME=VALUE")

@@ -190,10 +190,11 @@ OWN_FILE = "recipe: dpo\ndata: my rows.jsonl\nmodel: a model\n"
         ("jobs: 0", (), "r.yaml, line 4: invalid configuration: jobs must be at least 1"),
         ("dpo/loss: ipoo", (), "r.yaml, line 4: unknown choice dpo/loss=ipoo"),
         ("beta: 1", (), "r.yaml, line 4: unknown config key 'beta'"),
-        ("model.path: no/a/model", (), "r.yaml, line 4: model no/a/model does not exist"),
         ("only: [teach]", (), "r.yaml, line 4: only: there is no step teach"),
         ("recipe: arithmetic", (), "r.yaml, line 2: the recipe arithmetic makes its own data"),
         ("recipe: dop", (), "r.yaml: there is no recipe dop"),
+        ("model.path: no/a/model", (), "r.yaml: model and model.path both stand there"),
+        ("", ("--model", "no/a/m"), "error: model no/a/m does not exist"),
         ("jobs: 2", ("jobs=0",), "error: invalid configuration: jobs must be at least 1"),
         ("dpo: {epochs: 1}", ("beta=1",), "error: unknown config key 'beta'"),
         ("", ("data.test_fraction=2",), "error: invalid configuration in data: data.test_fract"),
@@ -230,6 +231,37 @@ def test_a_path_beside_the_option_that_stands_for_it_is_noted() -> None:
 def test_an_added_setting_that_is_typed_twice_is_noted() -> None:
     shown = temper("run", "dpo", "+dpo.loss.beta=0.1", "++dpo.loss.beta=0.2", "--plan")
     assert "note: dpo.loss.beta stands there twice; 0.2, the last" in shown.out + shown.error
+
+
+def test_a_file_s_path_may_be_dotted() -> None:
+    Path("r.yaml").write_text("recipe: dpo\ndata.path: my rows.jsonl\nmodel.path: a model\n")
+    Path("nested.yaml").write_text(
+        "recipe: dpo\ndata: {path: my rows.jsonl}\nmodel: {path: a model}\n"
+    )
+    dotted, nested = (temper("run", file, "--cfg", "job") for file in ("r.yaml", "nested.yaml"))
+    assert config(dotted) == config(nested) == config_of("dpo", *ASKED)
+    Path("r.yaml").write_text("recipe: dpo\nmodel.path: no/a/model\n")
+    assert "r.yaml, line 2: model no/a/model does not" in temper("run", "r.yaml").error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data.path='my rows.jsonl'", "model.path='a model'"),
+        ("data=mine", "data.path='my rows.jsonl'", "--model", "a model"),
+    ],
+)
+def test_a_path_that_is_typed_as_a_setting_is_not_one_of_the_demo(words: tuple[str, ...]) -> None:
+    assert config_of("dpo", *words) == config_of("dpo", *ASKED)
+
+
+def test_a_scale_that_is_typed_stays() -> None:
+    own = config_of("dpo", *ASKED, "scale=smoke")
+    assert own == config_of("dpo", "data.path='my rows.jsonl'", "--model", "a model", "scale=smoke")
+    assert own != config_of("dpo", *ASKED)
+    assert config_of("dpo", "--model", "a model").endswith(
+        config_of("dpo", "--model", "a model", "data=house_style")
+    )
 
 
 def test_a_typed_path_replaces_the_file_s() -> None:
