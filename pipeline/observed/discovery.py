@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
@@ -42,6 +43,8 @@ _UNREADABLE = "unreadable"
 _FOLDER = "folder"
 _UNKNOWN = "a file that could not be noted"
 
+_MARKS = (".git", "pyproject.toml")
+"""In the folder of a project that is copied as a whole."""
 _RELATIVE = "./"
 """Begins the name of a file that a step opened relative to its working folder."""
 
@@ -72,7 +75,8 @@ class Home:
         own = {self.folder: "", os.path.realpath(self.folder): ""}
         folders = own | {f: f"<{name}>/" for f, name in imported.items() if f not in own}
         root = max((r for r in roots if f"{path}/".startswith(r)), key=len, default="/")
-        near = [f for f in folders if f"{path}/".startswith(f"{f}/")]  # else beside it in a root
+        near = [f for f in folders if _is_below(path, f)]  # else beside it, in a project or a root
+        near = near or [f for f in folders if _is_below(path, _project_of(f))]
         near = near or [f for f in folders if root != "/" and f"{f}/".startswith(root)]
         if near:
             nearest = max(near, key=lambda folder: len(os.path.commonpath([folder, path])))
@@ -91,6 +95,19 @@ class Home:
                 return None
             start = Home.of(module, file).folder
         return os.path.normpath(os.path.join(start, name))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+@cache
+def _project_of(folder: str) -> str:
+    """The innermost folder above one of code that holds a repository or a project's settings; the
+    folder itself if there is none."""
+    above = (folder, *map(str, Path(folder).parents))
+    marked = (top for top in above if any(os.path.exists(f"{top}/{name}") for name in _MARKS))
+    return next(marked, folder)
 
 
 def home_of(function: Any) -> Home:

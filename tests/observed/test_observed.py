@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from pipeline import Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.launchers import local
+from pipeline.observed.discovery import Home
 from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.running.rounds import RunFailed
 from pipeline.store.catalog import Catalog
@@ -159,6 +160,23 @@ def test_a_file_of_another_project_than_the_step_s_is_that_of_the_copy_at_work(
     assert project.is_cached(), "the code is imported from the first copy again"
     (first / place / "rule.txt").write_text("long")
     assert not project.is_cached()
+
+
+@pytest.mark.parametrize("mark", [".git", "pyproject.toml"])
+def test_a_file_of_a_project_is_named_after_a_module_wherever_the_run_begins(
+    tmp_path: Path, mark: str
+) -> None:
+    home, top = Home("steps.judge", "/elsewhere/temper"), tmp_path / "project"
+    (top / "src").mkdir(parents=True)
+    (top / mark).touch()
+
+    def name(path: Path) -> str:
+        return home.name(str(path), (), {str(top / "src"): "mine"})
+
+    assert name(top / "src/rule.txt") == "<mine>/rule.txt"
+    assert name(top / "data/rule.txt") == "<mine>/../data/rule.txt"
+    assert name(tmp_path / "rule.txt") == str(tmp_path / "rule.txt")
+    assert name(tmp_path / "project-2/rule.txt") == str(tmp_path / "project-2/rule.txt")
 
 
 INTERRUPTED = """
