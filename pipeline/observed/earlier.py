@@ -66,8 +66,8 @@ def go_on_from(
             )
         if not is_shared and (changes or not has_results(scratch)):
             earlier = NO_EARLIER
-            for entry in scratch.iterdir():
-                _remove(entry)
+            for entry in sorted(scratch.iterdir(), key=lambda entry: entry.name == RECORDS):
+                _remove(entry)  # records last: without them, results would be of no file
         _begin(scratch / RECORDS, observation, home)
     return earlier, changes
 
