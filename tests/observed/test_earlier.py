@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,13 @@ def test_records_without_results_are_those_of_nothing(scratch: Path) -> None:
     found, changes = go_on(scratch)
     assert (changes, bool(found.discovered)) == ([], False)
     assert len(list((scratch / RECORDS).iterdir())) == 1
+
+
+def test_results_without_any_record_are_not_used(scratch: Path) -> None:
+    """A step has emptied its scratch, with the records of what it had read before."""
+    shutil.rmtree(scratch / RECORDS)
+    assert go_on(scratch)[1] == ["no record says what the results in it depend on"]
+    assert not has_results(scratch)
 
 
 def test_records_that_could_not_be_written_are_not_trusted(
