@@ -10,8 +10,9 @@ A row is {"prompt": …, "chosen": …, "rejected": …}; with a reward model, {
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from pipeline import Input, Step, adopt
+from pipeline import Input, Step, TemperError, adopt
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import evaluate_reward_model
@@ -73,8 +74,11 @@ def rlhf(cfg: Config) -> dict[str, Step]:
     """Pairs → reward model → segments of sampling, scoring and learning → held-out prompts."""
     policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
     prompts = load_rows(load_prompts, cfg.data)
-    results = {} if cfg.reward_model else _trained(cfg, policy)
-    reward = results["reward model"] if results else adopt(str(cfg.reward_model), RewardModel)
+    if cfg.reward_model is None:
+        results = _trained(cfg, policy)
+        reward = results["reward model"]
+    else:
+        results, reward = {}, _existing(cfg.reward_model)
     scoring = ModelRewards(cfg.scoring, cfg.tokenize, cfg.of_cut)
 
     def scored(model: Step | Input) -> Step:
@@ -99,6 +103,16 @@ def rlhf(cfg: Config) -> dict[str, Step]:
         results[f"after {done + length}"] = scored(trained["model"])
         start = trained["state"]
     return results
+
+
+def _existing(folder: str) -> Step:
+    """The reward model of a folder, which is looked at before anything is sampled."""
+    if Path(folder).exists() and not Path(folder, "config.json").is_file():
+        raise TemperError(
+            f"reward_model={folder} is no folder of a model, as it has no config.json; name one "
+            "that train_reward_model has made (temper path train_reward_model)"
+        )
+    return adopt(folder, RewardModel)
 
 
 def _trained(cfg: Config, base: Step) -> dict[str, Step]:

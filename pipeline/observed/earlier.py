@@ -5,7 +5,8 @@
 
 An attempt may be killed at any moment, long before its dependencies are worked out. So each record
 is in scratch before the step can use what it tells of. The next attempt works them out. If one has
-changed, scratch is emptied: half of a result would be of the old file and half of the new one.
+changed, scratch is emptied: half of a result would be of the old file and half of the new one. It
+is emptied, too, if it has results and no records, as after a step has emptied it by itself.
 Otherwise they become dependencies of the artifact, as the next attempt may not look at them again.
 
 The records lie in scratch because they go where it goes: to other machines, and away.
@@ -57,6 +58,8 @@ def go_on_from(
         earlier, changes = NO_EARLIER, []
         if has_results(scratch):
             earlier, changes = _earlier(scratch / RECORDS, home, closure)
+            if not is_shared and not _begun(scratch / RECORDS):
+                changes = ["no record says what the results in it depend on"]
         if is_versioned:
             changes = []
         if changes and is_shared:
@@ -66,8 +69,8 @@ def go_on_from(
             )
         if not is_shared and (changes or not has_results(scratch)):
             earlier = NO_EARLIER
-            for entry in scratch.iterdir():
-                _remove(entry)
+            for entry in sorted(scratch.iterdir(), key=lambda entry: entry.name == RECORDS):
+                _remove(entry)  # records last: without them, results would be of no file
         _begin(scratch / RECORDS, observation, home)
     return earlier, changes
 
@@ -79,6 +82,11 @@ def _remove(entry: Path) -> None:
         entry.unlink()
 
 
+def _begun(records: Path) -> list[Path]:
+    """The records of attempts whose step has begun: ``modules`` is the last file to be made."""
+    return [file.parent for file in sorted(records.glob("*/modules"))]
+
+
 def _earlier(records: Path, home: Home, closure: Closure) -> tuple[Earlier, list[str]]:
     """What all earlier attempts depended on, and what of it has changed."""
     changes: dict[str, None] = {}
@@ -86,9 +94,7 @@ def _earlier(records: Path, home: Home, closure: Closure) -> tuple[Earlier, list
     folders: dict[str, str] = {}
     modules: dict[str, str] = {}
     present = Present()
-    for folder in sorted(records.glob("*")):
-        if not (folder / "modules").exists():  # the last to be made; the step has not begun
-            continue
+    for folder in _begun(records):
         try:
             one = _of(folder, closure)
         except (OSError, ValueError, TypeError):

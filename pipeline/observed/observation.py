@@ -190,9 +190,15 @@ class Observation:
         if file == self.modules:
             record = [*record[:3], None]
         elif record[0] == "read" and record[2] and record[2][2] <= _MOST_HASHED_AT_ONCE:
-            record = ["read", record[1], file_digest(record[1])]
-        with contextlib.suppress(OSError):  # a step may empty its scratch; then nothing depends
+            with contextlib.suppress(OSError):  # its state then stands for what it may not read
+                record = ["read", record[1], file_digest(record[1])]
+        try:
             _append(str(self._kept / os.path.basename(file)), _line(record))
+        except FileNotFoundError:
+            pass  # the step has emptied its scratch
+        except OSError:  # the disk is full: the next attempt shall not trust these records
+            with contextlib.suppress(OSError):
+                os.truncate(self._kept / "rules", 0)
 
     @property
     def variables(self) -> Mapping[bytes, bytes]:

@@ -101,8 +101,8 @@ def latest_of(manifests: Sequence[Manifest]) -> list[Experience]:
 _OWN_WORD = {"seconds": 0.01, "size": 0.1}
 """The weight of the estimate itself, for time and for sizes. Memory depends more on size, so there
 the estimator counts more than an attempt of another size."""
-
-
+_CREDIBLE = 1e9
+"""A measurement that is further from its estimate says nothing, since a store is not trusted."""
 _CARRIED = 0.75
 """The share of overhead's correction, on a logarithmic scale, that is expected of work too: a slow
 machine is slow in both."""
@@ -164,9 +164,9 @@ def _told(
     logarithm of the ratio of sizes."""
     for one, weight in weighed:
         expected, measured = one.foreseen.get(what), one.took.get(what)
-        if expected and measured:
+        if expected and measured and 1 / _CREDIBLE < measured / expected < _CREDIBLE:
             share = min(1.0, one.foreseen.get("overhead", 0.0) / expected)
-            apart = math.log(foreseen / expected) ** 2
+            apart = (math.log(foreseen) - math.log(expected)) ** 2
             yield weight * near(apart), math.log(measured / expected), share
 
 

@@ -361,7 +361,11 @@ def _untaught(log: Sequence[StepMetrics]) -> list[str]:
     """A notice if the policy has learnt nothing."""
     if any(line["updates"] for line in log):
         return []
-    return ["no iteration had anything to learn, so the weights have not changed; see the rewards"]
+    why = "see the rewards"
+    if not any("reward" in line for line in log):
+        cut = sum(line["completions/clipped_ratio"] for line in log) / len(log)
+        why = f"no completion had a reward, and {cut:.0%} of them were cut at max_new_tokens"
+    return [f"no iteration had anything to learn, so the weights have not changed; {why}"]
 
 
 def _summary(log: Sequence[StepMetrics]) -> dict[str, Any]:

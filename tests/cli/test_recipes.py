@@ -60,6 +60,21 @@ def test_a_recipe_has_the_config_of_its_script_and_so_shares_its_cache(
     assert config_of(recipe, *ASKED) == config(script(EXPERIMENTS / name, *others, "--cfg", "job"))
 
 
+@pytest.mark.parametrize("recipe", ["rlhf", "rlhf-arithmetic"])
+@pytest.mark.parametrize(("method", "is_held"), [("grpo", True), ("online_dpo", False)])
+def test_policy_gradients_with_a_reward_model_have_a_penalty_and_other_methods_need_none(
+    recipe: str, method: str, is_held: bool
+) -> None:
+    asked = ASKED if recipes()[recipe].rows else ()
+    assert ("kl: k1_in_reward" in config_of(recipe, *asked, f"rl={method}")) is is_held
+
+
+@pytest.mark.parametrize("given", ["my rows.jsonl", ""])
+def test_a_reward_model_that_is_no_folder_of_one_is_refused_before_the_plan(given: str) -> None:
+    said = temper("run", "rlhf", *ASKED, f"reward_model='{given}'", "--plan")
+    assert f"reward_model={given} is no folder of a model" in said.err
+
+
 ALIKE = {*recipes()} - {"dpo", "sft", "arithmetic"}
 """As files, these are like the others; how they differ as recipes is tested above."""
 

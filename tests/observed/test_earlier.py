@@ -1,6 +1,8 @@
 """Scratch of interrupted attempts: when its results are used, and when they are not."""
 
+import errno
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +11,11 @@ import pytest
 
 from pipeline import TemperError
 from pipeline.code.walk import NO_CODE
+from pipeline.observed import earlier, observation
 from pipeline.observed.discovery import Home
 from pipeline.observed.earlier import go_on_from, has_results
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import Rules
 from pipeline.store.layout import RECORDS
 
 
@@ -24,9 +29,9 @@ def kept(folder: Path, read: dict[Path, str]) -> None:
 
 def go_on(scratch: Path, read: dict[Path, str] | None = None, is_shared: bool = False) -> Any:
     """Go on from scratch with an attempt that reads these files, and whose end is torn."""
-    observation: Any = SimpleNamespace(keep=lambda folder: kept(folder, read or {}))
+    observing: Any = SimpleNamespace(keep=lambda folder: kept(folder, read or {}))
     home = Home("app.steps", str(scratch.parent))
-    return go_on_from(scratch, observation, home, NO_CODE, is_versioned=False, is_shared=is_shared)
+    return go_on_from(scratch, observing, home, NO_CODE, is_versioned=False, is_shared=is_shared)
 
 
 @pytest.fixture
@@ -40,19 +45,40 @@ def scratch(tmp_path: Path) -> Path:
 
 
 def test_what_is_unchanged_is_a_dependency_of_what_goes_on(scratch: Path) -> None:
-    earlier, changes = go_on(scratch)
-    assert (earlier.discovered.files, changes) == ({"rule.txt": "absent"}, [])
+    found, changes = go_on(scratch)
+    assert (found.discovered.files, changes) == ({"rule.txt": "absent"}, [])
     assert has_results(scratch)
-    earlier, _ = go_on(scratch)
-    assert earlier.discovered.files == {"rule.txt": "absent"}, "after two interruptions, too"
+    found, _ = go_on(scratch)
+    assert found.discovered.files == {"rule.txt": "absent"}, "after two interruptions, too"
 
 
 def test_what_has_changed_empties_scratch(scratch: Path) -> None:
     (scratch.parent / "rule.txt").touch()
-    earlier, changes = go_on(scratch)
+    found, changes = go_on(scratch)
     assert changes == ["rule.txt, which it looked for, is there now"]
-    assert not earlier.discovered
+    assert not found.discovered
     assert not has_results(scratch)
+
+
+def test_an_end_while_scratch_is_emptied_leaves_no_results_without_records(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the process were killed at each of the removals."""
+    (scratch / "another").touch()
+    (scratch.parent / "rule.txt").touch()
+    remove = earlier._remove
+
+    def killed(entry: Path) -> None:
+        remove(entry)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(earlier, "_remove", killed)
+    inner = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(inner(self))))  # records first
+    while has_results(scratch):
+        with pytest.raises(KeyboardInterrupt):
+            go_on(scratch)
+        assert (scratch / RECORDS).exists() or not has_results(scratch)
 
 
 def test_on_several_nodes_what_has_changed_is_an_error(scratch: Path) -> None:
@@ -74,6 +100,37 @@ def test_damaged_records_empty_scratch_and_those_of_no_step_do_not(scratch: Path
 def test_records_without_results_are_those_of_nothing(scratch: Path) -> None:
     (scratch / "result").unlink()
     (scratch.parent / "rule.txt").touch()
-    earlier, changes = go_on(scratch)
-    assert (changes, bool(earlier.discovered)) == ([], False)
+    found, changes = go_on(scratch)
+    assert (changes, bool(found.discovered)) == ([], False)
     assert len(list((scratch / RECORDS).iterdir())) == 1
+
+
+def test_results_without_any_record_are_not_used(scratch: Path) -> None:
+    """A step has emptied its scratch, with the records of what it had read before."""
+    shutil.rmtree(scratch / RECORDS)
+    assert go_on(scratch)[1] == ["no record says what the results in it depend on"]
+    assert not has_results(scratch)
+
+
+def test_records_that_could_not_be_written_are_not_trusted(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, line: bytes) -> int:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    record = next((scratch / RECORDS).iterdir())
+    running = Observation(str(scratch.parent), Rules((), (), "app", "/"))
+    running._kept = record
+    monkeypatch.setattr(observation, "_append", full)
+    running._keep(running.events, ["read", str(scratch.parent / "other.txt"), None])
+    assert go_on(scratch)[1] == [f"the records in {record} are damaged"]
+
+
+def test_a_file_that_cannot_be_read_is_in_the_records(scratch: Path) -> None:
+    record = next((scratch / RECORDS).iterdir())
+    running = Observation(str(scratch.parent), Rules((), (), "app", "/"))
+    running._kept = record
+    gone = str(scratch.parent / "gone.txt")
+    (record / "events").write_text("")
+    running._keep(running.events, ["read", gone, [1, 2, 3, 4, 5]])
+    assert go_on(scratch)[1] == ["gone.txt, which it read, changed while it ran"]

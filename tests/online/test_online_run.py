@@ -410,6 +410,15 @@ def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> 
         run(policy, tmp_path, rl(), 1, judge=broken)
 
 
+def test_a_run_in_which_no_completion_has_a_reward_says_so(policy: Path, tmp_path: Path) -> None:
+    def cut(rollouts: Any) -> list[Any]:
+        return [replace(r, rewards={"model": None}) for r in rollouts]
+
+    told = run(policy, tmp_path, rl(), 2, judge=cut)
+    assert "no completion had a reward, and " in told["notices"][0]
+    assert "% of them were cut at max_new_tokens" in told["notices"][0]
+
+
 def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(
     policy: Path, tmp_path: Path
 ) -> None:

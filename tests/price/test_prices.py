@@ -21,6 +21,7 @@ from rich.console import Console
 
 from pipeline import Step, Store, TemperError, run, step
 from pipeline.plan.planning import Plan, make_plan
+from pipeline.price.estimator import Hardware
 from pipeline.price.experience import Experience, corrected_seconds, experience_of
 from pipeline.price.pricing import Pricer, Prices
 from pipeline.price.remaining import Ahead, left_of
@@ -197,6 +198,13 @@ def test_a_small_attempt_which_mostly_starts_shows_little_of_how_fast_work_is(st
     assert 30 < corrected_seconds(100.0, 0.95, one.estimator, [small], []) < 50
     large = replace(one, foreseen={"seconds": 50.0, "overhead": 0.95}, took={"seconds": 100.0})
     assert corrected_seconds(100.0, 0.95, one.estimator, [small, large], []) > 180
+
+
+@pytest.mark.parametrize(("expected", "took"), [(1e-9, 1e300), (1e300, 1e-300), (1.0, 1e12)])
+def test_what_no_attempt_can_have_taken_is_not_believed(expected: float, took: float) -> None:
+    """A store may say anything, and a plan is shown all the same."""
+    one = Experience("step", Hardware(), "by 1", {"seconds": expected}, {"seconds": took})
+    assert corrected_seconds(10.0, 1.0, "by 1", [one], []) == pytest.approx(10)
 
 
 def experiences(store: Store) -> list[Experience]:
