@@ -8,6 +8,7 @@ from typing import Any
 from steps.data.tokens.rendering import load_tokenizer
 from steps.data.tokens.tokenizing import Tokenization, TokenizeConfig, tokenization
 from steps.models.folders import vocabulary_size
+from steps.models.positions import beyond_training
 from steps.models.workplace import Workplace
 from steps.reward_models.classifier import load_reward_model
 from steps.reward_models.completion_tokens import Answered, groups_of, tokenize_answers
@@ -21,7 +22,7 @@ from steps.reward_models.reward_scores import (
     score_groups,
     scores_by,
 )
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, longest
 from steps.scoring.parity import choose_attention
 from steps.scoring.scorer import Scorer
 
@@ -70,7 +71,7 @@ def score_answers(
 class AnswerScorer:
     """A reward model that stays loaded, in one process; a context manager.
 
-    notices: what users should know of the scores so far, each once.
+    notices: what users should know of the scores so far; of each kind, the first.
     """
 
     def __init__(self, model: Path, config: RewardScoring, tokenize: TokenizeConfig) -> None:
@@ -80,6 +81,7 @@ class AnswerScorer:
         self._vocabulary = vocabulary_size(loaded)
         self._scorer = Scorer(loaded, config.tokens_per_forward, VALUES)
         self.notices: list[str] = []
+        self._noticed: set[str] = set()
 
     def scores(self, records: Sequence[Record]) -> list[list[float | None]]:
         """For each record of a ``completions.jsonl``, the scores of its completions; None for one
@@ -94,14 +96,19 @@ class AnswerScorer:
         answers = tokenize_answers(records, self._ready)
         groups = _groups(records, answers, self._vocabulary)
         scores: list[list[float]] = []
-        told = _refused(records, answers)[:1]
+        self._notice("refused", next(iter(_refused(records, answers)), None))
         if groups:
             packing = choose_attention(self._scorer, groups, self._config.attention)
             scores = scores_by(self._scorer, groups)
             require_finite(groups, scores)
-            told += [packing.notice] if packing.notice else []
-        self.notices += [notice for notice in told if notice not in self.notices]
+            self._notice("packing", packing.notice)
+            self._notice("length", beyond_training(self._scorer.model, *longest(groups)))
         return _by_record(answers, groups, scores)
+
+    def _notice(self, kind: str, notice: str | None) -> None:
+        if notice and kind not in self._noticed:
+            self._noticed.add(kind)
+            self.notices.append(notice)
 
     def __enter__(self) -> "AnswerScorer":
         return self

@@ -21,6 +21,7 @@ from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.tokens.token_tables import PAIR_TOKENS
+from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
 from steps.online.config import RlConfig
@@ -136,3 +137,15 @@ def test_a_checker_adds_its_reward_and_cut_completions_may_have_one(
         right = float(of_both.verdict is Verdict.right)
         score = -2.0 if of_model.is_cut else of_model.rewards["reward_model"]
         assert of_both.rewards == {ShortWords.name: right, "reward_model": score}
+
+
+def test_of_each_kind_of_notice_a_run_has_one(
+    folders: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    """In each iteration the limit refuses other completions."""
+    tokenize = TokenizeConfig(max_length=5)
+    _, metrics = online(folders, tmp_path, 3, scoring=ModelRewards(tokenize=tokenize))
+    assert metrics["first"]["completions/unscorable"] > 0
+    assert metrics["final"]["completions/unscorable"] > 0
+    told = [notice for notice in metrics["notices"] if "has no score" in notice]
+    assert len(told) == 1
