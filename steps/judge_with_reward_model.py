@@ -32,7 +32,7 @@ def judge_with_reward_model(
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
     """
     from steps.online.rewarding.judging import copy_beside, read_prompts
-    from steps.online.rewarding.rewards import by_model
+    from steps.online.rewarding.rewards import OF_MODEL, by_model
     from steps.online.rollouts import read_rollouts, texts, write_rollouts
     from steps.reward_models.answer_scores import score_answers
 
@@ -55,6 +55,9 @@ def judge_with_reward_model(
         write_rollouts(out.path, rewarded)
         copy_beside(rollouts.path, out.path)
         metrics["cut"] = sum(rollout.is_cut for rollout in drawn)
+        given = [reward for r in rewarded if (reward := r.rewards[OF_MODEL]) is not None]
+        if given:  # of cut completions, too, if these have one; mean_score is of the others
+            metrics["mean_reward"] = sum(given) / len(given)
         if config.of_cut is None and all(rollout.is_cut for rollout in drawn):
             metrics["notices"] = [_ALL_CUT]
     return metrics

@@ -41,6 +41,7 @@ from steps.online.selecting import Best
 from steps.reward_models import reward_scores
 from steps.reward_models.answer_scores import score_answers
 from steps.reward_models.config import RewardConfig, RewardScoring
+from steps.reward_models.model_rewards import ModelRewards
 from steps.reward_models.reward_scores import score_pairs
 from steps.score_completions import score_completions
 from steps.score_with_reward_model import score_with_reward_model
@@ -236,6 +237,9 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
     assert metrics["cut"] == 20
     assert "every completion was cut" in metrics["notices"][0]
     assert not any(rollout.is_rewarded for rollout in read_rollouts(none.path))
+    metrics = judge(none, artifact(recording), artifact(model), ModelRewards(of_cut=-1.0))
+    assert metrics["mean_reward"] == -1
+    assert "notices" not in metrics
 
 
 def scored(
