@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_line import script
@@ -19,11 +21,12 @@ import steps
 from pipeline import File
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
-from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware
+from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made
 from steps.evaluation.config import EvaluateConfig
 from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.online.config import RlConfig
+from steps.online.rewarding.judging import count_verdicts
 from steps.prices import (
     model_sizes,
     of_generation,
@@ -340,3 +343,9 @@ def test_a_reward_model_lies_beside_the_policy() -> None:
     assert alone.seconds is not None
     assert beside.memory == pytest.approx(alone.memory + 4 * llama["parameters"])
     assert beside.seconds > alone.seconds  # type: ignore[operator]
+
+
+def test_what_was_judged_is_known_by_its_metrics() -> None:
+    manifest: Any = SimpleNamespace(metrics=count_verdicts(()))
+    found = of_generation.JUDGED_ROLLOUTS.measure(Made(manifest, lambda name: None))
+    assert found == {"completions": 0}
