@@ -45,17 +45,17 @@ def train_online_with_reward_model(
     from steps.reward_models.answer_scores import AnswerScorer
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
-    rewards, notices = [], []
+    rewards, scorer = [], None
     with at_work(out) as place, replying(environment, judging) as replies, ExitStack() as opened:
         if checker is not None:
             rewards.append(opened.enter_context(checking(checker, judging, out.scratch)))
         if place.ranks.is_first:  # which alone gives rewards
             scorer = AnswerScorer(reward_model.path, scoring.scoring, scoring.tokenize)
-            notices = opened.enter_context(scorer).notices
+            opened.enter_context(scorer)
             rewards.append(by_model(scorer.scores, scoring.of_cut))
         reward = one_after_the_other(rewards)
         metrics = run_sampling(
             folders, config, prompts.path, reward, iterations, place, engine, replies
         )
-    notices = [*metrics.get("notices", ()), *notices]
+    notices = [*metrics.get("notices", ()), *(scorer.notices if scorer else ())]
     return metrics | ({"notices": notices} if notices else {})

@@ -69,10 +69,7 @@ def score_answers(
 
 
 class AnswerScorer:
-    """A reward model that stays loaded, in one process; a context manager.
-
-    notices: what users should know of the scores so far; of each kind, the first.
-    """
+    """A reward model that stays loaded, in one process; a context manager."""
 
     def __init__(self, model: Path, config: RewardScoring, tokenize: TokenizeConfig) -> None:
         self._config = config
@@ -80,8 +77,12 @@ class AnswerScorer:
         loaded = load_reward_model(model, config.dtype, quantization=config.quantization)
         self._vocabulary = vocabulary_size(loaded)
         self._scorer = Scorer(loaded, config.tokens_per_forward, VALUES)
-        self.notices: list[str] = []
-        self._noticed: set[str] = set()
+        self._notices: dict[str, str] = {}  # the first of each kind
+
+    @property
+    def notices(self) -> list[str]:
+        """What users should know of the scores so far."""
+        return list(self._notices.values())
 
     def scores(self, records: Sequence[Record]) -> list[list[float | None]]:
         """For each record of a ``completions.jsonl``, the scores of its completions; None for one
@@ -106,9 +107,8 @@ class AnswerScorer:
         return _by_record(answers, groups, scores)
 
     def _notice(self, kind: str, notice: str | None) -> None:
-        if notice and kind not in self._noticed:
-            self._noticed.add(kind)
-            self.notices.append(notice)
+        if notice:
+            self._notices.setdefault(kind, notice)
 
     def __enter__(self) -> "AnswerScorer":
         return self

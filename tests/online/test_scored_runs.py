@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from online_bed import rl
 from step_output import Folder
 from tiny_models import (
     folder_bytes,
@@ -24,25 +25,15 @@ from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
-from steps.online.config import RlConfig
-from steps.online.methods.policy_gradient import PolicyGradient
 from steps.online.rollouts import Rollout, read_rollouts
 from steps.reward_models.config import RewardConfig
 from steps.reward_models.model_rewards import ModelRewards
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online_with_reward_model import train_online_with_reward_model
 from steps.train_reward_model import train_reward_model
-from steps.training.config import OptimizerConfig, Schedule
+from steps.training.config import OptimizerConfig
 
-CONFIG = RlConfig(
-    method=PolicyGradient(),
-    prompts=4,
-    completions=6,
-    max_new_tokens=9,
-    slots=8,
-    tokens_per_forward=64,
-    optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant),
-)
+CONFIG = rl(max_new_tokens=9)
 
 
 def artifact(path: Path) -> Any:

@@ -67,15 +67,15 @@ def by_model(score: Score, of_cut: float | None) -> Reward:
 
     def reward(rollouts: Sequence[Rollout], said: Sequence[str], rows: Rows) -> list[Rollout]:
         pairs = zip(rollouts, said, strict=True)
-        whole = [(rollout, text) for rollout, text in pairs if rollout.finish is Finish.stop]
+        whole = [(rollout, text) for rollout, text in pairs if not rollout.is_cut]
         records = _records(whole, rows)
         scores = iter([s for of_row in (score(records) if records else ()) for s in of_row])
-        given = {
-            Finish.stop: lambda: next(scores),
-            Finish.length: lambda: of_cut,
-            Finish.error: lambda: None,
-        }
-        return [_rewarded(rollout, given[rollout.finish]()) for rollout in rollouts]
+        others = {Finish.length: of_cut, Finish.error: None}
+        given = [others[r.finish] if r.is_cut else next(scores) for r in rollouts]
+        return [
+            replace(rollout, rewards={**rollout.rewards, OF_MODEL: score})
+            for rollout, score in zip(rollouts, given, strict=True)
+        ]
 
     return reward
 
@@ -98,7 +98,3 @@ def _records(whole: Sequence[tuple[Rollout, str]], rows: Rows) -> list[dict[str,
         {**vars(rows[row]), "completions": [text for _, text in of_row]}
         for row, of_row in groupby(whole, key=lambda pair: pair[0].row)
     ]
-
-
-def _rewarded(rollout: Rollout, score: float | None) -> Rollout:
-    return replace(rollout, rewards={**rollout.rewards, OF_MODEL: score})
