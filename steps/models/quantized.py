@@ -7,6 +7,7 @@ the trained model is W' plus its adapters, not the original weights plus the ada
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -67,6 +68,22 @@ def quantization_of(model: PreTrainedModel) -> Quantization | None:
         return None
     is_double = described.bnb_4bit_use_double_quant
     return Quantization.nf4_double if is_double else Quantization.nf4
+
+
+@contextmanager
+def rounded_layers_computing_in(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+    """Let the layers whose weights are rounded, if there are any, compute in another dtype."""
+    layers: list[Any] = [
+        model.get_submodule(name.rpartition(".")[0]) for name, _ in rounded_weights(model)
+    ]
+    before = [layer.compute_dtype for layer in layers]
+    for layer in layers:
+        layer.compute_dtype = dtype
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            layer.compute_dtype = own
 
 
 def rounded_weights(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:

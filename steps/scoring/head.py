@@ -55,7 +55,7 @@ class Head:
 
     def logits(self, rows: Tensor) -> Tensor:
         """The transformed logits [S, V] of `rows` [S, H], in the dtype of :meth:`logps`."""
-        return self._transformed(self.module(rows).to(_accurate(rows)))[0]
+        return self._transformed(self._of_module(rows))[0]
 
     def logps(self, rows: Tensor, targets: Tensor) -> Tensor:
         """Log-probabilities [S] of `targets` [S] from `rows` [S, H], differentiable by autograd.
@@ -66,8 +66,14 @@ class Head:
 
     def softmax(self, rows: Tensor, targets: Tensor) -> "Softmax":
         """The forward of a plain head, without autograd; `softmax_backward` is its backward."""
-        logits, squashed = self._transformed(self.module(rows).to(_accurate(rows)))
+        logits, squashed = self._transformed(self._of_module(rows))
         return Softmax(self, rows, targets, squashed, *_exponentials(logits, targets))
+
+    def _of_module(self, rows: Tensor) -> Tensor:
+        """The layer's own logits. Some models hand over states that are more accurate than the
+        layer's weight (Mamba)."""
+        weight: Any = self.module.weight
+        return self.module(rows.to(weight.dtype)).to(_accurate(rows))
 
     def _transformed(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """The transformed logits, computed in place without autograd; and the tanh if capped."""

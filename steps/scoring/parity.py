@@ -9,6 +9,9 @@ only compare up to a rounding. A model that cannot be packed is tried in padded 
 same way, and reads each response alone if these are not right either; whether it is causal, which
 packs show as well, takes forwards of its own then.
 
+The rounding of a model of 16 bits would hide much of that, so it is compared in float32 first. Its
+own dtype then shows only whether the kernels of that dtype are right.
+
 A run skips the comparison if its reference was packed, with the same model, the same libraries and
 the same kind of device: then the reference made it, on all examples of the run.
 """
@@ -25,6 +28,7 @@ from steps.models.folders import evaluating, own_attention
 from steps.models.positions import BY_LENGTH, require_positions, rotations
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.architectures.causality import require_causal
+from steps.scoring.architectures.in_float32 import can_be_in_float32, in_float32
 from steps.scoring.architectures.masks import mask_fault
 from steps.scoring.architectures.pack_layouts import (
     Layout,
@@ -130,38 +134,80 @@ def check_packing(
     causal, and for an example that has more tokens than the model has positions.
     """
     require_positions(model, *longest(groups))
-    model.set_attn_implementation(own_attention(model))
-    read_alone(model)
     if is_known and wanted is not Attention.padded:
+        read_alone(model)
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        return _tried(model, groups, wanted, probe)
+        exact = _tried_in_float32(model, groups, wanted, probe)
+        return _tried(model, groups, wanted, probe, exact)
+
+
+def _tried_in_float32(
+    model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention, probe: Probe
+) -> Packing | None:
+    """How a model of 16 bits would read `groups` in float32; None for other models, and where the
+    memory or an operation for that is missing."""
+    if not can_be_in_float32(model):
+        return None
+    try:
+        with torch.no_grad(), in_float32(model):
+            return _tried(model, groups, wanted, probe)
+    except (RuntimeError, MemoryError):  # of the model's own forward, or out of memory
+        return None
 
 
 def _tried(
-    model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention, probe: Probe
+    model: PreTrainedModel,
+    groups: Sequence[TokenGroup],
+    wanted: Attention,
+    probe: Probe,
+    exact: Packing | None = None,
 ) -> Packing:
-    """The first way of reading `groups` that is wanted and correct."""
+    """The first way of reading `groups` that is wanted and correct; also by `exact`, if given, the
+    result in float32."""
+    _read_by_itself(model)
     compared = _telling(groups)
     pack = make_pack(compared).to(model.device)
     packs_tell = wanted is not Attention.padded and _tells_of_later_tokens(model, pack)
-    if not packs_tell:
+    if exact is None and not packs_tell:
         require_causal(model, groups)
-    expected = probe(model, pack)
+    expected = _own_numbers(model, pack, probe)
     by_length = rescaled_rotation(model, longest(groups)[1] + 1)  # with the last token
-    fault = None
+    fault = None if exact is None else exact.why_not
     if wanted is not Attention.padded:
-        read = by_length or _try_packed(model, pack, probe, expected)
+        read = fault or by_length or _try_packed(model, pack, probe, expected)
         if isinstance(read, Tensor):
             return Packing(Attention.packed, compared=compared, read=read)
         fault = read
         model.set_attn_implementation(own_attention(model))
-        if packs_tell:
+        if exact is None and packs_tell:
             require_causal(model, groups)
         if wanted is Attention.packed:
             raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
-    return Packing(Attention.padded, fault, by_length or _try_batched(model, pack, probe, expected))
+    why_alone = None if exact is None else exact.why_alone
+    why_alone = why_alone or by_length or _try_batched(model, pack, probe, expected)
+    return Packing(Attention.padded, fault, why_alone)
+
+
+def _read_by_itself(model: PreTrainedModel) -> None:
+    """Let `model` read each response alone, with an attention of transformers."""
+    model.set_attn_implementation(own_attention(model))
+    read_alone(model)
+
+
+def _own_numbers(model: PreTrainedModel, pack: Pack, probe: Probe) -> Tensor:
+    """The probe's numbers of a model that reads each response alone.
+
+    Raises ValueError if the model cannot compute in its dtype."""
+    try:
+        return probe(model, pack)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if model.dtype is torch.float32:
+            raise
+        raise ValueError(_cannot_compute(model, error)) from error
 
 
 def _tells_of_later_tokens(model: PreTrainedModel, pack: Pack) -> bool:
@@ -213,8 +259,7 @@ def slow_on_gpu(model: PreTrainedModel, tokens_per_forward: int) -> str | None:
 def own_logps(model: PreTrainedModel, pack: Pack, probe: Probe = token_logps) -> Tensor:
     """The logps of a pack's scored tokens, [S], from the model's own forward of each response; or
     the numbers of another probe."""
-    model.set_attn_implementation(own_attention(model))
-    read_alone(model)
+    _read_by_itself(model)
     return probe(model, pack)
 
 
@@ -228,6 +273,12 @@ def rescaled_rotation(model: PreTrainedModel, tokens: int) -> str | None:
             if tokens > limit:
                 return _longer(model, limit, tokens)
     return None
+
+
+@execution_detail
+def _cannot_compute(model: PreTrainedModel, error: Exception) -> str:
+    name = str(model.dtype).removeprefix("torch.")
+    return f"{type(model).__name__} cannot compute in {name} ({error}); set dtype=float32"
 
 
 @execution_detail
