@@ -204,6 +204,8 @@ class TrainConfig(UpdateConfig):
             keeps the last model.
         early_stop_patience: end the run after this many consecutive evaluations without an
             improvement of `keep_best` (or of `eval_loss`).
+        compile_layers: compile the layers of a packed model with torch.compile, on one device. A
+            step is faster on a GPU, the first ones take a minute, and rounding differs.
         backend: the engine that trains; null: transformers' model on torch.
     """
 
@@ -213,6 +215,7 @@ class TrainConfig(UpdateConfig):
     eval_every_steps: int | None = None
     keep_best: str | None = None
     early_stop_patience: int | None = None
+    compile_layers: bool = added_field(False, before=False)
     backend: TrainingBackend | None = added_field(None, before=None)
 
     def __post_init__(self) -> None:
@@ -229,6 +232,18 @@ class TrainConfig(UpdateConfig):
             value = getattr(self, name)
             if self.eval_every_steps is None:
                 require(value is None, f"{name} needs eval_every_steps", value)
+        if self.compile_layers:
+            self._require_compilable()
+
+    def _require_compilable(self) -> None:
+        rule = "compile_layers needs backend=null (torch)"
+        require(self.backend is None, rule, self.backend)
+        rule = "compile_layers does not go with attention=padded; leave one of them out"
+        require(self.attention is not Attention.padded, rule, True)
+        rule = "compile_layers does not go with lora.quantization; leave one of them out"
+        require(self.quantization is None, rule, True)
+        rule = "compile_layers needs lora.dropout=0, as dropout by example is not compiled"
+        require(self.lora is None or self.lora.dropout == 0, rule, self.lora and self.lora.dropout)
 
     def reference(self) -> ReferenceConfig:
         """The settings with which a reference must be computed for this policy."""

@@ -26,6 +26,7 @@ from steps.models.quantized import (
     rounded_weights,
 )
 from steps.models.ranks import Ranks
+from steps.scoring.architectures.compiled_layers import compile_layers
 from steps.scoring.architectures.routing import find_balancing
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, longest
@@ -117,7 +118,7 @@ def open_policy(
     """
     if config.backend is not None:
         return config.backend.open_policy(folder, config, ranks, dropout, role)
-    return TorchPolicy(folder, config, ranks, dropout, role)
+    return TorchPolicy(folder, config, ranks, dropout, role, config.compile_layers)
 
 
 class TorchPolicy:
@@ -125,6 +126,7 @@ class TorchPolicy:
 
     Args:
         dropout: whether the model's own dropout is on.
+        is_compiled: whether the layers are compiled.
     """
 
     def __init__(
@@ -134,8 +136,12 @@ class TorchPolicy:
         ranks: Ranks,
         dropout: bool = False,
         role: Role = LANGUAGE_MODEL,
+        is_compiled: bool = False,
     ) -> None:
+        if is_compiled and ranks.count > 1:
+            raise ValueError("compile_layers is for one device; leave it out, or use one process")
         self._folder, self._config, self._ranks, self._role = folder, config, ranks, role
+        self._is_compiled = is_compiled
         if config.deterministic and torch.cuda.is_available():
             require_deterministic_kernels()
         self._model = role.load(folder, config.dtype, ranks.count > 1, config.quantization)
@@ -167,15 +173,19 @@ class TorchPolicy:
         (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, self._folder, packed))
         every, scorer = [*groups, *others], self.trainer.scorer
         packing = choose_attention(scorer, every, config.attention, ranks, is_known)
-        how = config.activation_checkpointing
-        if how is ActivationCheckpointing.full or packing.attention is Attention.packed:
+        how, is_packed = config.activation_checkpointing, packing.attention is Attention.packed
+        if self._is_compiled and is_packed:
+            compile_layers(model, how)
+        elif how is ActivationCheckpointing.full or is_packed:
             checkpoint_activations(model, how)
+        plain = self._is_compiled and not is_packed
         slow = slow_on_gpu(model, config.tokens_per_forward)
         told = (
             packing.notice,
             unbalanced,
             beyond_training(model, *longest(every)),
             slow,
+            "the layers are not compiled, as the model is not packed" if plain else None,
             _rounded(model),
         )
         scored_by = replace(packed, attention=packing.attention)

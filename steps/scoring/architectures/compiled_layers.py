@@ -1,0 +1,35 @@
+"""Compile the layers of a packed model, so that a GPU runs few kernels between matrix products.
+
+Norms, rotations, activations and residuals of a layer are then a few kernels of Triton (inductor;
+Ansel et al. 2024, *PyTorch 2*). Attention stays outside of them: its layout is another one in every
+pack, and to compile it would mean to compile it again for most packs. The number of tokens is a
+symbol of the compiled code, and layers share it. So it is compiled once, during the first steps:
+with gradients, and without for evaluations.
+
+What a compiled layer keeps for its backward is the compiler's choice: about what selective
+checkpointing keeps, as it computes again what it can fuse.
+"""
+
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from steps.models.activation_checkpointing import checkpoint_activations
+from steps.models.config import ActivationCheckpointing
+from steps.scoring.attention import PACKED, packed_attention
+
+_compiled = partial(torch.compile, dynamic=True)
+
+
+def compile_layers(model: PreTrainedModel, how: ActivationCheckpointing) -> None:
+    """Compile each layer of a `model` that is packed; with full checkpointing (`how`), a layer
+    keeps its input only."""
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, torch.compiler.disable(packed_attention))
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = _compiled(layer.forward)
+    if how is ActivationCheckpointing.full:
+        checkpoint_activations(model, how)

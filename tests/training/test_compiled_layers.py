@@ -1,0 +1,102 @@
+"""Compiled layers compute what they compute uncompiled, up to rounding, for packs of any size."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import gemma2, llama, model_folder, pair_records
+from transformers import PreTrainedModel
+
+from benchmarks.architectures import tiny
+from steps.functional_backend.functional_choice import FunctionalTraining
+from steps.models.config import ActivationCheckpointing, LoraConfig, Quantization
+from steps.models.ranks import Ranks
+from steps.models.workplace import Workplace
+from steps.scoring.architectures import compiled_layers
+from steps.scoring.config import Attention
+from steps.scoring.reference import run_reference
+from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
+from steps.training.policy import open_policy
+from steps.training.recipes import run_dpo
+
+CONFIG = DpoConfig(batch_size=4, optimizer=OptimizerConfig(learning_rate=1e-2))
+PAIRS = pair_records(16)  # of many lengths, so in packs of many sizes
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's graphs, forward and backward, without the minute that kernels take."""
+    torch.compiler.reset()
+    eager = partial(torch.compile, dynamic=True, backend="aot_eager")
+    monkeypatch.setattr(compiled_layers, "_compiled", eager)
+
+
+def experts() -> PreTrainedModel:
+    return tiny("qwen3_moe", vocab_size=64).float()
+
+
+def trained(policy: Path, config: DpoConfig, folder: Path) -> tuple[dict[str, Any], list[float]]:
+    """The summary of a run, and the losses of its steps."""
+    place = Workplace(folder / "reference", folder / "r")
+    run_reference(policy, PAIRS, config.reference(), place)
+    place = Workplace(folder / "model", folder / "s")
+    summary = run_dpo(policy, PAIRS, folder / "reference", config, place)
+    lines = (folder / "model" / "metrics.jsonl").read_text().splitlines()
+    return summary, [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    ("build", "settings"),
+    [
+        (llama, {"activation_checkpointing": ActivationCheckpointing.full}),
+        pytest.param(gemma2, {}, marks=pytest.mark.attack),
+        pytest.param(llama, {"lora": LoraConfig(r=4)}, marks=pytest.mark.attack),
+        pytest.param(experts, {}, marks=pytest.mark.attack),
+    ],
+)
+def test_a_run_with_compiled_layers_is_one_without(
+    tmp_path: Path, build: Callable[[], PreTrainedModel], settings: dict[str, Any]
+) -> None:
+    policy = model_folder(tmp_path / "policy", build)
+    plain = replace(CONFIG, **settings)
+    _, expected = trained(policy, plain, tmp_path / "plain")
+    compiled = replace(plain, compile_layers=True)
+    summary, found = trained(policy, compiled, tmp_path / "compiled")
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert "notices" not in summary
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_not_packed_is_not_compiled_and_says_so(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path / "policy", lambda: tiny("lfm2", vocab_size=64).float())
+    config = replace(CONFIG, compile_layers=True, max_steps=1)
+    summary, _ = trained(policy, config, tmp_path)
+    assert "the layers are not compiled, as the model is not packed" in summary["notices"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"backend": FunctionalTraining()}, "compile_layers needs backend=null"),
+        ({"attention": Attention.padded}, "compile_layers does not go with attention=padded"),
+        ({"lora": LoraConfig(dropout=0.1)}, "compile_layers needs lora.dropout=0"),
+        ({"lora": LoraConfig(quantization=Quantization.nf4)}, "not go with lora.quantization"),
+    ],
+)
+def test_what_is_not_compiled_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        TrainConfig(compile_layers=True, **settings)
+
+
+def test_several_devices_are_refused(tmp_path: Path) -> None:
+    config = TrainConfig(compile_layers=True)
+    with pytest.raises(ValueError, match="compile_layers is for one device"):
+        open_policy(tmp_path, config, Ranks(index=0, count=2))
