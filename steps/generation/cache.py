@@ -5,7 +5,7 @@ The attention is registered with transformers under the name `temper_slots`. Eac
 and stores their keys and values; a `Decode` reads one token of every running sequence, each in its
 slot of the cache.
 
-    blocks of BLOCK positions, each of layers, each [keys | values, slots, heads, BLOCK, d]
+    blocks of B positions, each of layers, each [keys | values, slots, heads, B, d]
 
 A key is stored at its token's position in the sequence. So the result for a sequence does not
 depend, in any bit, on the number and lengths of other sequences or on its slot: matrix products
@@ -29,6 +29,9 @@ from steps.scoring.packing import Pack
 
 SLOTS = "temper_slots"
 BLOCK = 32
+_BLOCKS = {"cuda": 512}
+"""The positions of a block, by the kind of device, and `BLOCK` on others. A GPU waits for each call
+of a kernel, so it has few blocks; a processor computes little behind the end of a sequence."""
 _HONOURED = ("scaling", "sliding_window", "softcap", "s_aux")
 
 
@@ -100,16 +103,17 @@ class KeyValueCache:
     models, and their memory need not be cleared by the system for every call of `sample`.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, device: torch.device) -> None:
         self._slots = slots
+        self.block = _BLOCKS.get(device.type, BLOCK)
         self.blocks: list[list[Tensor]] = []
 
     def put(self, prompt: Tensor, slots: Sequence[int]) -> None:
         """Store a prompt's keys and values, [layers, 2, heads, P, d], in each of `slots`."""
-        pieces = prompt.split(BLOCK, dim=3)
+        pieces = prompt.split(self.block, dim=3)
         layers, two, heads, _, size = prompt.shape
         while len(self.blocks) < len(pieces):
-            shape = (two, self._slots, heads, BLOCK, size)
+            shape = (two, self._slots, heads, self.block, size)
             self.blocks.append([prompt.new_zeros(shape) for _ in range(layers)])
         first, last = slots[0], slots[-1]
         are_one_range = list(slots) == list(range(first, last + 1))  # which is copied faster
@@ -120,7 +124,7 @@ class KeyValueCache:
 
     def get(self, slot: int, tokens: int) -> Tensor:
         """A copy of the keys and values of a slot's first tokens, as `put` takes them."""
-        blocks = self.blocks[: -(-tokens // BLOCK)]
+        blocks = self.blocks[: -(-tokens // self.block)]
         parts = [torch.stack([layer[:, slot] for layer in block]) for block in blocks]
         return torch.cat(parts, dim=3)[..., :tokens, :]
 
@@ -134,7 +138,7 @@ class KeyValueCache:
 
     def resize(self, tokens: int) -> None:
         """Add or remove blocks to fit sequences of `tokens` tokens."""
-        count = -(-tokens // BLOCK)
+        count = -(-tokens // self.block)
         del self.blocks[count:]
         while len(self.blocks) < count:
             self.blocks.append([torch.zeros_like(layer) for layer in self.blocks[0]])
@@ -151,16 +155,16 @@ class Decode:
     def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
         cache.resize(int(positions.max()) + 1)
         device, heads = cache.blocks[0][0].device, cache.blocks[0][0].shape[2]
-        self._blocks = cache.blocks
+        self._blocks, self._block = cache.blocks, cache.block
         self._positions = positions.to(device)
         # Of each block: which rows write to it, None for all, and where, for each row and head.
         self._written: list[tuple[int, Tensor | None, Tensor]] = []
         head = torch.arange(heads)
         for number in range(len(self._blocks)):
-            rows = (positions // BLOCK == number).nonzero()[:, 0]
+            rows = (positions // self._block == number).nonzero()[:, 0]
             if len(rows):
-                places = (rows[:, None] * heads + head) * BLOCK
-                places += positions[rows, None] % BLOCK
+                places = (rows[:, None] * heads + head) * self._block
+                places += positions[rows, None] % self._block
                 own = rows.to(device) if len(rows) < len(positions) else None
                 self._written.append((number, own, places.flatten().to(device)))
         self._layer = 0
@@ -191,7 +195,7 @@ class Decode:
         if sinks is not None:  # one more key for each head, with this score and a value of zero
             rest = scores.logsumexp(dim=-1, keepdim=True) - sinks.view(heads, -1, 1)
             weights = weights * rest.sigmoid()
-        weights = weights.to(q.dtype).flatten(0, 1).split(BLOCK, dim=2)
+        weights = weights.to(q.dtype).flatten(0, 1).split(self._block, dim=2)
         output = weights[0] @ layers[0][1].flatten(0, 1)
         for own, layer in zip(weights[1:], layers[1:], strict=True):
             output += own @ layer[1].flatten(0, 1)
@@ -200,7 +204,7 @@ class Decode:
     def _unseen(self, window: int | None) -> Tensor:
         """[rows, 1, 1, keys of all blocks]: minus infinity for keys to which a row's token may not
         attend, zero for others; in float32 or float64, and so are the scores after the addition."""
-        key = torch.arange(len(self._blocks) * BLOCK, device=self._positions.device)
+        key = torch.arange(len(self._blocks) * self._block, device=self._positions.device)
         last = self._positions[:, None]
         hidden = key > last if window is None else (key > last) | (key <= last - window)
         accurate = torch.promote_types(self._blocks[0][0].dtype, torch.float32)

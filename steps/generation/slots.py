@@ -116,7 +116,7 @@ class _Writing:
         self.replied: deque[tuple[Line, Tensor]] = deque()
         self.slots = min(engine.slots, len(requests))
         self.running = Running(self.slots, {i for r in requests for i in r.stop_ids})
-        self.cache = KeyValueCache(padded_rows(self.slots))
+        self.cache = KeyValueCache(padded_rows(self.slots), self.model.device)
 
     def completions(self) -> Iterator[Finished]:
         while True:

@@ -115,9 +115,9 @@ def load_as(
     from steps.shared.experts import use_padded_experts
     from steps.shared.products import use_onednn
 
-    use_onednn(model)
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
     if device.type == "cpu":
+        use_onednn(model)
         use_padded_experts(model)
     else:
         torch.backends.cudnn.allow_tf32 = False  # it would round factors of float32 to 11 bits

@@ -37,7 +37,7 @@ REQUESTS = [
 def test_a_model_is_read_as_in_float32_and_keeps_its_weights(
     architecture: str, layout: Layout
 ) -> None:
-    model = tiny(architecture).to(torch.bfloat16)
+    model = tiny(architecture).bfloat16()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert check_packing(model, EVERY).layout is layout
     for name, tensor in model.state_dict().items():
@@ -47,7 +47,7 @@ def test_a_model_is_read_as_in_float32_and_keeps_its_weights(
 
 @torch.no_grad()
 def test_tied_and_shared_weights_are_in_float32_together() -> None:
-    model = tiny("llama", tie_word_embeddings=True).to(torch.bfloat16)
+    model = tiny("llama", tie_word_embeddings=True).bfloat16()
     first, second = model.model.layers  # pyright: ignore[reportGeneralTypeIssues]
     second.mlp = first.mlp
     exact = tiny("llama", tie_word_embeddings=True)
@@ -66,7 +66,7 @@ def test_tied_and_shared_weights_are_in_float32_together() -> None:
 
 @torch.no_grad()
 def test_weights_have_their_dtype_again_after_an_error_in_a_layer() -> None:
-    model = tiny("llama").to(torch.bfloat16)
+    model = tiny("llama").bfloat16()
     with pytest.raises(RuntimeError), in_float32(model):
         model.base_model(inputs_embeds=torch.zeros(1, 3, 5))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -77,14 +77,14 @@ def test_weights_have_their_dtype_again_after_an_error_in_a_layer() -> None:
 @pytest.mark.parametrize("wanted", list(Attention))
 def test_a_model_that_sees_a_little_of_later_tokens_is_refused(wanted: Attention) -> None:
     with pytest.raises(ValueError, match="XLMWithLMHeadModel is not causal"):
-        check_packing(tiny("xlm").to(torch.bfloat16), EVERY, wanted)
+        check_packing(tiny("xlm").bfloat16(), EVERY, wanted)
 
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_cannot_compute_in_its_dtype_is_refused_with_one_that_it_can() -> None:
     with pytest.raises(ValueError, match=r"cannot compute in bfloat16 \(.*; set dtype=float32"):
-        check_packing(tiny("xlstm").to(torch.bfloat16), EVERY)
+        check_packing(tiny("xlstm").bfloat16(), EVERY)
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_compute_in_its_dtype_is_refused_with_one_that_it_ca
     ("architecture", "name"), [("llama", "slots"), ("recurrent_gemma", "alone")]
 )
 def test_slots_are_right_in_float32_too(architecture: str, name: str) -> None:
-    choice = choose_engine(tiny(architecture).to(torch.bfloat16), REQUESTS)
+    choice = choose_engine(tiny(architecture).bfloat16(), REQUESTS)
     assert choice.name == name
     assert (choice.why_not is None) == (name == "slots")
 
