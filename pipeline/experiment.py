@@ -54,6 +54,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
 from pipeline.configs.called import Called
+from pipeline.configs.demo_rows import refuse_mixed_rows
 from pipeline.configs.groups import Choices, choose_config
 from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
@@ -229,6 +230,7 @@ class _Call:
                 about = Experiment(self.build, self.choices, self.folder, cfg, words)
                 show_help(about, self.asked)
             else:
+                refuse_mixed_rows(cfg, HydraConfig.get().runtime.choices, self.folder)
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)
         except RunFailed as error:  # Hydra would print it a second time
@@ -404,7 +406,12 @@ def _tune(
 
     def configured(overrides: list[str]) -> Any:
         with _initialized(folder):
-            return to_dataclass(compose(name, [*overrides, *_HYDRA_UNUSED]))
+            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
+        choices = cfg.hydra.runtime.choices
+        with read_write(cfg), open_dict(cfg):
+            del cfg["hydra"]
+        refuse_mixed_rows(cfg, choices, folder)
+        return to_dataclass(cfg)
 
     space, fixed = parsed(settings)
     config = configured(fixed)

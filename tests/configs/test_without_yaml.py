@@ -163,6 +163,6 @@ def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "betas"])
 def test_a_copied_script_works_where_it_lies(mine: Path, recipe: str) -> None:
     assert temper("recipes", "copy", recipe, "copied.py").status == 0
-    said = script(mine.parent / "copied.py", "data.path=rows.jsonl", "--plan")
+    said = script(mine.parent / "copied.py", "data=mine", "data.path=rows.jsonl", "--plan")
     assert said.status == 0, said.err
     assert "train_sft" in said.out
