@@ -55,7 +55,7 @@ from rich.text import Text
 
 from pipeline.configs.called import Called
 from pipeline.configs.demo_rows import refuse_mixed_rows
-from pipeline.configs.groups import Choices, choose_config
+from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
 from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
@@ -230,7 +230,11 @@ class _Call:
                 about = Experiment(self.build, self.choices, self.folder, cfg, words)
                 show_help(about, self.asked)
             else:
-                refuse_mixed_rows(cfg, HydraConfig.get().runtime.choices, self.folder)
+                chosen_options = HydraConfig.get().runtime.choices
+                refuse_missing_options(
+                    HydraConfig.get().overrides.task, chosen_options, self.folder
+                )
+                refuse_mixed_rows(cfg, chosen_options, self.folder)
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)
         except RunFailed as error:  # Hydra would print it a second time

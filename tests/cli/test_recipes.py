@@ -295,3 +295,18 @@ def test_the_version_is_the_packages() -> None:
     from pipeline import __version__
 
     assert temper("--version").out == f"temper {__version__}\n"
+
+
+@pytest.mark.parametrize("recipe", ["rlhf", "rlhf-arithmetic"])
+@pytest.mark.parametrize("method", ["rl=rloo", "rl=grpo", "rl=raft"])
+def test_a_copied_script_keeps_the_kl_penalty_of_its_recipe(recipe: str, method: str) -> None:
+    assert temper("recipes", "copy", recipe, "mine.py").status == 0
+    copied = config(script(Path("mine.py").absolute(), method, "--cfg", "job"))
+    assert copied == config_of(recipe, method)
+    assert ("k1_in_reward" in copied) == (method != "rl=raft")
+
+
+def test_an_option_that_an_optional_choice_lacks_is_refused() -> None:
+    said = temper("run", "rlhf", *ASKED, "kl/light=strong", "--plan")
+    assert said.status == 1
+    assert "kl/light=strong: there is only policy_gradient" in said.error
