@@ -2,7 +2,8 @@
 own answers, which the reward model scores.
 
     temper run rlhf --data pairs.jsonl --model MODEL
-    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl_weight=0.1
+    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl_weight=0.1  twice the KL penalty
+    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl=none rl.method.kl_weight=0  no KL
     temper run rlhf --data pairs.jsonl --model MODEL rl=grpo
     temper run rlhf --data prompts.jsonl --model MODEL reward_model=FOLDER  an existing one
 

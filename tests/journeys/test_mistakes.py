@@ -102,6 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "other.jsonl", [{"foo": "1", "bar": "2", "baz": "3"}] * 9)
     write(folder / "one.jsonl", PAIRS[:1])
     write(folder / "chats.jsonl", [{"messages": [*CHAT]}] * 9)
+    write(folder / "prompts.jsonl", [{"prompt": "Why?"}] * 9)
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "list.jsonl").write_text(json.dumps(PAIRS))
@@ -549,6 +550,7 @@ DATA: dict[str, list[str]] = {
     ],
     "other.jsonl": ["their fields: bar, baz, foo", "data.format=preference 'data.fields={prompt:"],
     "chats.jsonl": ["they are conversations", "temper run sft"],
+    "prompts.jsonl": ["they are prompts", "temper run rlhf with reward_model=FOLDER"],
     "semicolons.csv": ["parted by ';': write it with commas"],
     "halves.csv": ["parted by ';': write it with commas"],
     "nested.json": ["whose field data.train holds the rows", """`jq '."data"."train"' FILE.json"""],
