@@ -231,9 +231,7 @@ class _Call:
                 show_help(about, self.asked)
             else:
                 chosen_options = HydraConfig.get().runtime.choices
-                refuse_missing_options(
-                    HydraConfig.get().overrides.task, chosen_options, self.folder
-                )
+                refuse_missing_options(_settings_of_job(), chosen_options, self.folder)
                 refuse_mixed_rows(cfg, chosen_options, self.folder)
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)
@@ -380,9 +378,15 @@ def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     return initialize_config_dir(str(folder), version_base="1.3")
 
 
+def _settings_of_job() -> list[str]:
+    """The settings of a job, as typed: a reference in them, as in ``rl.seed=${seed}``, is one to a
+    setting of the experiment, and not to one of Hydra's."""
+    return [*map(str, OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))]
+
+
 def _show_job(typed: list[str]) -> None:
     """Show which job of ``-m`` begins: its value of each setting with several values."""
-    overrides = HydraConfig.get().overrides.task
+    overrides = _settings_of_job()
     values = [setting for setting in overrides if setting not in typed] or overrides
     number = HydraConfig.get().job.num + 1
     named = visible(", ".join(without_secrets(values)))
@@ -432,7 +436,7 @@ def _tune(
 
 def _command_for(words: Sequence[str], step: str) -> str:
     """The command that makes only one step, with the settings of this job."""
-    settings = [o for o in HydraConfig.get().overrides.task if not o.startswith("only=")]
+    settings = [o for o in _settings_of_job() if not o.startswith("only=")]
     return shlex.join([*words, *without_secrets(settings), f"only=[{step}]"])
 
 

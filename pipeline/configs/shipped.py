@@ -28,8 +28,8 @@ def shipped_path(name: str) -> str:
 
 
 Options = dict[str, tuple[str | None, dict[str, Any]]]
-"""The options of a config group by name: the package of each (``_global_``, say, or ``None`` for the
-group itself), and its content."""
+"""The options of a config group by name: the package of each, which may be ``_global_`` (``None``
+for the group itself), and its content."""
 _PACKAGE = re.compile(r"# @package (\S+)")
 
 

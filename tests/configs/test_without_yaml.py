@@ -151,6 +151,13 @@ def test_a_choice_with_a_field_of_no_type_for_settings_is_one_sentence(
     assert "Traceback" not in said.err
 
 
+def test_a_command_that_makes_one_step_again_has_references_as_typed(mine: Path) -> None:
+    Path("rows.jsonl").write_text('{"a": 1}\n')
+    typed = ("data.path=rows.jsonl", "data.max_test=${data.max_train}")
+    said = script(mine, *typed, "only=[load_preferences]")
+    assert "'data.max_test=${data.max_train}' 'only=[load_preferences@" in said.out
+
+
 def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
     said = script(mine, "-m", "data.max_train=4,5", "jobs=2", "--plan")
     headings = [line for line in said.out.splitlines() if line.startswith("job ")]
