@@ -66,7 +66,7 @@ from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import chosen, require_packages, require_steps
 from pipeline.running.session import note_plan, run
 from pipeline.show.sinks import require_known, require_sinks
-from pipeline.show.terminal import make_console, show_error, show_plan
+from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error, show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.text import visible
@@ -207,6 +207,9 @@ class _Call:
             refuse_options(self.settings, self.known)
         if len({_VERBOSITY[word] for word in self.loud}) > 1:
             raise TemperError(f"{' and '.join(self.loud)} contradict each other; leave one out")
+        if {"-m", "--multirun"} & {*self.settings} and self.asked is None:
+            with contextlib.suppress(Exception):  # of a job, which raises it again in its turn
+                _show_disk_of_sweep(self._jobs())
         folder = self.folder and str(self.folder)
 
         @hydra.main(version_base="1.3", config_path=folder, config_name=self.name)
@@ -214,6 +217,19 @@ class _Call:
             self.job(cfg)
 
         job(_composed(sys.argv[1:], self.folder, self.name))
+
+    def _jobs(self) -> list[tuple[ExperimentConfig, Mapping[str, Step]]]:
+        """The config and the steps of each job of a sweep."""
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        typed = OverridesParser.create().parse_overrides([*filter(_is_override, self.settings)])
+        found = []
+        for settings in BasicSweeper.split_arguments(typed, None)[0]:
+            with _initialized(self.folder):
+                config = to_dataclass(compose(self.name, [*settings, *_HYDRA_UNUSED]))
+            found.append((config, self._roots(config)))
+        return found
 
     def job(self, cfg: DictConfig) -> None:
         """Run, plan or explain the experiment with one config; keep the message of a failure."""
@@ -370,6 +386,24 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     note_plan()
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
+
+
+def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step]]]) -> None:
+    """Warn if the steps of all jobs together do not fit on the disk; each job has its own plan, and
+    that knows nothing of the others. A step that several jobs need counts once."""
+    from pipeline.running.forecast import prices_of
+
+    config, _ = jobs[0]
+    alike = [(job, roots) for job, roots in jobs if job.store == config.store]
+    store = Store(config.store)
+    catalog = Catalog(store)
+    found: dict[str, Step] = {}
+    for number, (job, roots) in enumerate(alike, 1):
+        wanted = chosen(make_plan(roots, store, (), catalog), job.only) if job.only else roots
+        found |= {f"{name} of job {number}": step for name, step in wanted.items()}
+    plan = make_plan(found, store, (), catalog)
+    prices = prices_of(plan, catalog, config.launcher, config.jobs)
+    show_disk_of_sweep(make_console(), prices, len(alike))
 
 
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
