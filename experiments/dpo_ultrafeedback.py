@@ -3,7 +3,7 @@
 python experiments/dpo_ultrafeedback.py                     the embedded demo, one to two minutes
 python experiments/dpo_ultrafeedback.py dpo.loss.beta=0.05  reruns DPO and what follows it
 python experiments/dpo_ultrafeedback.py dpo/loss=simpo      another loss; docs/training.md has all
-python experiments/dpo_ultrafeedback.py data.path=my.jsonl  your own pairs
+python experiments/dpo_ultrafeedback.py data=mine data.path=my.jsonl scale=own  your own pairs
 python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Llama-3.1-8B
 """
 

@@ -12,7 +12,7 @@ A row is {"prompt": …, "answer": …}.
 from dataclasses import dataclass, field
 
 from pipeline import Input, Step
-from pipeline.experiment import ExperimentConfig, main
+from pipeline.experiment import main
 from steps.checking.boxed import Boxed
 from steps.checking.checkers import CHECKERS
 from steps.checking.config import JudgeConfig
@@ -27,17 +27,16 @@ from steps.models.config import ADAPTERS
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_rollouts import sample_rollouts
+from steps.segments import Segmented
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.train_online import train_online
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(Segmented):
     """Online training with a checker.
 
     Args:
-        iterations: how often the policy draws and learns.
-        segment: how many iterations are one step, whose model is judged and kept.
         checker: the rule that says which answers are right.
         answering: how the held-out prompts are answered.
         engine: who draws what the policy learns from.
@@ -45,18 +44,11 @@ class Config(ExperimentConfig):
 
     data: PreferenceData = field(default_factory=PreferenceData)
     model: ModelSource = field(default_factory=ModelSource)
-    iterations: int = 50
-    segment: int = 25
     checker: Checker = field(default_factory=Boxed)
     rl: RlConfig = field(default_factory=RlConfig)
     judging: JudgeConfig = field(default_factory=JudgeConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
     engine: EngineConfig = field(default_factory=OwnEngine)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.iterations, self.segment) < 1:
-            raise ValueError("iterations and segment must be at least 1")
 
 
 def grpo(cfg: Config) -> dict[str, Step]:
@@ -69,8 +61,7 @@ def grpo(cfg: Config) -> dict[str, Step]:
         return judge(answers, cfg.checker, cfg.judging)
 
     results, start = {"before": judged(policy)}, None
-    for done in range(0, cfg.iterations, cfg.segment):
-        length = min(cfg.segment, cfg.iterations - done)
+    for length, done in cfg.segments():
         trained = train_online(
             rows["train"],
             policy,
@@ -81,8 +72,8 @@ def grpo(cfg: Config) -> dict[str, Step]:
             start=start,
             engine=cfg.engine,
         )
-        results[f"model after {done + length}"] = trained
-        results[f"after {done + length}"] = judged(trained["model"])
+        results[f"model after {done}"] = trained
+        results[f"after {done}"] = judged(trained["model"])
         start = trained["state"]
     return results
 

@@ -18,7 +18,7 @@ algorithm here. So this experiment tests the implementation; it does not compare
 from dataclasses import dataclass, field
 
 from pipeline import Input, Step
-from pipeline.experiment import ExperimentConfig, main
+from pipeline.experiment import main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
@@ -28,6 +28,7 @@ from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_completions import sample_completions
 from steps.score_completions import score_completions
+from steps.segments import Segmented
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
@@ -36,15 +37,13 @@ from steps.training.config import TrainConfig
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(Segmented):
     """Addition from careless annotators, then online training with a checker.
 
     Args:
         seed: the seed of the task, the weights, the training and the sampling.
         train_problems: the number of problems for training.
         test_problems: the number of held-out problems.
-        iterations: how many times the policy samples answers and learns from them.
-        segment: the number of iterations in one step.
         replay: also repeat each segment from its recorded rollouts.
     """
 
@@ -60,11 +59,6 @@ class Config(ExperimentConfig):
     rl: RlConfig = field(default_factory=RlConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.iterations, self.segment) < 1:
-            raise ValueError("iterations and segment must be at least 1")
-
 
 def grpo_arithmetic(cfg: Config) -> dict[str, Step]:
     """SFT from scratch → segments of sampling, checking and learning → exact match on held-out."""
@@ -78,13 +72,12 @@ def grpo_arithmetic(cfg: Config) -> dict[str, Step]:
 
     results = {"SFT": exact_match(sft)}
     start = None
-    for done in range(0, cfg.iterations, cfg.segment):
-        length = min(cfg.segment, cfg.iterations - done)
+    for length, done in cfg.segments():
         run = train_online(task["train"], sft, length, config=cfg.rl, start=start)
-        results[f"after {done + length}"] = exact_match(run["model"])
+        results[f"after {done}"] = exact_match(run["model"])
         if cfg.replay:
             again = train_on_rollouts(run["rollouts"], sft, cfg.rl, start=start)
-            results[f"after {done + length}, replayed"] = exact_match(again["model"])
+            results[f"after {done}, replayed"] = exact_match(again["model"])
         start = run["state"]
     return results
 

@@ -15,7 +15,7 @@ of unequal lengths.
 from dataclasses import dataclass, field
 
 from pipeline import Input, Step
-from pipeline.experiment import ExperimentConfig, main
+from pipeline.experiment import main
 from steps.checking.boxed import Boxed
 from steps.data.rows.sums import TOOL_ROLE
 from steps.data.tokens.tokenizing import TokenizeConfig
@@ -28,6 +28,7 @@ from steps.make_sums import make_sums
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_rollouts import sample_rollouts
+from steps.segments import Segmented
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
@@ -36,15 +37,13 @@ from steps.training.config import TrainConfig
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(Segmented):
     """Sums with a calculator: impatient demonstrations, then online training with a checker.
 
     Args:
         seed: of the task, the weights, the training and the draws.
         train_problems: how many problems there are to train on.
         test_problems: how many are held out.
-        iterations: how often the policy draws and learns.
-        segment: how many iterations are one step.
         replay: make each segment again from the rollouts that it recorded.
         tool: the calculator.
     """
@@ -64,11 +63,6 @@ class Config(ExperimentConfig):
     rl: RlConfig = field(default_factory=RlConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.iterations, self.segment) < 1:
-            raise ValueError("iterations and segment must be at least 1")
-
 
 def grpo_tools(cfg: Config) -> dict[str, Step]:
     """SFT from scratch → segments of episodes, checking and learning → held-out sums."""
@@ -82,15 +76,14 @@ def grpo_tools(cfg: Config) -> dict[str, Step]:
 
     results = {"SFT": right(sft)}
     start = None
-    for done in range(0, cfg.iterations, cfg.segment):
-        length = min(cfg.segment, cfg.iterations - done)
+    for length, done in cfg.segments():
         run = train_online(
             task["train"], sft, length, Boxed(), cfg.rl, start=start, environment=cfg.tool
         )
-        results[f"after {done + length}"] = right(run["model"])
+        results[f"after {done}"] = right(run["model"])
         if cfg.replay:
             again = train_on_rollouts(run["rollouts"], sft, cfg.rl, start=start)
-            results[f"after {done + length}, replayed"] = right(again["model"])
+            results[f"after {done}, replayed"] = right(again["model"])
         start = run["state"]
     return results
 

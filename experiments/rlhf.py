@@ -2,7 +2,8 @@
 own answers, which the reward model scores.
 
     temper run rlhf --data pairs.jsonl --model MODEL
-    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl_weight=0.1
+    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl_weight=0.1  twice the KL penalty
+    temper run rlhf --data pairs.jsonl --model MODEL rl.method.kl=none rl.method.kl_weight=0  no KL
     temper run rlhf --data pairs.jsonl --model MODEL rl=grpo
     temper run rlhf --data prompts.jsonl --model MODEL reward_model=FOLDER  an existing one
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline import Input, Step, TemperError, adopt
-from pipeline.experiment import ExperimentConfig, main
+from pipeline.experiment import main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import evaluate_reward_model
 from steps.generation.config import SamplingConfig
@@ -32,6 +33,7 @@ from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.reward_models.model_rewards import ModelRewards
 from steps.sample_rollouts import sample_rollouts
 from steps.score_with_reward_model import score_with_reward_model
+from steps.segments import Segmented
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_online_with_reward_model import train_online_with_reward_model
@@ -39,12 +41,10 @@ from steps.train_reward_model import train_reward_model
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(Segmented):
     """Online training with a reward model.
 
     Args:
-        iterations: how often the policy draws and learns.
-        segment: how many iterations are one step, whose model is scored and kept.
         reward_model: the folder of a reward model; without one, it is trained on the pairs.
         of_cut: the reward of an answer that was cut at ``rl.max_new_tokens``; null: it is left out.
         answering: how the held-out prompts are answered.
@@ -53,8 +53,6 @@ class Config(ExperimentConfig):
 
     data: PreferenceData = field(default_factory=PreferenceData)
     model: ModelSource = field(default_factory=ModelSource)
-    iterations: int = 50
-    segment: int = 25
     reward_model: str | None = None
     tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -63,11 +61,6 @@ class Config(ExperimentConfig):
     rl: RlConfig = field(default_factory=RlConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
     engine: EngineConfig = field(default_factory=OwnEngine)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.iterations, self.segment) < 1:
-            raise ValueError("iterations and segment must be at least 1")
 
 
 def rlhf(cfg: Config) -> dict[str, Step]:
@@ -87,8 +80,7 @@ def rlhf(cfg: Config) -> dict[str, Step]:
 
     results["before"] = scored(policy)
     start = None
-    for done in range(0, cfg.iterations, cfg.segment):
-        length = min(cfg.segment, cfg.iterations - done)
+    for length, done in cfg.segments():
         trained = train_online_with_reward_model(
             prompts["train"],
             policy,
@@ -99,8 +91,8 @@ def rlhf(cfg: Config) -> dict[str, Step]:
             start=start,
             engine=cfg.engine,
         )
-        results[f"model after {done + length}"] = trained
-        results[f"after {done + length}"] = scored(trained["model"])
+        results[f"model after {done}"] = trained
+        results[f"after {done}"] = scored(trained["model"])
         start = trained["state"]
     return results
 

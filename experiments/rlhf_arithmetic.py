@@ -26,16 +26,15 @@ from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.reward_models.model_rewards import ModelRewards
 from steps.sample_rollouts import sample_rollouts
+from steps.segments import Segmented
 from steps.train_online_with_reward_model import train_online_with_reward_model
 
 
 @dataclass
-class Config(OfReward):
+class Config(Segmented, OfReward):
     """A reward model from a checker's verdicts, then online training with the reward model.
 
     Args:
-        iterations: how many times the policy samples answers and learns from them.
-        segment: the number of iterations in one step.
         of_cut: the reward of an answer that was cut.
     """
 
@@ -44,11 +43,6 @@ class Config(OfReward):
     of_cut: float | None = None
     rl: RlConfig = field(default_factory=RlConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.iterations, self.segment) < 1:
-            raise ValueError("iterations and segment must be at least 1")
 
 
 def rlhf_arithmetic(cfg: Config) -> dict[str, Step]:
@@ -64,12 +58,11 @@ def rlhf_arithmetic(cfg: Config) -> dict[str, Step]:
 
     measure("SFT", learnt.policy)
     start = None
-    for done in range(0, cfg.iterations, cfg.segment):
-        length = min(cfg.segment, cfg.iterations - done)
+    for length, done in cfg.segments():
         run = train_online_with_reward_model(
             learnt.task["train"], learnt.policy, learnt.reward, length, cfg.rl, scoring, start=start
         )
-        measure(f"after {done + length}", run["model"])
+        measure(f"after {done}", run["model"])
         start = run["state"]
     return results
 

@@ -54,7 +54,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
 from pipeline.configs.called import Called
-from pipeline.configs.groups import Choices, choose_config
+from pipeline.configs.demo_rows import refuse_mixed_rows
+from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
 from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
@@ -65,7 +66,7 @@ from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import chosen, require_packages, require_steps
 from pipeline.running.session import note_plan, run
 from pipeline.show.sinks import require_known, require_sinks
-from pipeline.show.terminal import make_console, show_error, show_plan
+from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error, show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.text import visible
@@ -206,6 +207,9 @@ class _Call:
             refuse_options(self.settings, self.known)
         if len({_VERBOSITY[word] for word in self.loud}) > 1:
             raise TemperError(f"{' and '.join(self.loud)} contradict each other; leave one out")
+        if {"-m", "--multirun"} & {*self.settings} and self.asked is None:
+            with contextlib.suppress(Exception):  # of a job, which raises it again in its turn
+                _show_disk_of_sweep(self._jobs())
         folder = self.folder and str(self.folder)
 
         @hydra.main(version_base="1.3", config_path=folder, config_name=self.name)
@@ -213,6 +217,19 @@ class _Call:
             self.job(cfg)
 
         job(_composed(sys.argv[1:], self.folder, self.name))
+
+    def _jobs(self) -> list[tuple[ExperimentConfig, Mapping[str, Step]]]:
+        """The config and the steps of each job of a sweep."""
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        typed = OverridesParser.create().parse_overrides([*filter(_is_override, self.settings)])
+        found = []
+        for settings in BasicSweeper.split_arguments(typed, None)[0]:
+            with _initialized(self.folder):
+                config = to_dataclass(compose(self.name, [*settings, *_HYDRA_UNUSED]))
+            found.append((config, self._roots(config)))
+        return found
 
     def job(self, cfg: DictConfig) -> None:
         """Run, plan or explain the experiment with one config; keep the message of a failure."""
@@ -229,6 +246,9 @@ class _Call:
                 about = Experiment(self.build, self.choices, self.folder, cfg, words)
                 show_help(about, self.asked)
             else:
+                chosen_options = HydraConfig.get().runtime.choices
+                refuse_missing_options(_settings_of_job(), chosen_options, self.folder)
+                refuse_mixed_rows(cfg, chosen_options, self.folder)
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)
         except RunFailed as error:  # Hydra would print it a second time
@@ -368,15 +388,39 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     require_packages(plan, config.launcher)
 
 
+def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step]]]) -> None:
+    """Warn if the steps of all jobs together do not fit on the disk; each job has its own plan, and
+    that knows nothing of the others. A step that several jobs need counts once."""
+    from pipeline.running.forecast import prices_of
+
+    config, _ = jobs[0]
+    alike = [(job, roots) for job, roots in jobs if job.store == config.store]
+    store = Store(config.store)
+    catalog = Catalog(store)
+    found: dict[str, Step] = {}
+    for number, (job, roots) in enumerate(alike, 1):
+        wanted = chosen(make_plan(roots, store, (), catalog), job.only) if job.only else roots
+        found |= {f"{name} of job {number}": step for name, step in wanted.items()}
+    plan = make_plan(found, store, (), catalog)
+    prices = prices_of(plan, catalog, config.launcher, config.jobs)
+    show_disk_of_sweep(make_console(), prices, len(alike))
+
+
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
         return initialize(config_path=None, version_base="1.3")
     return initialize_config_dir(str(folder), version_base="1.3")
 
 
+def _settings_of_job() -> list[str]:
+    """The settings of a job, as typed: a reference in them, as in ``rl.seed=${seed}``, is one to a
+    setting of the experiment, and not to one of Hydra's."""
+    return [*map(str, OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))]
+
+
 def _show_job(typed: list[str]) -> None:
     """Show which job of ``-m`` begins: its value of each setting with several values."""
-    overrides = HydraConfig.get().overrides.task
+    overrides = _settings_of_job()
     values = [setting for setting in overrides if setting not in typed] or overrides
     number = HydraConfig.get().job.num + 1
     named = visible(", ".join(without_secrets(values)))
@@ -404,7 +448,12 @@ def _tune(
 
     def configured(overrides: list[str]) -> Any:
         with _initialized(folder):
-            return to_dataclass(compose(name, [*overrides, *_HYDRA_UNUSED]))
+            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
+        choices = cfg.hydra.runtime.choices
+        with read_write(cfg), open_dict(cfg):
+            del cfg["hydra"]
+        refuse_mixed_rows(cfg, choices, folder)
+        return to_dataclass(cfg)
 
     space, fixed = parsed(settings)
     config = configured(fixed)
@@ -421,7 +470,7 @@ def _tune(
 
 def _command_for(words: Sequence[str], step: str) -> str:
     """The command that makes only one step, with the settings of this job."""
-    settings = [o for o in HydraConfig.get().overrides.task if not o.startswith("only=")]
+    settings = [o for o in _settings_of_job() if not o.startswith("only=")]
     return shlex.join([*words, *without_secrets(settings), f"only=[{step}]"])
 
 

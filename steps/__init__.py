@@ -2,7 +2,8 @@
 
 A step file shows a step's inputs, outputs and its few lines of work: read ``train_dpo`` first.
 ``kinds`` defines the kinds of artifacts that steps pass to each other, ``views`` how reports show
-them, and ``sources`` where rows and models come from. ``train_on_pairs`` composes steps.
+them, ``sources`` where rows and models come from, and ``segments`` how online training is cut into
+steps. ``train_on_pairs`` composes steps.
 
 A preference row passes through the rooms in this order: ``data`` (files become rows, rows become
 tokens), ``scoring`` (how likely a model finds a response), ``training`` (with ``losses`` and

@@ -27,6 +27,7 @@ from rich.text import Text
 from yaml.constructor import ConstructorError
 
 from pipeline.configs.called import Called
+from pipeline.configs.demo_rows import DEMO
 from pipeline.configs.shipped import (
     CONF,
     EXPERIMENTS,
@@ -53,8 +54,6 @@ _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-mo
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
 _ONE_PATH = "{} takes one path; several files have a folder or a pattern: 'parts/*.jsonl'"
-_DEMO = "house_style"
-"""The option of the group ``data`` with the rows of the demo."""
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
 _OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
 
@@ -112,8 +111,8 @@ class Recipe:
         return found + (_chosen("model", model) if model is not None else [])
 
     def implied(self, given: Mapping[str, str], asked: "Asked") -> list[str]:
-        """The settings that a path or a name of the Hub needs beside it. Without ``data=mine`` the
-        user's rows would have the demo's held-out rows, and with the demo's scale a few steps."""
+        """The settings that a path or a name of the Hub needs beside it: that the rows or the model
+        are the user's own, and the scale for such rows."""
         found = []
         for group in ("data", "model") if self.rows else ():
             if group in given or getattr(asked, group) is not None:
@@ -122,7 +121,7 @@ class Recipe:
                 found.append(_OF_PATH[group])
             elif f"{group}.hub" in given:
                 found += _OF_HUB[group]
-        is_own = "data.path" in given or "data.hub" in given or given.get("data", _DEMO) != _DEMO
+        is_own = "data.path" in given or "data.hub" in given or given.get("data", DEMO) != DEMO
         return [*(self.own if is_own and asked.data is None else ()), *found]
 
 

@@ -8,7 +8,7 @@ that the group's options set. A folder ``conf`` beside the script takes preceden
 import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,12 +17,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
+from pipeline.errors import TemperError
 
 Choices = Mapping[str, Mapping[str, type]]
 """The possible types of fields, by name, for the path of each such field."""
 WITHOUT_YAML = "without_yaml"
 """The name of a config that this module makes."""
 _DEFAULTS = re.compile(r"^defaults\s*:", re.MULTILINE)
+_PREFIXES = re.compile(r"^\s*(?:(?:override|optional)\s+)+")
 _ON = {"launcher": "local"}
 """The default option of a group; other groups have none."""
 
@@ -47,6 +49,30 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
     folder = folder or next((f for f in folders[:1] if f.is_dir()), None)
     _store_config(schema, folder, own)
     return folder, WITHOUT_YAML
+
+
+def refuse_missing_options(
+    typed: Sequence[str], choices: Mapping[str, Any], folder: Path | None
+) -> None:
+    """Refuse typed options that do not exist: of a group that a config calls optional, Hydra takes
+    none instead.
+
+    Args:
+        typed: the settings on the command line.
+        choices: the chosen options by group.
+        folder: the folder of the experiment's config.
+
+    Raises:
+        TemperError: there is no such option.
+    """
+    for group, _, option in (setting.lstrip("+").partition("=") for setting in typed):
+        if group not in choices or str(choices[group]) != option or option == "null":
+            continue
+        known = {file.stem for file in (folder / group).glob("*.yaml")} if folder else set[str]()
+        with contextlib.suppress(OSError):  # the group exists only in the folder
+            known |= {name.removesuffix(".yaml") for name in ConfigStore.instance().list(group)}
+        if option not in known:
+            raise TemperError(f"{group}={option}: there is only {', '.join(sorted(known))}")
 
 
 def _store_config(schema: type, folder: Path | None, own: list[str]) -> None:
@@ -79,7 +105,7 @@ def _store_named(text: str, folder: Path) -> None:
         inherited = CONF / f"{entry}.yaml"
         if isinstance(entry, Mapping):
             for group in entry:
-                name = str(group).removeprefix("override ").strip("/ ")
+                name = _PREFIXES.sub("", str(group)).strip("/ ")
                 _store_options(name, read_options(name), folder)
         elif inherited.is_file() and not (folder / inherited.name).exists():
             text = inherited.read_text("utf-8")

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,10 @@ def _page(experiment: Experiment) -> Iterator[str]:
     is_recipe = list(experiment.called[:2]) == ["temper", "run"]
     for option, meaning in (*(OF_RECIPES if is_recipe else ()), *OPTIONS):
         yield from _entry(option, meaning)
-    if chosen := _chosen():
+    offered = {group: (o, _options(experiment, group)) for group, o in _chosen().items()}
+    if offered := {g: found for g, found in offered.items() if _is_open(*found)}:
         yield from ("", "choices, each a set of values by name (--help NAME explains them):")
-        for group, option in chosen.items():
-            options = _options(experiment, group)
+        for group, (option, options) in offered.items():
             yield from _entry(f"{group} = {option or 'none'}", f"one of {', '.join(options)}")
     for group in explained(experiment.config):
         yield from _group(experiment, group, group.settings)
@@ -155,6 +155,11 @@ def _chosen() -> dict[str, str | None]:
     """The choices of the experiment by path, with the selected option of each."""
     choices = HydraConfig.get().runtime.choices
     return {str(g): o for g, o in sorted(choices.items()) if not str(g).startswith("hydra/")}
+
+
+def _is_open(option: str | None, options: Collection[str]) -> bool:
+    """Whether there is anything to choose: an option that another choice implies has no others."""
+    return option is None or (option in options and len(options) > 1)
 
 
 def _options(experiment: Experiment, group: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ independent of the folder in which the experiment is started.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ def shipped_path(name: str) -> str:
 
 
 Options = dict[str, tuple[str | None, dict[str, Any]]]
-"""The options of a config group by name: the package of each (``_global_``, or ``None`` for the
-group itself), and its content."""
+"""The options of a config group by name: the package of each, which may be ``_global_`` (``None``
+for the group itself), and its content."""
+_PACKAGE = re.compile(r"# @package (\S+)")
 
 
 def read_yaml(text: str) -> Any:
@@ -46,8 +48,8 @@ def read_options(group: str) -> Options:
     options: Options = {}
     for name in names_of_options(group):
         text = (CONF / group / f"{name}.yaml").read_text("utf-8")
-        package = "_global_" if text.startswith("# @package _global_") else None
-        options[name] = package, read_yaml(text) or {}
+        package = _PACKAGE.match(text)
+        options[name] = package and package[1], read_yaml(text) or {}
     return options
 
 

@@ -55,11 +55,7 @@ def go_on_from(
         TemperError: what they depend on has changed, and other nodes may be at work in the folder.
     """
     with unobserved():
-        earlier, changes = NO_EARLIER, []
-        if has_results(scratch):
-            earlier, changes = _earlier(scratch / RECORDS, home, closure)
-            if not is_shared and not _begun(scratch / RECORDS):
-                changes = ["no record says what the results in it depend on"]
+        earlier, changes = what_results_need(scratch, home, closure, Present(), is_shared)
         if is_versioned:
             changes = []
         if changes and is_shared:
@@ -75,6 +71,19 @@ def go_on_from(
     return earlier, changes
 
 
+def what_results_need(
+    scratch: Path, home: Home, closure: Closure, present: Present, is_shared: bool = False
+) -> tuple[Earlier, list[str]]:
+    """What the results in scratch depend on, and how that has changed. It changes nothing, so a
+    plan can ask, too."""
+    if not has_results(scratch):
+        return NO_EARLIER, []
+    earlier, changes = _earlier(scratch / RECORDS, home, closure, present)
+    if not is_shared and not _begun(scratch / RECORDS):
+        changes = ["no record says what the results in it depend on"]
+    return earlier, changes
+
+
 def _remove(entry: Path) -> None:
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry)
@@ -87,13 +96,14 @@ def _begun(records: Path) -> list[Path]:
     return [file.parent for file in sorted(records.glob("*/modules"))]
 
 
-def _earlier(records: Path, home: Home, closure: Closure) -> tuple[Earlier, list[str]]:
+def _earlier(
+    records: Path, home: Home, closure: Closure, present: Present
+) -> tuple[Earlier, list[str]]:
     """What all earlier attempts depended on, and what of it has changed."""
     changes: dict[str, None] = {}
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
     modules: dict[str, str] = {}
-    present = Present()
     for folder in _begun(records):
         try:
             one = _of(folder, closure)

@@ -21,11 +21,13 @@ import gc
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipeline.dag.canonical import Json
 from pipeline.dag.step import ENCODING_VERSION, Input, Step, StepFunction
 from pipeline.errors import TemperError
-from pipeline.observed.discovery import Present
+from pipeline.observed.discovery import Present, home_of
+from pipeline.observed.earlier import what_results_need
 from pipeline.plan.labels import labels
 from pipeline.plan.renamed_steps import made_under_another_name
 from pipeline.plan.rerun_reasons import History, Nearest, code_changes, explain
@@ -316,9 +318,19 @@ class _Planner:
             made = PlannedStep(step, State.RUN, self._remade[step.fingerprint], key)
         else:
             made = self._changed(step, key, planned, resolver)
-        if key is not None and (left := self._unfinished.of(step.name, key)):
-            return replace(made, reason=f"{made.reason}; {left}")
-        return made
+        if key is None:
+            return made
+        left = self._unfinished.of(step.name, key, lambda scratch: self._outdating(step, scratch))
+        return replace(made, reason=f"{made.reason}; {left}") if left else made
+
+    def _outdating(self, step: Step, scratch: Path) -> list[str]:
+        """Why the next attempt at a step will not use the results in its scratch, in words."""
+        if step.function.version is not None:
+            return []
+        with contextlib.suppress(OSError):  # a run may delete the folder at any time
+            home, closure = home_of(step.function), step.function.closure(step.types)
+            return what_results_need(scratch, home, closure, self._present)[1]
+        return []
 
     def _changed(
         self,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,23 @@ class Unfinished:
         self._here: dict[str, dict[str, list[Path]]] = {}
         self._kept: dict[str, frozenset[str]] = {}
 
-    def of(self, step: str, key: str) -> str:
+    def of(
+        self, step: str, key: str, changes: Callable[[Path], Sequence[str]] = lambda _: ()
+    ) -> str:
         """The scratch folder from which a step with this key resumes, in words; empty if there is
-        none."""
-        changed = max(map(_last_change, self._folders(step, key)), default=0.0)
-        if changed:
+        none.
+
+        Args:
+            changes: the changes, in words, because of which a folder's results are not used.
+        """
+        folder = max(self._folders(step, key), key=_last_change, default=None)
+        if folder is not None and (changed := _last_change(folder)):
+            its = f"its scratch of {_when(changed)}"
+            if why := changes(folder):
+                more = f" and {len(why) - 1} more" if len(why) > 1 else ""
+                return f"begins anew, and not from {its}: {why[0]}{more}"
             reached = self._reached(step, key)
-            return f"goes on from its scratch of {_when(changed)}" + (reached and f" ({reached})")
+            return f"goes on from {its}" + (reached and f" ({reached})")
         return "goes on from the copy of its scratch" if key in self._copies(step) else ""
 
     def _folders(self, step: str, key: str) -> list[Path]:

@@ -143,6 +143,24 @@ def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
     return ": " + ", ".join(parts) if parts else ""
 
 
+def show_disk_of_sweep(console: Console, prices: "Prices", jobs: int) -> None:
+    """Print a warning if the disk is too small for what the jobs of a sweep will write."""
+    for warning in _disk_warnings(prices, f"the results of all {jobs} jobs together"):
+        console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
+
+
+def _disk_warnings(prices: "Prices", what: str) -> Iterator[str]:
+    if prices.fits_disk or prices.free is None:
+        return
+    beside = prices.peak_disk - prices.disk
+    besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
+    yield (
+        f"the disk of the store has {size(prices.free)} free, and {what} take about "
+        f"{size(prices.disk)}{besides} so it will be full before the end: make room "
+        "(temper gc, temper evict), ask for less, or set store= to another disk"
+    )
+
+
 def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
     """Notes of estimators, and warnings about too little disk or memory."""
     noted: dict[str, list[str]] = {}
@@ -152,14 +170,7 @@ def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
     for note, steps in noted.items():
         more = f" and {len(steps) - MOST_WARNINGS} more" if len(steps) > MOST_WARNINGS else ""
         yield f"{', '.join(steps[:MOST_WARNINGS])}{more}: {visible(note)}"
-    if not prices.fits_disk and prices.free is not None:
-        beside = prices.peak_disk - prices.disk
-        besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
-        yield (
-            f"the disk of the store has {size(prices.free)} free, and all results together take "
-            f"about {size(prices.disk)}{besides} so it will be full before the end: make room "
-            "(temper gc, temper evict), ask for less, or set store= to another disk"
-        )
+    yield from _disk_warnings(prices, "all results together")
     too_large = [(n, price) for n, price in prices.of.items() if price.fits is False]
     for fingerprint, price in too_large[:MOST_WARNINGS]:
         if price.memory and price.capacity:

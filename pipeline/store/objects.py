@@ -32,6 +32,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
+from pipeline.store.answering import require_answer
 from pipeline.store.stored import is_file
 
 _ONE_SLASH = re.compile(r"([a-z][a-z0-9]+):/(?!/)")
@@ -97,6 +98,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
             f"store {url!r} is neither a path nor a URL: an address has two slashes, as in "
             f"gs://BUCKET/PATH or s3://BUCKET/PATH; a folder of that name is ./{url}"
         )
+    if re.match("gc?s://[^/]", url):
+        _require_gcs(url)
     try:
         fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
@@ -113,6 +116,21 @@ def open_objects(url: str) -> tuple["Objects", str]:
         scheme = url.partition(":")[0]
         raise TemperError(f"store {url!r} names no bucket, as in {scheme}://BUCKET/PATH")
     return kind(fs, root), root
+
+
+def _require_gcs(url: str) -> None:
+    """Raise `TemperError` if nothing answers where Google's buckets are. To open a bucket already
+    looks for credentials in the network."""
+    with contextlib.suppress(ImportError):  # which opening reports
+        anyone = fsspec.filesystem("gcs", token="anon", skip_instance_cache=True)
+        if anyone.session_kwargs.get("trust_env"):
+            return  # through a proxy
+        try:
+            require_answer(anyone.base)
+        except OSError as error:
+            raise TemperError(
+                f"cannot open {url}: {error}; check that address and the network"
+            ) from None
 
 
 class Objects:

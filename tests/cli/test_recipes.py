@@ -8,6 +8,7 @@ from command_line import Said, script, temper
 from places import REPOSITORY, model_for_plans
 
 from pipeline.cli.recipes import recipes
+from pipeline.price import pricing
 
 EXPERIMENTS = REPOSITORY / "experiments"
 
@@ -295,3 +296,37 @@ def test_the_version_is_the_packages() -> None:
     from pipeline import __version__
 
     assert temper("--version").out == f"temper {__version__}\n"
+
+
+@pytest.mark.parametrize("recipe", ["rlhf", "rlhf-arithmetic"])
+@pytest.mark.parametrize("method", ["rl=rloo", "rl=grpo", "rl=raft"])
+def test_a_copied_script_keeps_the_kl_penalty_of_its_recipe(recipe: str, method: str) -> None:
+    assert temper("recipes", "copy", recipe, "mine.py").status == 0
+    copied = config(script(Path("mine.py").absolute(), method, "--cfg", "job"))
+    assert copied == config_of(recipe, method)
+    assert ("k1_in_reward" in copied) == (method != "rl=raft")
+
+
+def test_an_option_that_an_optional_choice_lacks_is_refused() -> None:
+    said = temper("run", "rlhf", *ASKED, "kl/light=strong", "--plan")
+    assert said.status == 1
+    assert "kl/light=strong: there is only policy_gradient" in said.error
+
+
+def test_the_jobs_of_a_sweep_are_held_against_the_disk_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of so small a model, only rows take kilobytes."""
+    all_jobs = "the results of all 3 jobs together take about"
+
+    def said(free: int, swept: str) -> tuple[str, str]:
+        monkeypatch.setattr(pricing, "free_disk", lambda _: free)
+        told = temper("run", "dpo", *ASKED, "-m", swept, "--plan").out
+        before, _, jobs = told.partition("job 1: ")
+        assert jobs.count("13 kB to write") == 3
+        assert all_jobs not in jobs
+        return before, jobs
+
+    assert f"{all_jobs} 39 kB" in said(30_000, "data.test_fraction=0.1,0.2,0.3")[0]
+    assert f"{all_jobs} 13 kB" in said(1, "sft.seed=1,2,3")[0], "jobs share their rows"
+    assert all_jobs not in said(30_000, "sft.seed=1,2,3")[0]

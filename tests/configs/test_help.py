@@ -103,3 +103,10 @@ def test_no_summary_of_a_command_is_cut() -> None:
         assert said.status == 0
         assert "..." not in said.out.replace("[ARGS]...", "").replace("[SETTING=VALUE]...", "") \
             .replace("[OVERRIDES]...", "")  # fmt: skip
+
+
+def test_the_page_offers_no_choice_that_another_choice_implies() -> None:
+    said = temper("run", "rlhf", "--help").out
+    assert "kl/light" not in said
+    assert "rl.method.kl=none rl.method.kl_weight=0" in said, "how to do without"
+    assert "kl/light=policy_gradient" in temper("run", "rlhf", "--help", "kl/light").out

@@ -151,6 +151,13 @@ def test_a_choice_with_a_field_of_no_type_for_settings_is_one_sentence(
     assert "Traceback" not in said.err
 
 
+def test_a_command_that_makes_one_step_again_has_references_as_typed(mine: Path) -> None:
+    Path("rows.jsonl").write_text('{"a": 1}\n')
+    typed = ("data.path=rows.jsonl", "data.max_test=${data.max_train}")
+    said = script(mine, *typed, "only=[load_preferences]")
+    assert "'data.max_test=${data.max_train}' 'only=[load_preferences@" in said.out
+
+
 def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
     said = script(mine, "-m", "data.max_train=4,5", "jobs=2", "--plan")
     headings = [line for line in said.out.splitlines() if line.startswith("job ")]
@@ -163,6 +170,6 @@ def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "betas"])
 def test_a_copied_script_works_where_it_lies(mine: Path, recipe: str) -> None:
     assert temper("recipes", "copy", recipe, "copied.py").status == 0
-    said = script(mine.parent / "copied.py", "data.path=rows.jsonl", "--plan")
+    said = script(mine.parent / "copied.py", "data=mine", "data.path=rows.jsonl", "--plan")
     assert said.status == 0, said.err
     assert "train_sft" in said.out

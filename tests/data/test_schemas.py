@@ -925,3 +925,14 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
         ValueError, match=r"gs://bucket/rows\.jsonl cannot be read: ConnectionError"
     ):
         files_at("gs://bucket/rows.jsonl")
+
+
+def test_a_pattern_is_read_below_folders_with_brackets_in_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "run [1]").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    for pattern in ("*.jsonl", f"{folder}/*.jsonl", "../run [1]/[ab].jsonl"):
+        assert [file.name for file in files_at(pattern)] == ["a.jsonl", "b.jsonl"]

@@ -57,8 +57,8 @@ def finished(
     rows = (repository / "experiments/house_style/train.jsonl").read_text().splitlines()
     (folder / "pairs.jsonl").write_text("\n".join(rows[:16]) + "\n")
     settings = (
-        f"model.path={tiny_model}", "model.package=null", f"data.path={folder}/pairs.jsonl",
-        "data.test_path=null", "data.test_fraction=0.4", *SMALL,
+        f"model.path={tiny_model}", "model.package=null", "data=mine",
+        f"data.path={folder}/pairs.jsonl", "data.test_fraction=0.4", *SMALL,
     )  # fmt: skip
     desk = Desk(repository, "dpo_ultrafeedback", folder, settings)
     desk.run_here()

@@ -102,6 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "other.jsonl", [{"foo": "1", "bar": "2", "baz": "3"}] * 9)
     write(folder / "one.jsonl", PAIRS[:1])
     write(folder / "chats.jsonl", [{"messages": [*CHAT]}] * 9)
+    write(folder / "prompts.jsonl", [{"prompt": "Why?"}] * 9)
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "list.jsonl").write_text(json.dumps(PAIRS))
@@ -243,6 +244,14 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=notes.md"], ["name it, by what it holds, one of .jsonl"]),
     (["data.path=nope*.jsonl"], ["nope*.jsonl", "check the path"]),
     (["data.path=null"], ["data.path=FILE.jsonl"]),
+    (
+        ["data=house_style", "data.path=pairs.jsonl"],
+        ["the held-out rows and the limits of the demo", "write data=mine data.path=pairs.jsonl"],
+    ),
+    (
+        ["data=house_style", "data.path=null", "data.hub=owner/name"],
+        ["of the demo", "write data=mine data.path=null data.hub=owner/name"],
+    ),
     (["data.path=pairs.jsonl", "data.hub=a/b"], ["set one of data.path"]),
     (["data.test_fraction=2"], ["test_fraction must be in (0, 1)"]),
     (["data.format=preferences"], ["unknown format 'preferences'", "did you mean preference"]),
@@ -326,7 +335,7 @@ def test_a_mistake_on_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = str(repository / "experiments" / "dpo_ultrafeedback.py")
-    usual = ["store=store", "data.path=pairs.jsonl", "data.test_path=null", "model=local"]
+    usual = ["store=store", "data=mine", "data.path=pairs.jsonl", "model=local"]
     usual += ["model.path=models/good", "-q"]
     named = {setting.partition("=")[0] for setting in typed}
     kept = [setting for setting in usual if setting.partition("=")[0] not in named]
@@ -541,6 +550,7 @@ DATA: dict[str, list[str]] = {
     ],
     "other.jsonl": ["their fields: bar, baz, foo", "data.format=preference 'data.fields={prompt:"],
     "chats.jsonl": ["they are conversations", "temper run sft"],
+    "prompts.jsonl": ["they are prompts", "temper run rlhf with reward_model=FOLDER"],
     "semicolons.csv": ["parted by ';': write it with commas"],
     "halves.csv": ["parted by ';': write it with commas"],
     "nested.json": ["whose field data.train holds the rows", """`jq '."data"."train"' FILE.json"""],

@@ -228,6 +228,9 @@ def test_results_in_scratch_are_dropped_if_what_they_depend_on_has_changed(
 ) -> None:
     interrupted(project, tmp_path)
     project.write(f"{changed}.txt", "2")
+    planned = project.reason()
+    assert "; begins anew, and not from its scratch of " in planned
+    assert planned.endswith(f": {changed}.txt, which it read, changed")
     assert project.run() == {"first": "2 1111", "each": "1 2222"}[changed]
     assert project.is_cached()
     assert "resumed" not in project.manifest().provenance["spent"]
@@ -238,6 +241,7 @@ def test_a_version_keeps_results_in_scratch_whatever_they_depend_on(
 ) -> None:
     interrupted(project, tmp_path, '@step(version="1")')
     project.write("each.txt", "2")
+    assert "goes on from its scratch" in project.planned().reason
     assert project.run() == "1 1122"
 
 

@@ -119,6 +119,18 @@ def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) 
         assert seen.said == []
 
 
+@pytest.mark.parametrize("width", [900, 1280])
+def test_tables_fit_into_a_window_that_is_half_a_screen(
+    browser: Any, finished: Store, width: int
+) -> None:
+    [name] = names_of_runs(finished)
+    overflow = "regions => regions.filter(r => r.scrollWidth > r.clientWidth).map(r => r.ariaLabel)"
+    with serving(finished) as server:
+        for page in ("", name):
+            with opened(browser, server.url + page, width) as seen:
+                assert seen.page.locator(".scroll:not(.dag)").evaluate_all(overflow) == []
+
+
 def test_a_page_says_when_its_store_is_lost(browser: Any, finished: Store, tmp_path: Path) -> None:
     copied = shutil.copytree(finished.root, tmp_path / "store", symlinks=True)
     store = Store(str(copied))

@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from waiting import HANGS_SECONDS
 
 from pipeline.errors import TemperError
+from pipeline.store import answering
 from pipeline.store.objects import GcsObjects, Objects, S3Objects, open_objects
 
 
@@ -334,6 +335,40 @@ def test_a_server_that_refuses_is_an_os_error(s3_bucket: str) -> None:
         assert type(caught.value.__cause__).__name__ == "HttpError"
         s3 = S3Objects(fsspec.filesystem("s3", endpoint_url=url))  # with the bucket's credentials
         _require_os_error_of_every_operation(s3)
+
+
+def test_an_address_where_nothing_answers_is_told_before_a_client_repeats_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setitem(fsspec.config.conf, "gcs", {"endpoint_url": url})
+    monkeypatch.setattr(answering, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda *_, **__: pytest.fail("it was opened"))
+    told = r"cannot open gs://bucket/a: 127\.0\.0\.1 does not answer \(.*refused\); check that"
+    with pytest.raises(TemperError, match=told):
+        open_objects("gs://bucket/a")
+
+
+def test_a_network_that_fails_for_a_moment_or_is_slow_is_no_wrong_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = [OSError("no route"), ConnectionRefusedError(), TimeoutError("slow")]
+
+    def connect(*_: Any) -> Any:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(answering, "PATIENCE_SECONDS", HANGS_SECONDS)
+    monkeypatch.setattr(answering, "_PAUSE_SECONDS", 0.0)
+    answering.require_answer("https://a-host.example/storage/v1/")
+    assert not errors
+
+
+def test_an_address_that_has_answered_is_not_tried_again() -> None:
+    with _serving(_Refuse) as url:
+        answering.require_answer(url)
+    answering.require_answer(url)
 
 
 def test_a_server_that_has_stopped_is_an_os_error(s3_bucket: str) -> None:

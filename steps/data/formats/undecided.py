@@ -99,7 +99,10 @@ _READERS: Mapping[type, str] = {
     PreferenceRow: "preference pairs: read them with load_preferences (temper run dpo)",
     UnpairedRow: "single responses with labels: read them with load_unpaired (temper run kto)",
     ConversationRow: "conversations: read them with load_conversations (temper run sft)",
-    PromptRow: "prompts: read them with load_prompts (temper run grpo)",
+    PromptRow: (
+        "prompts: read them with load_prompts (temper run grpo, or temper run rlhf with "
+        "reward_model=FOLDER)"
+    ),
 }
 """The kinds of rows, those with the most columns first, with the step that makes each."""
 

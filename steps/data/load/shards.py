@@ -12,6 +12,7 @@ several splits (`train-00000-of-00002.parquet`, `test.jsonl`), the folder is nev
 source.
 """
 
+import glob
 import os
 import re
 from collections import Counter
@@ -147,12 +148,20 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
 
 def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[FileShard, ...]:
     if _is_glob(filesystem, path):
-        root = _fixed_part(path)
-        found = [name for name in sorted(filesystem.glob(path)) if filesystem.isfile(name)]
+        root, pattern = _fixed_part(path), path
+        if isinstance(filesystem, LocalFileSystem) and is_pattern(above := _folder_above(path)):
+            root = os.path.realpath(above)  # the folder has brackets in its name
+            pattern = glob.escape(root) + path.removeprefix(above)
+        found = [name for name in sorted(filesystem.glob(pattern)) if filesystem.isfile(name)]
         return _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
     if filesystem.isfile(path):
         return (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
     return _folder(filesystem, path, url, one_split)
+
+
+def _folder_above(path: str) -> str:
+    """The longest beginning of a local pattern that is an existing folder."""
+    return next(str(above) for above in Path(path).parents if above.is_dir())
 
 
 @contextmanager
