@@ -109,6 +109,7 @@ def _config(job: dict[str, Any]) -> Any:
         optimizer=OptimizerConfig(job["learning_rate"], Schedule.constant),
         loss=Dpo(job["beta"]),
         checkpoint_every_seconds=None,  # TRL writes none either
+        compile_layers=job["is_compiled"],
         **({} if job["device"] == "cpu" else {"dtype": "bfloat16", "tokens_per_forward": 16384}),
     )
 

@@ -9,8 +9,9 @@ PYTHON is an interpreter that can import trl, which is not a dependency of Tempe
 separate process with one thread; CPU seconds are the most stable unit on a shared machine.
 
 All contenders get the same model, the same token ids in the same order (this is checked), float32
-(with `--device cuda` bfloat16, with float32 weights behind it), a constant learning rate and AdamW,
-and should reach the same losses (these are printed). There are two experiments:
+(with `--device cuda` bfloat16, with float32 weights behind it; Temper with compiled layers, too), a
+constant learning rate and AdamW, and should reach the same losses (these are printed). There are
+two experiments:
 
     cost     reference logps and training: CPU seconds, memory, floating-point operations.
     second   the experiment, and then the same with another learning rate: whole processes, from the
@@ -35,8 +36,9 @@ from benchmarks.pairs_and_models import NAMED, Model, Workload, make_workload, m
 
 HERE = Path(__file__).parent
 SECTIONS = ("cost", "second")
-TEMPER = "Temper"
-CONTENDERS = {"TRL, default": "default", "TRL, strongest": "strongest", TEMPER: ""}
+TEMPER, COMPILED = "Temper", "Temper, compiled"
+TRL = {"TRL, default": "default", "TRL, strongest": "strongest"}
+"""The contenders that are TRL, and their settings."""
 RATE, OTHER_RATE = 1e-5, 2e-5
 
 Sample = dict[str, Any]
@@ -57,7 +59,8 @@ class Bench:
 
     @property
     def contenders(self) -> list[str]:
-        return [name for name in CONTENDERS if self.trl or name == TEMPER]
+        compiled = [] if self.device == "cpu" else [COMPILED]
+        return [*(TRL if self.trl else ()), *compiled, TEMPER]
 
     def job(self, **settings: Any) -> dict[str, Any]:
         output = self.folder / f"sample-{next(iter(self.fresh))}"
@@ -69,6 +72,7 @@ class Bench:
             "learning_rate": RATE,
             "beta": 0.1,
             "flops": False,
+            "is_compiled": False,
             "output": str(output),
             **settings,
         }
@@ -94,13 +98,14 @@ class Bench:
 
 def cost_sample(bench: Bench, contender: str, flops: bool = False) -> Sample:
     """A reference and a training with it, as seconds by purpose."""
-    if contender != TEMPER:
-        sample = bench.trl_sample(CONTENDERS[contender], flops=flops)
+    if contender in TRL:
+        sample = bench.trl_sample(TRL[contender], flops=flops)
         reference = sample["phases"].get("reference", {"wall": 0.0, "cpu": 0.0})
         return sample | {"reference": reference, "train": sample["phases"]["train"]}
     output = bench.job()["output"]
     first = bench.temper_sample("reference", flops=flops, output=output)
-    second = bench.temper_sample("train", flops=flops, output=output)
+    is_compiled = contender == COMPILED
+    second = bench.temper_sample("train", flops=flops, output=output, is_compiled=is_compiled)
     return {
         "wall": first["wall"] + second["wall"],
         "cpu": first["cpu"] + second["cpu"],
@@ -168,15 +173,16 @@ def _cell(rounds: list[dict[str, Sample]], contender: str, value: Callable[[Samp
 def second_samples(bench: Bench, contender: str) -> dict[str, Sample]:
     """The experiment, and the same with another learning rate, starting with empty caches."""
     new = bench.job()["output"]
-    if contender != TEMPER:
-        setting, cache = CONTENDERS[contender], f"{new}-cache"
+    if contender in TRL:
+        setting, cache = TRL[contender], f"{new}-cache"
         first = bench.trl_sample(setting, cache=cache)
         second = bench.trl_sample(setting, cache=cache, learning_rate=OTHER_RATE)
         return {"first": first, "second": second}
     store = f"{new}-store"
     bench.temper_sample("run", store=store, prepare=True)  # model and tokens, as TRL has its rows
-    first = bench.temper_sample("run", store=store, prepare=False)
-    second = bench.temper_sample("run", store=store, prepare=False, learning_rate=OTHER_RATE)
+    settings = {"store": store, "prepare": False, "is_compiled": contender == COMPILED}
+    first = bench.temper_sample("run", **settings)
+    second = bench.temper_sample("run", **settings, learning_rate=OTHER_RATE)
     return {"first": first, "second": second}
 
 

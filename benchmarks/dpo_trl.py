@@ -10,6 +10,7 @@ job's token ids.
 import json
 import sys
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def main(job_file: str, report_file: str) -> None:
 def _arguments(job: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `DPOConfig`."""
     on_gpu, settings = job["device"] != "cpu", SETTINGS[job["setting"]]
-    if on_gpu:  # where one pair a forward is slow
-        settings = {n: v for n, v in settings.items() if not n.endswith("batch_size")}
+    if on_gpu:  # where one pair a forward is slow, and Liger's kernels are fast
+        liger = {"use_liger_kernel": True} if settings and find_spec("liger_kernel") else {}
+        settings = {n: v for n, v in settings.items() if not n.endswith("batch_size")} | liger
     batch_size = settings.get("per_device_train_batch_size", job["batch_size"])
     return {
         "output_dir": job["output"],

@@ -30,6 +30,7 @@ from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.ranks import ALONE, Ranks, together
+from steps.scoring.architectures.compiled_layers import compile_layers
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.logps import TokenLogps, token_logps
 from steps.scoring.packing import make_pack
@@ -60,7 +61,7 @@ OPTIONS: dict[str, tuple[LoraConfig | None, bool]] = {
     "adapters over 4 bits": (LoraConfig(quantization=Quantization.nf4_double), False),
 }
 """Adapters, and whether the optimiser's state has 8 bits."""
-STEPS = 4
+STEPS, COMPILED = 4, "compiled"
 
 
 def machine(_: str) -> Iterator[str]:
@@ -123,7 +124,7 @@ def speed(model_name: str) -> Iterator[str]:
     yield "| tokens a forward | activations | tokens/s | share of the peak | GB |"
     yield "|--:|---|--:|--:|--:|"
     for budget in BUDGETS[model_name]:
-        for how in ActivationCheckpointing:
+        for how in (*ActivationCheckpointing, COMPILED):
             yield _row(model_name, "--row", f"{budget}", how)
 
 
@@ -140,10 +141,13 @@ def _printed(command: Sequence[str], *cells: str) -> str:
     return done.stdout.strip() or f"| {' | '.join(cells)} | {fault} | | |"
 
 
-def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str:
+def speed_row(model_name: str, budget: int, how: str) -> str:
     model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
     use_packed_attention(model)
-    checkpoint_activations(model, how)
+    if how == COMPILED:
+        compile_layers(model, ActivationCheckpointing.none)
+    else:
+        checkpoint_activations(model, ActivationCheckpointing(how))
     return f"| {budget} | {how} | {_measured(model, model_name, budget)[0]} |"
 
 
@@ -274,7 +278,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help="print the row of this rank of several")
     chosen = parser.parse_args()
     if chosen.row:
-        print(speed_row(chosen.model, int(chosen.row[0]), ActivationCheckpointing(chosen.row[1])))
+        print(speed_row(chosen.model, int(chosen.row[0]), chosen.row[1]))
         return
     if chosen.rank:
         if row := rank_row(chosen.model, chosen.rank):

@@ -176,7 +176,8 @@ def _tried(
     by_length = rescaled_rotation(model, longest(groups)[1] + 1)  # with the last token
     fault = None if exact is None else exact.why_not
     if wanted is not Attention.padded:
-        read = fault or by_length or _try_packed(model, pack, probe, expected)
+        near = None if exact is None else exact.read
+        read = fault or by_length or _try_packed(model, pack, probe, expected, near)
         if isinstance(read, Tensor):
             return Packing(Attention.packed, compared=compared, read=read)
         fault = read
@@ -286,8 +287,11 @@ def _does_not_take(layout: str, model: PreTrainedModel, error: Exception) -> str
     return f"{type(model).__name__} does not take {layout} ({type(error).__name__}: {error})"
 
 
-def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | Tensor:
-    """Switch to packed attention. Return what is wrong with it, or the probe's numbers."""
+def _try_packed(
+    model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor, exact: Tensor | None
+) -> str | Tensor:
+    """Switch to packed attention. Return what is wrong with it, or the probe's numbers; `exact` are
+    those in float32."""
     try:
         fault = mask_fault(model, _longest_sequence(pack))
         use_packed_attention(model)
@@ -302,7 +306,16 @@ def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tens
         # A model may raise any error here; it can still be run in another way.
         return _does_not_take("packs", model, error)
     difference = logp_difference(actual, expected, model.dtype)
-    return f"packed, {type(model).__name__} differs: {difference}" if difference else actual
+    if difference and (exact is None or not _is_as_exact(actual, expected, exact)):
+        return f"packed, {type(model).__name__} differs: {difference}"
+    return actual
+
+
+def _is_as_exact(actual: Tensor, expected: Tensor, exact: Tensor) -> bool:
+    """Whether the `actual` numbers are no further from exact ones than twice as far as the expected
+    ones: rounding sends tokens to other experts in both (gpt-oss)."""
+    of_actual, of_expected = ((one - exact).abs().mean() for one in (actual, expected))
+    return bool(of_actual <= 2 * of_expected)
 
 
 def _try_batched(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:

@@ -1,16 +1,20 @@
 """The rounding of a model of 16 bits hides nothing that is wrong: neither in packs, nor in batches,
 nor in slots, nor tokens that see later ones."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.architectures import HELD_OUT, TRAINING, tiny
 from steps.generation.choosing import choose_engine
 from steps.generation.engine import Request
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_model, save_model
+from steps.scoring import attention, parity
 from steps.scoring.architectures.in_float32 import in_float32
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.config import Attention
@@ -43,6 +47,28 @@ def test_a_model_is_read_as_in_float32_and_keeps_its_weights(
     for name, tensor in model.state_dict().items():
         assert tensor.dtype is before[name].dtype
         assert torch.equal(tensor, before[name])
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_more_rounding_than_usual_is_no_fault_if_a_model_s_own_forward_rounds_as_much(
+    is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(parity._TOLERANCES, torch.bfloat16, (0.0, 0.0))
+    if is_wrong:  # in this dtype only, as a kernel would be
+        monkeypatch.setattr(attention, "_added", see_everything(attention._added))
+    model = tiny("llama", initializer_range=0.05).bfloat16()
+    layout = check_packing(model, EVERY).layout
+    assert (layout is Layout.packed) == (not is_wrong)
+
+
+def see_everything(added: Callable[[Tensor, torch.dtype], Tensor]) -> Any:
+    def mistaken(seen: Tensor, dtype: torch.dtype) -> Tensor:
+        is_exact = dtype is torch.float32
+        return added(seen if is_exact else torch.ones_like(seen), dtype)
+
+    return mistaken
 
 
 @torch.no_grad()
