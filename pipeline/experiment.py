@@ -415,7 +415,8 @@ def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
 def _settings_of_job() -> list[str]:
     """The settings of a job, as typed: a reference in them, as in ``rl.seed=${seed}``, is one to a
     setting of the experiment, and not to one of Hydra's."""
-    return [*map(str, OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))]
+    typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [*map(str, typed)]
 
 
 def _show_job(typed: list[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
@@ -51,16 +52,13 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
     return folder, WITHOUT_YAML
 
 
-def refuse_missing_options(
-    typed: Sequence[str], choices: Mapping[str, Any], folder: Path | None
-) -> None:
+def refuse_missing_options(typed: Sequence[str], choices: Mapping[str, Any]) -> None:
     """Refuse typed options that do not exist: of a group that a config calls optional, Hydra takes
     none instead.
 
     Args:
         typed: the settings on the command line.
         choices: the chosen options by group.
-        folder: the folder of the experiment's config.
 
     Raises:
         TemperError: there is no such option.
@@ -68,9 +66,8 @@ def refuse_missing_options(
     for group, _, option in (setting.lstrip("+").partition("=") for setting in typed):
         if group not in choices or str(choices[group]) != option or option == "null":
             continue
-        known = {file.stem for file in (folder / group).glob("*.yaml")} if folder else set[str]()
-        with contextlib.suppress(OSError):  # the group exists only in the folder
-            known |= {name.removesuffix(".yaml") for name in ConfigStore.instance().list(group)}
+        named = group.partition("@")[0]  # behind it is where the option's settings go
+        known = GlobalHydra.instance().config_loader().get_group_options(named)
         if option not in known:
             raise TemperError(f"{group}={option}: there is only {', '.join(sorted(known))}")
 

@@ -1,6 +1,7 @@
 """How an experiment cuts its iterations into steps."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_the_last_segment_is_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"iterations": 0}, {"segment": 0}, {"segment": -1}])
-def test_a_run_without_iterations_is_refused(wrong: dict[str, int]) -> None:
+def test_a_run_without_iterations_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="iterations and segment must be at least 1"):
         Config(**wrong)
     with pytest.raises(ValueError, match="jobs must be at least 1"):
