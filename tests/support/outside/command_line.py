@@ -53,7 +53,7 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
     ):
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "orig_argv", [sys.executable, *words])
-        patch.setattr(sys, "path", [str(Path(words[0]).parent), *sys.path])
+        patch.setattr(sys, "path", [str(Path(words[0]).resolve().parent), *sys.path])
         patch.setattr(experiment, "CALLED", [])
         Plugins.instance()  # they store configs, once
         known = ConfigStore.instance()  # each process has its own
