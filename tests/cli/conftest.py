@@ -1,5 +1,8 @@
 """What tests of the commands share."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from own_script import MEASURES, Desk
 
@@ -11,3 +14,10 @@ def first_desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     desk.script.write_text(MEASURES)
     assert desk.run() == 4
     return desk
+
+
+@pytest.fixture
+def desk(first_desk: Desk, tmp_path: Path) -> Desk:
+    """The script, with a store of what it makes."""
+    shutil.copytree(first_desk.folder, tmp_path, dirs_exist_ok=True)
+    return Desk(tmp_path)

@@ -1,9 +1,5 @@
 """``temper accept`` beyond one step: the same change elsewhere, moved code, taking back."""
 
-import shutil
-from pathlib import Path
-
-import pytest
 from own_script import MEASURES, Desk
 
 ROUND = ("round(value, 2)", "round(value, ndigits=2)")
@@ -19,12 +15,6 @@ def cut(source: str) -> tuple[str, str, str, str]:
         source[marks[1] : marks[2]],
         source[marks[2] :],
     )
-
-
-@pytest.fixture
-def desk(first_desk: Desk, tmp_path: Path) -> Desk:
-    shutil.copytree(first_desk.folder, tmp_path, dirs_exist_ok=True)
-    return Desk(tmp_path)
 
 
 def test_one_command_accepts_every_step_with_the_same_change(desk: Desk) -> None:

@@ -448,13 +448,6 @@ def test_a_setting_that_became_an_input_is_told_once(lab: Lab) -> None:
 # --- accepting -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def desk(first_desk: Desk, tmp_path: Path) -> Desk:
-    """The script, with a store of what it makes."""
-    shutil.copytree(first_desk.folder, tmp_path, dirs_exist_ok=True)
-    return Desk(tmp_path)
-
-
 def test_code_that_was_accepted_reruns_nothing(desk: Desk) -> None:
     desk.edit("self.width * self.width", "self.width**2")
     assert "Square changed" in desk.temper("explain", "measure@" + key_of(desk, "Square"))

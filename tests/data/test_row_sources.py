@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -381,8 +382,8 @@ def test_no_bytes_make_a_reader_fail(data: bytes, kind: str) -> None:
 @settings(max_examples=300)
 @given(st.data())
 def test_no_damage_to_an_archive_or_a_table_makes_a_reader_fail(data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(WHOLE)))
-    content = bytearray(WHOLE[name])
+    name = data.draw(st.sampled_from(sorted(whole_files())))
+    content = bytearray(whole_files()[name])
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     content = content[: data.draw(st.integers(0, len(content)))]
@@ -392,7 +393,8 @@ def test_no_damage_to_an_archive_or_a_table_makes_a_reader_fail(data: st.DataObj
         assert isinstance(record, Mapping | MalformedRow)
 
 
-def _whole_files() -> dict[str, bytes]:
+@cache
+def whole_files() -> dict[str, bytes]:
     text = "\n".join(map(json.dumps, RECORDS[:20])).encode()
     table = pa.Table.from_pylist(RECORDS[:20])
     parquet, stream, file = (pa.BufferOutputStream() for _ in range(3))
@@ -407,9 +409,6 @@ def _whole_files() -> dict[str, bytes]:
         "stream.arrow": stream.getvalue().to_pybytes(),
         "file.arrow": file.getvalue().to_pybytes(),
     }
-
-
-WHOLE = _whole_files()
 
 
 # --- which files -------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The functional torch backend beside the module backend, and the gradient noise scale."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,14 @@ import oracle
 import pytest
 import torch
 from families import FAMILIES, UNLIKE
-from tiny_models import VOCABULARY, demonstration_records, folder_bytes, model_folder, pair_records
+from tiny_models import (
+    VOCABULARY,
+    demonstration_records,
+    folder_bytes,
+    log_of,
+    model_folder,
+    pair_records,
+)
 from token_groups import pairs, reference_logps
 from waiting import leaving_at
 
@@ -79,10 +85,6 @@ def test_losses_and_gradients_are_those_of_the_module(tmp_path: Path, family: st
             assert parameter.grad is not None
             off = (gradient[name] - parameter.grad).norm()
             assert off <= 1e-8 * max(parameter.grad.norm(), 1e-4 * largest), name
-
-
-def log_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])

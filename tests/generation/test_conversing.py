@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from families import FAMILIES
+from families import built
 from tiny_models import VOCABULARY, llama
 from transformers import PreTrainedModel
 
@@ -14,7 +14,6 @@ from steps.generation.alone import AloneEngine
 from steps.generation.cache import BLOCK
 from steps.generation.engine import Ended, Finish, Finished, Place, Replies, Reply, Request
 from steps.generation.slots import SlotEngine
-from steps.models.folders import own_attention
 
 STOPS = tuple(range(2, 12))
 """So many that turns are short."""
@@ -51,14 +50,6 @@ class Tool:
         count = len(self.due) if self.late is None else self.late.randrange(len(self.due) + 1)
         taken = [self.due.pop() for _ in range(max(count, int(wait)))]
         return taken
-
-
-def built(family: str) -> PreTrainedModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = FAMILIES[family]().eval()
-    model.set_attn_implementation(own_attention(model))
-    return model
 
 
 def some_requests(temperature: float = 1.0, completions: int = 3) -> list[Request]:

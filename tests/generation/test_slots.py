@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import EVERY, FAMILIES, UNLIKE
+from families import EVERY, UNLIKE, built
 from tiny_models import VOCABULARY, llama, model_folder
 from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
@@ -18,7 +18,7 @@ from steps.generation.cache import BLOCK, SLOTS
 from steps.generation.choosing import choose_engine
 from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
 from steps.generation.slots import SlotEngine
-from steps.models.folders import load_model, own_attention
+from steps.models.folders import load_model
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.scored_by import model_digest
 
@@ -26,14 +26,6 @@ STOP = 2
 NEW = 20  # with most prompts, more than a block of keys
 
 Drawn = dict[tuple[str, int], Finished]
-
-
-def built(family: str) -> PreTrainedModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = FAMILIES[family]().eval()
-    model.set_attn_implementation(own_attention(model))
-    return model
 
 
 def some_requests(count: int = 6, completions: int = 2, temperature: float = 1.0) -> list[Request]:

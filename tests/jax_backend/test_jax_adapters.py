@@ -1,6 +1,5 @@
 """Adapters and dropout with `backend=jax`, beside torch."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tiny_models import (
     demonstration_records,
     folder_bytes,
     llama,
+    log_of,
     model_folder,
     pair_records,
 )
@@ -83,9 +83,7 @@ def test_a_run_with_adapters_goes_as_with_torch_and_leaves_the_same_files(tmp_pa
         config = TrainConfig(batch_size=3, epochs=3, optimizer=SLOW, lora=LORA, backend=backend)
         work = tmp_path / str(backend and backend.name)
         run_sft(policy, records, config, Workplace(work / "model", work / "scratch"))
-        logs.append(
-            [json.loads(s) for s in (work / "model/metrics.jsonl").read_text().split("\n")[:-1]]
-        )
+        logs.append(log_of(work / "model"))
     for theirs, ours in zip(*logs, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)

@@ -1,6 +1,5 @@
 """One run over two processes, each with processors of its own, as over two hosts of a slice."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from rank_processes import run_ranks
 from safetensors.torch import load_file
-from tiny_models import llama, model_folder, pair_records
+from tiny_models import llama, log_of, model_folder, pair_records
 from waiting import leaving_at
 
 from steps.jax_backend.backend_choice import JaxTraining
@@ -84,10 +83,7 @@ def test_two_processes_train_what_one_does_and_go_on_where_they_left(
     assert not (both / "model").exists()
     assert run_ranks(train_as_a_rank, train, policy, both, 0) == [0, 0]
     train(policy, alone, 4, ALONE)
-    logs = [
-        [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
-        for work in (both, alone)
-    ]
+    logs = [log_of(work / "model") for work in (both, alone)]
     for ours, expected in zip(*logs, strict=True):
         assert ours == pytest.approx(expected, rel=1e-5, abs=1e-5)
     ours, expected = (load_file(work / "model/model.safetensors") for work in (both, alone))

@@ -1,6 +1,5 @@
 """Reward models with `backend=jax` and `backend=functional`, beside torch."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not install
 import token_groups
 from safetensors.torch import load_file, save_file
 from test_jax_parity import FAMILIES, assert_same_step
-from tiny_models import folder_bytes, llama, model_folder, pair_records
+from tiny_models import folder_bytes, llama, log_of, model_folder, pair_records
 from waiting import leaving_at
 
 from steps.functional_backend.functional_choice import FunctionalTraining
@@ -105,8 +104,7 @@ def run(
     """A run, to its end or until it is stopped; its log."""
     place = Workplace(work / "model", work / "scratch", on_progress, leaving_at(stop))
     run_reward_training(init, RECORDS, replace(CONFIG, **settings), place)
-    log = (work / "model/metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in log]
+    return log_of(work / "model")
 
 
 def assert_same_run(log: list[dict], expected: list[dict]) -> None:

@@ -22,6 +22,7 @@ from tiny_models import (
     folder_bytes,
     gemma2,
     llama,
+    log_of,
     model_folder,
     pair_records,
 )
@@ -65,8 +66,7 @@ def train(policy: Path, config: DpoConfig, work: Path, **place: Any) -> tuple[di
     run_reference(policy, RECORDS, config.reference(), scratch)
     where = Workplace(work / "model", work / "scratch", **place)
     summary = run_dpo(policy, RECORDS, work / "reference", config, where)
-    log = (work / "model/metrics.jsonl").read_text().splitlines()
-    return summary, [json.loads(line) for line in log]
+    return summary, log_of(work / "model")
 
 
 def twenty_steps_are_torch_s(policy: Path, tmp_path: Path, backend: Any = JAX) -> dict:

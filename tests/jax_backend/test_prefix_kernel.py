@@ -2,7 +2,6 @@
 compiled for chips that are not there."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 import jax.numpy as jnp
-from tiny_models import demonstration_records, gemma2, llama, model_folder
+from tiny_models import demonstration_records, gemma2, llama, log_of, model_folder
 from token_groups import pairs
 
 from steps.jax_backend.attending.kernel_grid import block_of
@@ -83,8 +82,7 @@ def test_a_run_with_the_kernel_goes_as_with_torch(tmp_path: Path) -> None:
         )
         work = tmp_path / str(kernel)
         run_sft(policy, demonstration_records(8), config, Workplace(work, tmp_path / f"s{kernel}"))
-        log = (work / "metrics.jsonl").read_text().splitlines()
-        losses[kernel] = [json.loads(line)["loss"] for line in log]
+        losses[kernel] = [step["loss"] for step in log_of(work)]
     assert losses[True] == pytest.approx(losses[False], abs=1e-5)
 
 

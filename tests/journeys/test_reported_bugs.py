@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from step_output import Folder
-from tiny_models import VOCABULARY, gpt2, llama, model_folder, pair_records, word_tokenizer
+from tiny_models import VOCABULARY, gpt2, llama, log_of, model_folder, pair_records, word_tokenizer
 from token_groups import group, ids
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -68,7 +68,7 @@ def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path, **held
     reference = reference_of(policy, records, work / "reference")
     place = Workplace(work / "model", work / "scratch")
     run_dpo(policy, records, reference, config, place, **held_out)
-    return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
+    return log_of(work / "model")
 
 
 # --- packing -------------------------------------------------------------------------------------

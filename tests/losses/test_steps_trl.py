@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import log_of
 from trl_records import records
 
 from benchmarks import trl_steps
-from steps.data.rows.jsonl import read_json_lines
 from steps.losses.apo_down import ApoDown
 from steps.losses.apo_zero import ApoZero
 from steps.losses.base import ReferenceLoss
@@ -105,7 +105,7 @@ def test_every_step_has_the_loss_that_trl_has(
     config = replace(start.config, loss=loss)
     place = Workplace(tmp_path / "ours", tmp_path / "scratch")
     run_dpo(start.folder / "model", records(), start.folder / "reference", config, place)
-    ours = [step["loss"] for step in read_json_lines(tmp_path / "ours/metrics.jsonl")]
+    ours = [step["loss"] for step in log_of(tmp_path / "ours")]
     assert len(ours) == 20
     assert ours == pytest.approx(theirs, rel=5e-5, abs=1e-4)
     assert max(theirs) - min(theirs) > 0.01

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tiny_models import log_of
 from trl_records import records
 
 from benchmarks import trl_losses, trl_steps
@@ -111,7 +112,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[flo
         else:
             rows = with_short_prompts() if name in trl_losses.ORPO else records()
             run_reference_free(model, rows, replace(free, loss=loss), place)
-        return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").open()]
+        return [step["loss"] for step in log_of(out)]
 
     return train
 

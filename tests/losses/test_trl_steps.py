@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_models import log_of
 from trl_records import records
 
 from benchmarks import trl_steps
@@ -40,7 +41,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict, dict]]:
         config,
         Workplace(work / "out", work / "scratch"),
     )
-    ours = [json.loads(line) for line in (work / "out/metrics.jsonl").read_text().splitlines()]
+    ours = log_of(work / "out")
     theirs = json.loads(Path(trl_steps.GOLDEN).read_text())
     return list(zip(ours, theirs, strict=True))
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from chat_families import families
 from step_output import Folder
-from tiny_models import VOCABULARY, folder_bytes, model_folder, word_tokenizer
+from tiny_models import VOCABULARY, folder_bytes, log_of, model_folder, word_tokenizer
 from worlds import Echo, Raises, Said
 
 from pipeline.show.views import Texts
@@ -94,10 +94,6 @@ def online(
 @pytest.fixture(scope="module")
 def run(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return online(folders, tmp_path_factory.mktemp("run"), 2)
-
-
-def log_of(made: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
 
 
 # --- a run ----------------------------------------------------------------------------------------

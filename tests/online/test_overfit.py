@@ -1,6 +1,5 @@
 """The falsifiable claim: a fixed set of prompts is learnt to the optimum, and noise is not."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from online_bed import ASKED, EAGER, rl, run
-from tiny_models import model_folder
+from tiny_models import log_of, model_folder
 
 from steps.online.methods.policy_gradient import Advantage, PolicyGradient
 from steps.online.rollouts import Rollout
@@ -53,8 +52,7 @@ def test_the_optimum_is_reached_with_rewards_and_not_with_shuffled_ones(
         optimizer=EAGER,
     )
     run(policy, tmp_path, config, iterations, judge=judge)
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    rewards = [json.loads(line)["reward"] for line in lines]
+    rewards = [step["reward"] for step in log_of(tmp_path / "out")]
     at_first, at_last, gained = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5, 0.1
     if judge is third:
         assert at_first < 0.6 * OPTIMUM

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import (
     folder_bytes,
     gpt2,
+    log_of,
     model_folder,
     pair_records,
     word_tokenizer,
@@ -51,10 +52,6 @@ def trained(
     return run_reward_training(init, records or pair_records(12), config, place)
 
 
-def read_log(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def scores_of(folder: Path, records: list[dict], work: Path) -> list[float]:
     place = Workplace(work / "scores", work / "scores-scratch")
     scored, _ = score_pairs(records, folder, RewardScoring(), place)
@@ -67,7 +64,7 @@ def sequences(records: Sequence[dict]) -> list[list[int]]:
 
 def test_it_starts_from_exactly_ln_2_and_learns_to_prefer(init: Path, tmp_path: Path) -> None:
     summary = trained(init, tmp_path, replace(CONFIG, epochs=8))
-    first, *_, last = read_log(tmp_path / "model")
+    first, *_, last = log_of(tmp_path / "model")
     assert first["loss"] == math.log(2)
     assert [first[f"rewards/{side}"] for side in ("chosen", "rejected")] == [0, 0]
     assert last["loss"] < 0.3
@@ -116,7 +113,7 @@ def test_training_follows_trl_s_formula_in_padded_batches_of_transformers(tmp_pa
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    ours = [step["loss"] for step in read_log(tmp_path / "model")]
+    ours = [step["loss"] for step in log_of(tmp_path / "model")]
     assert ours == pytest.approx(losses, rel=0, abs=1e-9)
     assert losses[-1] < 0.8 * losses[0]
 
@@ -136,7 +133,7 @@ def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(tmp_path: Path
     for tokens in budgets:
         config = replace(CONFIG, dtype=Dtype.float64, tokens_per_forward=tokens)
         trained(init, tmp_path / f"{tokens}", config)
-    logs = [read_log(tmp_path / f"{tokens}" / "model") for tokens in budgets]
+    logs = [log_of(tmp_path / f"{tokens}" / "model") for tokens in budgets]
     for *cut, whole in zip(*logs, strict=True):
         for one in cut:
             assert one == pytest.approx(whole, rel=1e-9, abs=1e-10)
@@ -147,7 +144,7 @@ def test_margins_widen_what_is_learnt(init: Path, tmp_path: Path) -> None:
     for name, scale in (("without", 0.0), ("with", 0.5)):
         config = replace(CONFIG, epochs=10, loss=BradleyTerry(margin_per_score=scale))
         trained(init, tmp_path / name, config, records)
-    without, margin = (read_log(tmp_path / name / "model") for name in ("without", "with"))
+    without, margin = (log_of(tmp_path / name / "model") for name in ("without", "with"))
     assert margin[0]["loss"] == pytest.approx(math.log1p(math.exp(4.0)), rel=1e-12)
     assert margin[-1]["rewards/margins"] > without[-1]["rewards/margins"] + 0.5
 
@@ -157,7 +154,7 @@ def test_held_out_pairs_are_evaluated_and_the_best_step_is_kept(init: Path, tmp_
     place = Workplace(tmp_path / "model", tmp_path / "scratch")
     others = pair_records(5, seed=1)
     summary = run_reward_training(init, pair_records(12), config, place, others)
-    log = {m["step"]: m for m in read_log(tmp_path / "model")}
+    log = {m["step"]: m for m in log_of(tmp_path / "model")}
     evaluated = {step: m["eval_rewards/accuracies"] for step, m in log.items() if "eval_loss" in m}
     assert summary["best_step"] == max(evaluated, key=lambda step: evaluated[step])
     kept = scores_of(tmp_path / "model", others, tmp_path)
@@ -170,7 +167,7 @@ def test_training_goes_on_from_a_reward_model(init: Path, tmp_path: Path) -> Non
     trained(init, tmp_path / "first", records=records)
     scores = scores_of(tmp_path / "first/model", records, tmp_path)
     trained(tmp_path / "first/model", tmp_path / "second", records=records)
-    first = read_log(tmp_path / "second/model")[0]
+    first = log_of(tmp_path / "second/model")[0]
     assert first["rewards/chosen"] == pytest.approx(sum(scores[::2]) / 4, rel=1e-12)
 
 
@@ -178,7 +175,7 @@ def test_adapters_and_the_head_are_trained_and_merged(init: Path, tmp_path: Path
     records = pair_records(8)
     config = replace(CONFIG, epochs=10, lora=LoraConfig(r=4))
     trained(init, tmp_path, config, records)
-    first, *_, last = read_log(tmp_path / "model")
+    first, *_, last = log_of(tmp_path / "model")
     assert first["loss"] == math.log(2)
     assert last["loss"] < 0.5
     assert not (tmp_path / "model/adapter").exists()
@@ -195,7 +192,7 @@ def test_adapters_and_the_head_are_trained_and_merged(init: Path, tmp_path: Path
 
 def test_bfloat16_with_masters_learns_and_scores(init: Path, tmp_path: Path) -> None:
     trained(init, tmp_path, replace(CONFIG, dtype=Dtype.bfloat16, epochs=10))
-    first, *_, last = read_log(tmp_path / "model")
+    first, *_, last = log_of(tmp_path / "model")
     assert first["loss"] == math.log(2)
     assert last["loss"] < 0.5 * first["loss"]
 
@@ -351,7 +348,7 @@ def test_two_ranks_train_and_score_what_one_does(init: Path, tmp_path: Path, lor
         (tmp_path / name).mkdir()
     on_ranks(init, tmp_path / "one", lora)
     assert run_ranks(on_ranks, init, tmp_path / "two", lora) == [0, 0]
-    one, two = (read_log(tmp_path / name / "model") for name in ("one", "two"))
+    one, two = (log_of(tmp_path / name / "model") for name in ("one", "two"))
     for step, other in zip(one, two, strict=True):
         assert step == pytest.approx(other, rel=1e-4, abs=1e-4)
     scores = [json.loads((tmp_path / name / "scores.json").read_text()) for name in ("one", "two")]

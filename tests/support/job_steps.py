@@ -116,7 +116,8 @@ def gang(out: Output, journal: str, first: str = "") -> dict:
     mark = out.scratch / f"was-here-{rank}"
     if first and not mark.exists():
         mark.touch()
-        if first == f"kill {rank}":
+        if first == f"kill {rank}":  # once the others have left their marks
+            wait_until(lambda: len(listening(journal)) == ranks - 1, "the other ranks listen")
             os.kill(os.getpid(), signal.SIGKILL)
         _wait_to_be_told(out, journal, rank)
     return {"ranks": ranks}

@@ -1,6 +1,5 @@
 """Evaluation while training: what is logged, which model is kept, when it stops."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from tiny_models import (
     demonstration_records,
     folder_bytes,
     llama,
+    log_of,
     model_folder,
     pair_records,
 )
@@ -51,11 +51,7 @@ def sft(init: Path, work: Path, **settings: Any) -> tuple[dict, list[dict]]:
         Workplace(work / "out", work / "scratch"),
         held_out=HELD_OUT,
     )
-    return summary, read_log(work / "out")
-
-
-def read_log(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return summary, log_of(work / "out")
 
 
 def test_held_out_examples_are_scored_every_few_steps_and_at_the_end(
@@ -86,7 +82,7 @@ def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
         Workplace(tmp_path / "one", tmp_path / "s1"),
         held_out=(held_out, tmp_path / "h"),
     )
-    evaluated = read_log(tmp_path / "one")[-1]
+    evaluated = log_of(tmp_path / "one")[-1]
     again = DpoConfig(batch_size=5, max_steps=1, check_start=False)
     run_dpo(
         tmp_path / "one",
@@ -95,7 +91,7 @@ def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
         again,
         Workplace(tmp_path / "two", tmp_path / "s2"),
     )
-    first = read_log(tmp_path / "two")[0]
+    first = log_of(tmp_path / "two")[0]
     names = ["loss", "rewards/chosen", "rewards/margins", "rewards/accuracies", "logps/rejected"]
     assert [evaluated[f"eval_{name}"] for name in names] == [first[name] for name in names]
     assert evaluated["eval_rewards/margins"] != 0
@@ -166,7 +162,7 @@ def test_weights_of_held_out_pairs_count_alike_during_training_and_after(
     place = Workplace(tmp_path / "after", tmp_path / "afters")
     run_reference(tmp_path / "out", held_out, ReferenceConfig(), place)
     found = preference_metrics(held_out, tmp_path / "after", tmp_path / "h", config.loss)
-    (step,) = read_log(tmp_path / "out")
+    (step,) = log_of(tmp_path / "out")
     assert found["eval_loss"] == pytest.approx(step["eval_loss"], rel=1e-6)
     unweighted = [{**row, "weight": 1.0} for row in held_out]
     plain = preference_metrics(unweighted, tmp_path / "after", tmp_path / "h", config.loss)

@@ -1,13 +1,12 @@
 """The load-balancing loss of a mixture of experts: the model's own, over the whole batch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_processes import run_ranks
-from tiny_models import model_folder
+from tiny_models import log_of, model_folder
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -134,7 +133,7 @@ def test_a_run_logs_the_loss_and_can_do_without_it(tmp_path: Path, dtype: Dtype)
         place = Workplace(tmp_path / name, tmp_path / f"{name}s")
         config = TrainConfig(batch_size=6, dtype=dtype, router_aux_loss_coef=coefficient)
         run_sft(folder, records, config, place)
-        logs.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]))
+        logs.append(log_of(tmp_path / name)[0])
     own, half, none = logs
     assert "aux_loss" not in none
     assert own["aux_loss"] == half["aux_loss"] > 1

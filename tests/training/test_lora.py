@@ -1,6 +1,5 @@
 """Adapters: little is trained, the base is the reference, and what comes out is a plain model."""
 
-import json
 import math
 import warnings
 from dataclasses import replace
@@ -17,6 +16,7 @@ from tiny_models import (
     demonstration_records,
     folder_bytes,
     llama,
+    log_of,
     model_folder,
     pair_records,
 )
@@ -47,7 +47,7 @@ def dpo(policy: Path, config: DpoConfig, work: Path) -> list[dict]:
     records = pair_records(8)
     run_reference(policy, records, config.reference(), Workplace(work / "r", work / "rs"))
     run_dpo(policy, records, work / "r", config, Workplace(work / "model", work / "s"))
-    return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
+    return log_of(work / "model")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_merged_model_scores_as_the_adapted_one_did(tmp_path: Path, targets:
     lora = replace(LORA, target_modules=targets)
     config = TrainConfig(batch_size=6, max_steps=3, optimizer=FAST, lora=lora, eval_every_steps=3)
     run_sft(policy, records, config, Workplace(tmp_path / "m", tmp_path / "s"), held_out=records)
-    last = json.loads((tmp_path / "m/metrics.jsonl").read_text().splitlines()[-1])
+    last = log_of(tmp_path / "m")[-1]
     merged = TrainConfig(batch_size=6, max_steps=1)
     summary = run_sft(tmp_path / "m", records, merged, Workplace(tmp_path / "n", tmp_path / "t"))
     assert summary["first"]["loss"] == pytest.approx(last["eval_loss"], rel=1e-5)

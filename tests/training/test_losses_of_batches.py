@@ -11,13 +11,12 @@ import oracle
 import pytest
 import torch
 from oracle import assert_same_gradients
-from tiny_models import folder_bytes, llama, model_folder, pair_records
+from tiny_models import folder_bytes, llama, log_of, model_folder, pair_records
 from token_groups import pairs, reference_logps, responses
 from torch import Tensor
 from transformers import PreTrainedModel
 from waiting import leaving_at
 
-from steps.data.rows.jsonl import read_json_lines
 from steps.evaluation.preferences import preference_metrics
 from steps.losses.base import PairLogps, PreferenceLoss
 from steps.losses.combined import CombinedReference
@@ -119,7 +118,7 @@ def test_wpo_s_weights_are_aligned_by_the_policy_s_own_probabilities(
     run_reference(folder, records, config.reference(), Workplace(reference, tmp_path / "rs"))
     place = Workplace(out, tmp_path / "scratch")
     run_dpo(folder, records, reference, config, place, held_out=(records, reference))
-    (log,) = read_json_lines(out / "metrics.jsonl")
+    (log,) = log_of(out)
     for prefix, path in (("", folder), ("eval_", out)):
         weights = [aligned_weight(load_model(path, Dtype.float64), row) for row in records]
         assert log[f"{prefix}weights"] == pytest.approx(sum(weights) / 6, rel=1e-6)
@@ -199,7 +198,7 @@ def test_a_run_starts_at_its_reference_learns_and_is_evaluated_by_the_same_loss(
     out = tmp_path / "out"
     held_out = (records, reference)
     run_dpo(folder, records, reference, config(loss), place(out), held_out)
-    log = read_json_lines(out / "metrics.jsonl")
+    log = log_of(out)
     at_start = 2.5 if isinstance(loss, CombinedReference) else 1.0
     assert log[0]["loss"] == pytest.approx(at_start * torch.tensor(2.0).log().item(), rel=1e-6)
     assert log[-1]["eval_loss"] < log[0]["loss"]
@@ -237,6 +236,6 @@ def test_beta_dpo_goes_on_from_a_checkpoint_with_the_bits_of_a_run_in_one_piece(
         run_dpo(folder, records, reference, settings, replace(place(parts), stopping=leaving_at(3)))
     run_dpo(folder, records, reference, settings, place(parts))
     assert folder_bytes(parts) == folder_bytes(whole)
-    log = read_json_lines(whole / "metrics.jsonl")
+    log = log_of(whole)
     assert [step["beta_dpo/kept"] for step in log] == [1.0] + [0.75] * 5
     assert len({step["beta_dpo/beta"] for step in log}) == 6

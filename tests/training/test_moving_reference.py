@@ -8,10 +8,9 @@ from pathlib import Path
 import oracle
 import pytest
 import torch
-from tiny_models import folder_bytes, llama, model_folder, pair_records
+from tiny_models import folder_bytes, llama, log_of, model_folder, pair_records
 from waiting import leaving_at
 
-from steps.data.rows.jsonl import read_json_lines
 from steps.losses.dpo import Dpo
 from steps.losses.simpo import Simpo
 from steps.losses.token_level.ld_dpo import LdDpo
@@ -62,7 +61,7 @@ def test_the_reference_is_the_policy_of_the_last_update_or_a_mixture(
 ) -> None:
     records, out = pair_records(8), tmp_path / "out"
     run_dpo(folder, records, reference, replace(CONFIG, follow_alpha=alpha), place(out))
-    log = read_json_lines(out / "metrics.jsonl")
+    log = log_of(out)
     expected = textbook(folder, steps=6, every=2, alpha=alpha)
     assert [step["loss"] for step in log] == pytest.approx(expected, rel=1e-7)
     margins = [step["rewards/margins"] for step in log]

@@ -15,6 +15,7 @@ from tiny_models import (
     folder_bytes,
     gpt2,
     llama,
+    log_of,
     model_folder,
     pair_records,
 )
@@ -68,11 +69,7 @@ def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path) -> tup
     summary = run_dpo(
         policy, records, work / "reference", config, Workplace(work / "model", work / "dpo-scratch")
     )
-    return summary, read_log(work / "model")
-
-
-def read_log(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return summary, log_of(work / "model")
 
 
 def unpaired_records(count: int) -> list[dict]:
@@ -117,7 +114,7 @@ def test_the_summary_and_the_log_say_what_happened(policy: Path, tmp_path: Path)
             on_progress=lambda done, total, metrics: reports.append((done, total, dict(metrics))),
         ),
     )
-    log = read_log(tmp_path / "model")
+    log = log_of(tmp_path / "model")
     assert [report[:2] for report in reports] == [(1, 3), (2, 3), (3, 3)]
     for (*_, seen), metrics in zip(reports, log, strict=True):
         assert metrics.items() <= seen.items()
@@ -143,7 +140,7 @@ def test_the_logged_rate_is_the_one_the_update_uses(policy: Path, tmp_path: Path
     run_sft(policy, demonstration_records(8), config, Workplace(tmp_path / "out", tmp_path / "s"))
     before, after = (load_file(f / "model.safetensors") for f in (policy, tmp_path / "out"))
     moved = (after["model.norm.weight"] - before["model.norm.weight"]).abs()
-    rate = read_log(tmp_path / "out")[0]["learning_rate"]
+    rate = log_of(tmp_path / "out")[0]["learning_rate"]
     assert rate == 0.25e-3
     torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-2, atol=0)
 
@@ -194,7 +191,7 @@ def test_a_sequence_longer_than_a_model_was_trained_for_is_told_by_row(tmp_path:
 def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=2, epochs=3, max_steps=4)
     run_sft(policy, demonstration_records(6), config, Workplace(tmp_path, tmp_path / "s"))
-    assert len(read_log(tmp_path)) == 4
+    assert len(log_of(tmp_path)) == 4
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +212,7 @@ def test_every_loss_with_a_reference_learns_to_prefer(
     config = DpoConfig(batch_size=8, epochs=4, optimizer=FAST, loss=loss(**parts))
     place = Workplace(tmp_path / "model", tmp_path / "scratch")
     summary = run_dpo(referred[0], pair_records(8), referred[1], config, place)
-    log = read_log(tmp_path / "model")
+    log = log_of(tmp_path / "model")
     assert [log[0][f"rewards/{name}"] for name in ("chosen", "rejected", "margins")] == [0, 0, 0]
     assert summary["final"]["loss"] < summary["first"]["loss"]
 
@@ -243,7 +240,7 @@ def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
     summary = run_kto(
         policy, records, tmp_path / "r", config, Workplace(tmp_path / "model", tmp_path / "s")
     )
-    log = read_log(tmp_path / "model")
+    log = log_of(tmp_path / "model")
     assert log[0]["loss"] == 0.5
     assert log[0]["kl"] == log[0]["rewards/chosen"] == 0
     assert any(record["kl"] > 0 for record in log)
@@ -274,7 +271,7 @@ def test_sft_loss_is_the_mean_over_the_batch_s_response_tokens(
     tokens = sum(len(record["response_ids"]) for record in records)
     config = TrainConfig(batch_size=6, tokens_per_forward=32)
     run_sft(policy, records, config, Workplace(tmp_path, tmp_path / "s"))
-    assert read_log(tmp_path)[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
+    assert log_of(tmp_path)[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
 
 
 def test_every_example_is_trained_on_once_an_epoch(policy: Path, tmp_path: Path) -> None:
@@ -323,7 +320,7 @@ def test_every_step_drops_out_something_else(tmp_path: Path) -> None:
         out = tmp_path / f"{seed}"
         config = TrainConfig(epochs=3, seed=seed, optimizer=still)
         run_sft(policy, demonstration_records(1), config, Workplace(out, out / "s"))
-    losses = [step["loss"] for seed in (0, 1) for step in read_log(tmp_path / f"{seed}")]
+    losses = [step["loss"] for seed in (0, 1) for step in log_of(tmp_path / f"{seed}")]
     assert len(set(losses)) == 6
 
 

@@ -1,6 +1,5 @@
 """Training and scoring over two ranks, as steps start them, give what one gives."""
 
-import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,14 @@ import pytest
 import torch
 from rank_processes import run_ranks
 from safetensors.torch import load_file
-from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records, uneven
+from tiny_models import (
+    demonstration_records,
+    folder_bytes,
+    log_of,
+    model_folder,
+    pair_records,
+    uneven,
+)
 from waiting import leaving_at
 
 from steps.losses.combined import CombinedReference
@@ -116,7 +122,7 @@ def do_all(jobs: list[Job], model: Path) -> None:
 
 
 def log(job: Job) -> list[dict]:
-    return [json.loads(s) for s in (job.work / "model/metrics.jsonl").read_text().splitlines()]
+    return log_of(job.work / "model")
 
 
 def assert_close(made: Job, expected: Job, tolerance: float = 1e-4) -> None:

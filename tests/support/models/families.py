@@ -16,6 +16,7 @@ from tiny_models import SIZES, gemma2, gpt2, granite, llama
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from steps.models.folders import own_attention
 from steps.shared.experts import use_padded_experts
 
 WINDOW = 5
@@ -87,6 +88,16 @@ def _with_vectors(build: Callable[[], PreTrainedModel]) -> Callable[[], PreTrain
 
 
 FAMILIES = {name: _with_vectors(build) for name, build in _BUILDERS.items()}
+
+
+def built(family: str) -> PreTrainedModel:
+    """Always the same model of a family, with the attention that an engine of slots gives it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = FAMILIES[family]().eval()
+    model.set_attn_implementation(own_attention(model))
+    return model
+
 
 _UNLIKE = ("llama", "gemma2", "gpt2", "smollm3", "phi", "gpt_oss")
 _MIXTURES = ("llama-untied", "qwen3", "phi3")

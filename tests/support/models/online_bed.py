@@ -1,6 +1,5 @@
 """A tiny policy that is rewarded for even tokens: online runs of seconds, for the tests."""
 
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +12,7 @@ from waiting import kill_this_process
 from worlds import Echo
 
 from steps.checking.config import JudgeConfig
+from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.rows import PromptRow
 from steps.environments.playing import replying
 from steps.generation.slots import SlotEngine
@@ -93,7 +93,7 @@ def rollouts_of(work: Path) -> list[Rollout]:
 
 def log_of(work: Path) -> list[dict[str, Any]]:
     """A run's line of metrics for each iteration."""
-    return [json.loads(line) for line in (work / "out/metrics.jsonl").read_text().splitlines()]
+    return read_json_lines(work / "out/metrics.jsonl")
 
 
 EVERY = 2

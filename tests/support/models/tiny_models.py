@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import write_rows
 
 VOCABULARY = 64  # more than the 50 likeliest tokens that `generate` keeps by default
@@ -163,6 +164,11 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=SPECIAL,
         chat_template=_TEMPLATE,
     )
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """The metrics that a run has written into its folder, a record for each step."""
+    return read_json_lines(folder / "metrics.jsonl")
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

@@ -1,13 +1,13 @@
 """The ``temper`` command and scripts, called in this process as a shell would call them."""
 
 import contextlib
-import copy
 import io
 import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -53,11 +53,11 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
     ):
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "orig_argv", [sys.executable, *words])
-        patch.setattr(sys, "path", [str(Path(words[0]).parent), *sys.path])
+        patch.setattr(sys, "path", [str(Path(words[0]).resolve().parent), *sys.path])
         patch.setattr(experiment, "CALLED", [])
         Plugins.instance()  # they store configs, once
         known = ConfigStore.instance()  # each process has its own
-        patch.setattr(known, "repo", copy.deepcopy(known.repo))
+        patch.setattr(known, "repo", _copied(known.repo))
         patch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets
         patch.setenv("COLUMNS", "100")
         try:
@@ -65,3 +65,8 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
         except SystemExit as left:
             status = int(left.code or 0)
     return Said(status, out.getvalue(), err.getvalue())
+
+
+def _copied(groups: dict[str, Any]) -> dict[str, Any]:
+    """Groups with configs that are shared: Hydra copies a config when it loads it."""
+    return {n: _copied(g) if isinstance(g, dict) else g for n, g in groups.items()}

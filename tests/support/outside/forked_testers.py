@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import NoReturn
 
 LIBRARIES = (
-    "torch._dynamo", "transformers.modeling_utils", "transformers.models.llama.modeling_llama",
+    "torch._dynamo", "torch.nn.attention.varlen", "transformers.modeling_utils",
+    "transformers.models.llama.modeling_llama",
     "peft", "scipy.stats", "sympy", "requests", "jax", "jax.experimental.pallas.tpu", "openai",
     "luigi", "hypothesis.stateful", "hydra", "optuna", "IPython.core.interactiveshell",
     "typer.testing",
