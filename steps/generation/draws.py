@@ -9,6 +9,7 @@ cumulative distribution, in float64. So a completion is the same in any batch an
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -45,8 +46,16 @@ class Streams:
 
 def stream_key(seed: Sequence[int], row: str, k: int) -> bytes:
     """The key of the stream of one completion."""
-    named = json.dumps([list(seed), row, k])
-    return hashlib.blake2b(named.encode(), digest_size=16).digest()
+    own = _stream_names(tuple(seed), row).copy()
+    own.update(f"{k}]".encode())
+    return own.digest()
+
+
+@lru_cache(256)
+def _stream_names(seed: tuple[int, ...], row: str) -> "hashlib.blake2b":
+    """The hash of the JSON of (seed, row, k) up to k, which a row's completions share."""
+    named = json.dumps([list(seed), row])
+    return hashlib.blake2b(f"{named[:-1]}, ".encode(), digest_size=16)
 
 
 def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
@@ -80,6 +89,7 @@ def _draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor
     total = mass[:, -1:]
     below = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(mass, below, right=True)
-    tokens = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), drawn)
-    tokens = tokens.clamp(max=logits.shape[1] - 1)  # this matters only if a logit is NaN
+    if greedy.any():
+        drawn = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), drawn)
+    tokens = drawn.clamp(max=logits.shape[1] - 1)  # this matters only if a logit is NaN
     return tokens[:, 0], (scaled.gather(1, tokens) - total.log())[:, 0]

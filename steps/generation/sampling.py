@@ -6,7 +6,7 @@ each with the whole model on its device, can share the rows.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +16,9 @@ from steps.generation.engine import Finish, Finished, Request, share
 from steps.generation.slots import SlotEngine
 from steps.models.ranks import ALONE, Ranks
 from steps.models.workplace import OnProgress, ignore_progress
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Asked = tuple[str, Sequence[int]]
 """A row's id and its prompt's tokens."""
@@ -92,8 +95,8 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """The text of tokens by ``tokenizer.json``, without special tokens. The clean-up that some
     tokenizers' configs ask for would remove spaces before punctuation."""
-    said = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return cast(str, said)
+    core = cast("Tokenizer", tokenizer.backend_tokenizer)
+    return core.decode(list(ids), skip_special_tokens=True)
 
 
 def _as_list(ids: Any) -> list[int]:

@@ -37,7 +37,7 @@ _WITH_FLASH = {"cuda"}
 _ALWAYS_SPLITTING: set[torch.device] = set()
 """Devices whose kernel refuses to be told not to split the keys, as some builds of it do."""
 
-_FEW_KEYS, _PADDED_TO = 128, 16
+_FEW_KEYS, _PADDED_TO = 128, 8
 """On a CPU, segments of at most that many keys are padded to a multiple and computed together: one
 by one, starting the kernel takes longer than its work."""
 
@@ -148,7 +148,7 @@ def packed_attention(
     options = _Options(scale, dropout, reach_of(module, sliding_window), softcap, s_aux)
     if _varlen_fits(query, value, options):
         return _attend_varlen(query, key, value, pack, options)[None], None
-    return torch.cat(_attend_segments(query, key, value, pack, options))[None], None
+    return _attend_segments(query, key, value, pack, options)[None], None
 
 
 def _refuse(
@@ -177,15 +177,15 @@ def refuse_unknown(mask: Tensor | None, others: Mapping[str, Any]) -> None:
 
 def _attend_segments(
     query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
-) -> list[Tensor]:
-    """The output of all rows, in parts [rows, heads, d]. Segments of few keys are computed together
-    where that changes no bit of them, the others one after the other."""
+) -> Tensor:
+    """The output of all rows, [T, heads, d]. Segments of few keys are computed together where that
+    changes no bit of them, the others one after the other."""
     few = _few_keys(pack, options, query)
     if few is None:
-        return _attend_each(query, key, value, pack, options, pack.segments)
+        return torch.cat(_attend_each(query, key, value, pack, options, pack.segments))
     outputs = _attend_each(query, key, value, pack, options, few.others)
     outputs += _attend_few(query, key, value, few, options.scale)
-    return [torch.cat(outputs).index_select(0, few.places)]
+    return torch.cat(outputs).index_select(0, few.places)
 
 
 def _attend_each(

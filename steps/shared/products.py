@@ -74,7 +74,8 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     By oneDNN, it is differentiable once.
     """
-    if not _is_for_onednn(rows, weight, bias):
+    # A sampler calls this for every product, so what decides most of its calls comes first.
+    if (_rows_change.get() and _is_small(weight)) or not _is_for_onednn(rows, weight, bias):
         return functional.linear(rows, weight, bias)
     if rows.dim() != 2:  # the result of a function of one's own may not be a view
         flat = linear(rows.reshape(-1, rows.shape[-1]), weight, bias)
@@ -89,8 +90,10 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _is_small(weight: Tensor) -> bool:
     """Whether a weight is small, and of a shape with which PyTorch's product of a row does not
     depend on the other rows: few outputs, or odd numbers of inputs, have kernels of their own."""
+    if weight.dim() != 2 or weight.numel() >= _SMALL:
+        return False
     outputs, inputs = weight.shape
-    return weight.numel() < _SMALL and min(outputs, inputs) >= 16 and inputs % 4 == 0
+    return min(outputs, inputs) >= 16 and inputs % 4 == 0
 
 
 def _is_for_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -104,8 +107,6 @@ def _is_for_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and rows.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
     )
-    if has_right_shapes and _rows_change.get() and _is_small(weight):
-        return False
     return has_right_shapes and all(
         (type(factor) is Tensor or type(factor) is nn.Parameter)
         and factor.dtype == torch.float32
