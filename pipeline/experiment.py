@@ -247,7 +247,7 @@ class _Call:
                 show_help(about, self.asked)
             else:
                 chosen_options = HydraConfig.get().runtime.choices
-                refuse_missing_options(_settings_of_job(), chosen_options, self.folder)
+                refuse_missing_options(_settings_of_job(), chosen_options)
                 refuse_mixed_rows(cfg, chosen_options, self.folder)
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)

@@ -217,7 +217,7 @@ def test_packing_is_checked_although_a_new_head_gives_every_response_zero(
     def without_prompt(query, key, value, pack, options):
         rows = [segment.stop - segment.start for segment in pack.segments]
         split = zip(*(x[0].split(rows, dim=1) for x in (query, key, value)), strict=True)
-        return torch.cat([attention._attend(*qkv, pack, options) for qkv in split])
+        return torch.cat([attention._attend(q, k, v, pack, options) for q, k, v in split])
 
     monkeypatch.setattr(attention, "_attend_segments", without_prompt)
     packing = check_packing(model, groups, Attention.auto, probe=VALUES.probe)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import fresh_processes
 import fsspec
+import fsspec.config
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from waiting import HANGS_SECONDS

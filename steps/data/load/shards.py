@@ -152,7 +152,7 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         if isinstance(filesystem, LocalFileSystem) and is_pattern(above := _folder_above(path)):
             root = os.path.realpath(above)  # the folder has brackets in its name
             pattern = glob.escape(root) + path.removeprefix(above)
-        names: list[str] = filesystem.glob(pattern)
+        names: Any = filesystem.glob(pattern)
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         return _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
     if filesystem.isfile(path):
