@@ -36,7 +36,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction, isgeneratorfunction, signature
@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import hydra
 from hydra import compose, initialize, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -247,7 +248,9 @@ class _Call:
                 show_help(about, self.asked)
             else:
                 chosen_options = HydraConfig.get().runtime.choices
-                refuse_missing_options(_settings_of_job(), chosen_options)
+                if not HydraConfig.get().searchpath:  # folders of the user's own
+                    with _searching(self.folder):
+                        refuse_missing_options(_settings_of_job(), chosen_options)
                 refuse_mixed_rows(cfg, chosen_options, self.folder)
                 config = to_dataclass(cfg)
                 self._run(self._roots(config), config)
@@ -410,6 +413,11 @@ def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
         return initialize(config_path=None, version_base="1.3")
     return initialize_config_dir(str(folder), version_base="1.3")
+
+
+def _searching(folder: Path | None) -> AbstractContextManager[Any]:
+    """Within it, Hydra finds options."""
+    return nullcontext() if GlobalHydra.instance().is_initialized() else _initialized(folder)
 
 
 def _settings_of_job() -> list[str]:
