@@ -82,12 +82,16 @@ _CREDENTIALS = {"gs": " (gcloud auth application-default login)", "s3": " (aws c
 class Store:
     """Artifacts, attempts, scratch and run records under one local path or fsspec URL.
 
+    Args:
+        is_patient: whether the client of a bucket may wait for a network that does not answer, as
+            in a worker, which nobody watches.
+
     Raises:
         TemperError: the URL is invalid, not writable, or holds another layout.
     """
 
-    def __init__(self, url: str):
-        self.objects, self.root = open_objects(url)
+    def __init__(self, url: str, is_patient: bool = False):
+        self.objects, self.root = open_objects(url, is_patient)
         self.is_local = self.objects.is_local
         self.url = self.url_of(self.root)
 

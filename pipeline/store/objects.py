@@ -81,12 +81,15 @@ class Listing:
             self.folders = [path for path in self.folders if is_file(path)]
 
 
-def open_objects(url: str) -> tuple["Objects", str]:
+def open_objects(url: str, is_patient: bool = False) -> tuple["Objects", str]:
     """Open the file system of a path or fsspec URL; also return the path within it, without a final
     slash.
 
+    Args:
+        is_patient: leave it to the client of a bucket how long it tries to reach it.
+
     Raises:
-        TemperError: the URL is invalid, or its file system is not installed.
+        TemperError: the URL is invalid, its file system is not installed, or nothing answers there.
     """
     if not isinstance(url, str):
         raise TemperError(f"store={url!r}: give a path or URL as text, as in store='store'")
@@ -98,7 +101,7 @@ def open_objects(url: str) -> tuple["Objects", str]:
             f"store {url!r} is neither a path nor a URL: an address has two slashes, as in "
             f"gs://BUCKET/PATH or s3://BUCKET/PATH; a folder of that name is ./{url}"
         )
-    if re.match("gc?s://[^/]", url):
+    if re.match("gc?s://[^/]", url) and not is_patient:
         _require_gcs(url)
     try:
         fs, root = fsspec.url_to_fs(url, use_listings_cache=False)

@@ -66,7 +66,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
         os.chdir(os.environ.pop(FOLDER, ""))
     fs, path = fsspec.url_to_fs(spec_url)
     spec = StepSpec.from_json(fs.cat_file(path))
-    store = Store(spec.store)
+    store = Store(spec.store, is_patient=True)
     stopping = stopping or Stopping()
     stopping.grace = spec.grace
     if spec.seconds is not None:

@@ -182,7 +182,7 @@ class WorkerOutput(FolderPath):
 
 def _rules(spec: StepSpec, module: str) -> Rules:
     """The rules that decide which files count as dependencies of the step."""
-    store = Store(spec.store)
+    store = Store(spec.store, is_patient=True)
     scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
     inputs = [entry.content for entry in spec.inputs] if store.is_local else []
     urls = [url.removeprefix("file://") for url in spec.files]

@@ -65,7 +65,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _call(request: RankCall, spec: StepSpec, stopping: Stopping, is_first: bool) -> Metrics:
-    store = Store(spec.store)
+    store = Store(spec.store, is_patient=True)
     progress = ProgressWriter(store, spec, is_writing=is_first)
     output = WorkerOutput(
         store, progress, Path(request.content), Path(request.scratch), stopping, spec.pause

@@ -19,7 +19,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from waiting import HANGS_SECONDS
 
 from pipeline.errors import TemperError
-from pipeline.store import answering
+from pipeline.store import answering, objects
+from pipeline.store.layout import Store
 from pipeline.store.objects import GcsObjects, Objects, S3Objects, open_objects
 
 
@@ -349,6 +350,18 @@ def test_an_address_where_nothing_answers_is_told_before_a_client_repeats_its_re
     told = r"cannot open gs://bucket/a: 127\.0\.0\.1 does not answer \(.*refused\); check that"
     with pytest.raises(TemperError, match=told):
         open_objects("gs://bucket/a")
+
+
+def test_a_worker_leaves_it_to_the_client_how_long_a_network_may_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def opened(url: str, **_: Any) -> Any:
+        raise ValueError("the client was asked")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", opened)
+    monkeypatch.setattr(objects, "require_answer", lambda _: pytest.fail("it was tried before"))
+    with pytest.raises(TemperError, match="the client was asked"):
+        Store("gs://bucket/a", is_patient=True)
 
 
 def test_a_network_that_fails_for_a_moment_or_is_slow_is_no_wrong_address(
