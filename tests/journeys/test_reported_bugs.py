@@ -210,6 +210,7 @@ OTHER: dict[str, Any] = {
     "eval_every_steps": 2,
     "keep_best": "eval_rewards/margins",
     "early_stop_patience": 3,
+    "compile_layers": True,
     "beta": 0.7,
     "label_smoothing": 0.2,
     "nll_weight": 0.5,
