@@ -27,7 +27,7 @@ from steps.generation.slots import SlotEngine
 from steps.models.folders import evaluating, own_attention
 from steps.models.positions import require_positions
 from steps.models.ranks import ALONE, Ranks
-from steps.scoring.architectures.in_float32 import can_be_in_float32, in_float32
+from steps.scoring.architectures.in_float32 import found_in_float32
 from steps.scoring.parity import logp_difference, rescaled_rotation
 from steps.shared.execution_detail import execution_detail
 
@@ -159,17 +159,11 @@ def _try_some(
     require_positions(engine.model, longest.row, longest.longest_sequence)
     tried = [_short(request, k, tokens) for k, request in enumerate((longest, by_length[0]))]
     fault = rescaled_rotation(engine.model, longest.longest_sequence)
-    fault = fault or _fault_in_float32(engine, tried)
+    # The rounding of a model of 16 bits could hide a fault.
+    in_float32 = None if fault else found_in_float32(engine.model, lambda: _try(engine, tried))
+    fault = in_float32[0] if in_float32 else fault
     fault, drawn = (fault, []) if fault else _try(engine, tried)
     return fault, tried, drawn
-
-
-def _fault_in_float32(engine: SlotEngine, tried: Sequence[Request]) -> str | None:
-    """The fault of slots for a model of 16 bits, whose rounding could hide it."""
-    if not can_be_in_float32(engine.model):
-        return None
-    with in_float32(engine.model):
-        return _try(engine, tried)[0]
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:

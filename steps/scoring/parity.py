@@ -28,7 +28,7 @@ from steps.models.folders import evaluating, own_attention
 from steps.models.positions import BY_LENGTH, require_positions, rotations
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.architectures.causality import require_causal
-from steps.scoring.architectures.in_float32 import can_be_in_float32, in_float32
+from steps.scoring.architectures.in_float32 import found_in_float32
 from steps.scoring.architectures.masks import mask_fault
 from steps.scoring.architectures.pack_layouts import (
     Layout,
@@ -139,22 +139,8 @@ def check_packing(
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        exact = _tried_in_float32(model, groups, wanted, probe)
+        exact = found_in_float32(model, lambda: _tried(model, groups, wanted, probe))
         return _tried(model, groups, wanted, probe, exact)
-
-
-def _tried_in_float32(
-    model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention, probe: Probe
-) -> Packing | None:
-    """How a model of 16 bits would read `groups` in float32; None for other models, and where the
-    memory or an operation for that is missing."""
-    if not can_be_in_float32(model):
-        return None
-    try:
-        with torch.no_grad(), in_float32(model):
-            return _tried(model, groups, wanted, probe)
-    except (RuntimeError, MemoryError):  # of the model's own forward, or out of memory
-        return None
 
 
 def _tried(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from benchmarks.architectures import HELD_OUT, TRAINING, tiny
 from steps.generation.choosing import choose_engine
@@ -15,7 +16,7 @@ from steps.generation.engine import Request
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_model, save_model
 from steps.scoring import attention, parity
-from steps.scoring.architectures.in_float32 import in_float32
+from steps.scoring.architectures.in_float32 import found_in_float32, in_float32
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.config import Attention
 from steps.scoring.parity import check_packing
@@ -95,6 +96,38 @@ def test_weights_have_their_dtype_again_after_an_error_in_a_layer() -> None:
     model = tiny("llama").bfloat16()
     with pytest.raises(RuntimeError), in_float32(model):
         model.base_model(inputs_embeds=torch.zeros(1, 3, 5))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def failing_in_float32(error: BaseException) -> PreTrainedModel:
+    """A model of bfloat16 whose second layer raises an error in the middle of a float32 forward."""
+    model: Any = tiny("llama").bfloat16().eval()
+    mlp = model.model.layers[1].mlp
+
+    def fail(*_: Any) -> None:
+        if mlp.up_proj.weight.dtype is torch.float32:
+            raise error
+
+    mlp.register_forward_pre_hook(fail)
+    return model
+
+
+@torch.no_grad()
+def test_weights_have_their_own_memory_again_where_it_does_not_suffice() -> None:
+    model = failing_in_float32(torch.OutOfMemoryError())
+    places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    found = found_in_float32(model, lambda: model(input_ids=torch.tensor([[3, 4]])))
+    assert found is None
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places
+    assert check_packing(model, EVERY).layout is Layout.packed
+    assert choose_engine(model, REQUESTS).name == "slots"
+
+
+@torch.no_grad()
+def test_weights_are_given_back_after_an_interrupt() -> None:
+    model = failing_in_float32(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        check_packing(model, EVERY)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 

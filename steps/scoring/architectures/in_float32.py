@@ -5,15 +5,14 @@ still be wrong (Falcon-H1, Zaya, BART: up to 0.2 nats a token on average).
 
 The weights of a layer are in float32 only while the layer computes. So the most memory that this
 takes is that of one layer's weights and of those outside all layers, which are the embeddings and
-the head. Afterwards the weights have their bits again, as every number of 16 bits is one of
-float32.
+the head. The weights themselves stay where they are, so giving them back takes no memory: it works
+after any error too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,23 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from steps.models.quantized import rounded_layers_computing_in
 
+_Result = TypeVar("_Result")
 
-def can_be_in_float32(model: PreTrainedModel) -> bool:
+
+@torch.no_grad()
+def found_in_float32(model: PreTrainedModel, find: Callable[[], _Result]) -> _Result | None:
+    """What `find` returns while a `model` of 16 bits computes in float32; None for other models,
+    and where the memory or an operation for that is missing."""
+    if not _can_be_in_float32(model):
+        return None
+    try:
+        with in_float32(model):
+            return find()
+    except (RuntimeError, MemoryError, AssertionError):  # of the model's forward, or out of memory
+        return None
+
+
+def _can_be_in_float32(model: PreTrainedModel) -> bool:
     """Whether `model` has 16 bits, and its weights are not sharded."""
     if model.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -39,15 +53,32 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
     shared = set(map(id, outside))
     with ExitStack() as undone:
         undone.enter_context(rounded_layers_computing_in(model, torch.float32))
-        undone.callback(_cast, outside, dtype)
-        _cast(outside, torch.float32)
+        of_model = _Cast(outside)
+        undone.callback(of_model.end)
+        of_model.begin()
         for layer in layers:
-            own = [t for t in _tensors(layer) if t.dtype is dtype and id(t) not in shared]
-            before = layer.register_forward_pre_hook(partial(_before, own))
-            after = layer.register_forward_hook(partial(_after, own, dtype), always_call=True)
+            own = _Cast(t for t in _tensors(layer) if t.dtype is dtype and id(t) not in shared)
+            undone.callback(own.end)
+            before = layer.register_forward_pre_hook(own.begin)
+            after = layer.register_forward_hook(own.end, always_call=True)
             undone.callback(before.remove)
             undone.callback(after.remove)
         yield
+
+
+class _Cast:
+    """Tensors that can be in float32 for a while, and then have their own storage again."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._own = [(tensor, tensor.data) for tensor in tensors]
+
+    def begin(self, *_: Any) -> None:
+        for tensor, own in self._own:
+            tensor.data = own.float()
+
+    def end(self, *_: Any) -> None:
+        for tensor, own in self._own:
+            tensor.data = own
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -69,19 +100,3 @@ def _outside(module: nn.Module) -> Iterator[Tensor]:
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     return chain(module.parameters(), module.buffers())
-
-
-def _before(own: Iterable[Tensor], layer: nn.Module, inputs: Any) -> None:
-    _cast(own, torch.float32)
-
-
-def _after(
-    own: Iterable[Tensor], dtype: torch.dtype, layer: nn.Module, inputs: Any, output: Any
-) -> None:
-    _cast(own, dtype)
-
-
-def _cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Change the dtype of tensors in place."""
-    for tensor in tensors:
-        tensor.data = tensor.data.to(dtype)
