@@ -67,9 +67,11 @@ def refuse_missing_options(typed: Sequence[str], choices: Mapping[str, Any]) -> 
         if group not in choices or str(choices[group]) != option or option == "null":
             continue
         named = group.partition("@")[0]  # behind it is where the option's settings go
-        known = GlobalHydra.instance().config_loader().get_group_options(named)
-        if option not in known:
-            raise TemperError(f"{group}={option}: there is only {', '.join(sorted(known))}")
+        loader = GlobalHydra.instance().config_loader()
+        folder, _, name = f"{named}/{option}".rpartition("/")  # an option may lie in a folder
+        if name.removesuffix(".yaml") not in loader.get_group_options(folder):
+            known = ", ".join(sorted(loader.get_group_options(named)))
+            raise TemperError(f"{group}={option}: there is only {known}")
 
 
 def _store_config(schema: type, folder: Path | None, own: list[str]) -> None:

@@ -313,6 +313,17 @@ def test_an_option_that_an_optional_choice_lacks_is_refused() -> None:
     assert "kl/light=strong: there is only policy_gradient" in said.error
 
 
+@pytest.mark.parametrize("option", ["one", "one.yaml", "folder/two"])
+def test_an_option_may_have_its_suffix_and_lie_in_a_folder(option: str) -> None:
+    assert temper("recipes", "copy", "rlhf", "mine.py").status == 0
+    for name in ("one", "folder/two"):
+        file = Path("conf/rl", f"{name}.yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("max_new_tokens: 77")
+    said = script(Path("mine.py").absolute(), f"rl={option}", "--plan")
+    assert "there is only" not in said.error
+
+
 def test_the_jobs_of_a_sweep_are_held_against_the_disk_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
