@@ -1,6 +1,7 @@
 """Compiled layers compute what they compute uncompiled, up to rounding, for packs of any size."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,13 +13,18 @@ import torch
 from tiny_models import gemma2, llama, model_folder, pair_records
 from transformers import PreTrainedModel
 
-from benchmarks.architectures import tiny
+from benchmarks.architectures import TRAINING, tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
-from steps.models.config import ActivationCheckpointing, LoraConfig, Quantization
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
+from steps.models.folders import load_model, save_model
 from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
 from steps.scoring.architectures import compiled_layers
+from steps.scoring.architectures.compiled_layers import compile_layers
+from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import Attention
+from steps.scoring.logps import token_logps
+from steps.scoring.packing import make_pack
 from steps.scoring.reference import run_reference
 from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
 from steps.training.policy import open_policy
@@ -72,6 +78,36 @@ def test_a_run_with_compiled_layers_is_one_without(
     assert found == pytest.approx(expected, rel=1e-4)
     assert "notices" not in summary
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_layers_are_compiled_whatever_a_process_has_compiled_before() -> None:
+    counted = []
+    for number in range(3):
+        model = tiny("llama", num_hidden_layers=1, intermediate_size=16 + 8 * number).float()
+        use_packed_attention(model)
+        compile_layers(model, ActivationCheckpointing.none)
+        before = torch._dynamo.utils.counters["stats"]["calls_captured"]
+        token_logps(model, make_pack(TRAINING))
+        counted.append(torch._dynamo.utils.counters["stats"]["calls_captured"] - before)
+    assert counted == [counted[0]] * len(counted)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
+def test_inductor_takes_the_layers_of_a_model_that_was_loaded_on_a_processor(
+    tmp_path: Path,
+) -> None:
+    save_model(tiny("llama", num_hidden_layers=1).float(), tmp_path)
+    model, pack = load_model(tmp_path, Dtype.float32), make_pack(TRAINING)
+    use_packed_attention(model)
+    expected = token_logps(model, pack)
+    compile_layers(model, ActivationCheckpointing.none)
+    torch.testing.assert_close(token_logps(model, pack), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")

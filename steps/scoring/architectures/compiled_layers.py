@@ -13,6 +13,7 @@ checkpointing keeps, as it computes again what it can fuse.
 from functools import partial
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,16 +21,30 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing
 from steps.scoring.attention import PACKED, packed_attention
+from steps.shared.products import is_by_onednn
 
 _compiled = partial(torch.compile, dynamic=True)
 
 
 def compile_layers(model: PreTrainedModel, how: ActivationCheckpointing) -> None:
     """Compile each layer of a `model` that is packed; with full checkpointing (`how`), a layer
-    keeps its input only."""
+    keeps its input only.
+
+    What the compiler keeps of models before it in this process is dropped: after eight models of
+    other sizes it would compile no more, and round otherwise than in a new process.
+    """
+    torch.compiler.reset()
     ALL_ATTENTION_FUNCTIONS.register(PACKED, torch.compiler.disable(packed_attention))
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
+            _use_own_products(layer)
             layer.forward = _compiled(layer.forward)
     if how is ActivationCheckpointing.full:
         checkpoint_activations(model, how)
+
+
+def _use_own_products(layer: nn.Module) -> None:
+    """Give linear layers PyTorch's products: inductor takes oneDNN's with constant weights only."""
+    for module in layer.modules():
+        if is_by_onednn(module):
+            del module.forward
