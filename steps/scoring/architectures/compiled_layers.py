@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing
@@ -47,4 +48,5 @@ def _use_own_products(layer: nn.Module) -> None:
     """Give linear layers PyTorch's products: inductor takes oneDNN's with constant weights only."""
     for module in layer.modules():
         if is_by_onednn(module):
-            del module.forward
+            plain = nn.Linear if isinstance(module, nn.Linear) else Conv1D
+            module.forward = partial(plain.forward, module)
