@@ -306,7 +306,7 @@ def test_a_file_system_that_fails_spoils_nothing(
         return given[-1]
 
     monkeypatch.setattr(
-        worker, "Store", lambda url: open_store(url, faults(f"worker {next(workers)}"))
+        worker, "Store", lambda url, **_: open_store(url, faults(f"worker {next(workers)}"))
     )
     drivers = [lab.driver(faults(name)) for name in range(3)]
     at_once(drivers)
@@ -317,7 +317,7 @@ def test_a_file_system_that_fails_spoils_nothing(
     committed = check_all(store)
     assert len({(m.step, m.key) for m in committed}) == len(committed), "a key was made twice"
 
-    monkeypatch.setattr(worker, "Store", lambda url: open_store(url, None))
+    monkeypatch.setattr(worker, "Store", lambda url, **_: open_store(url, None))
     before = len(lab.ran)
     last = lab.driver()
     last.drive()
