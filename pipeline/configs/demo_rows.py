@@ -20,7 +20,8 @@ DEMO = "house_style"
 def refuse_mixed_rows(
     config: DictConfig, choices: Mapping[str, Any], folder: Path | None = None
 ) -> None:
-    """Refuse a config whose rows are not those of the demo, if everything else of them is.
+    """Refuse a config that has chosen the demo's rows and names others, even if it replaces their
+    held-out rows and limits one by one.
 
     Args:
         choices: the chosen options by group.
