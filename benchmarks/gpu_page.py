@@ -1,5 +1,5 @@
-"""Parity, determinism, speed and memory on this machine's GPU, the same steps on all of its GPUs,
-and TRL beside Temper, as one page.
+"""Parity, determinism, speed of training and sampling, and memory on this machine's GPU, the same
+steps on all of its GPUs, and TRL beside Temper, as one page.
 
     python benchmarks/gpu_page.py [--model tiny | 1b | 8b] [--trl PYTHON] [--page gpu.md]
 
@@ -10,6 +10,7 @@ the processor, which shows that the script works, and nothing about a GPU.
 
 import argparse
 import platform
+import random
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.architectures import pairs
 from benchmarks.llamas import LLAMAS
+from steps.generation.engine import Request
+from steps.generation.slots import SlotEngine
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
@@ -54,6 +57,8 @@ LENGTHS = {"tiny": (24, 12), "1b": (512, 256), "8b": (512, 256)}
 """Tokens of a prompt, and of each response."""
 BUDGETS = {"tiny": (64, 256), "1b": (4096, 16384, 65536), "8b": (4096, 16384)}
 """Tokens of a forward."""
+SLOTS = {"tiny": (16,), "1b": (64, 256), "8b": (64, 256)}
+STARTED, REPLAYED = "started one by one", "replayed"
 OPTIONS: dict[str, tuple[LoraConfig | None, bool]] = {
     "all weights": (None, False),
     "all weights, AdamW with 8 bits": (None, True),
@@ -175,6 +180,38 @@ def option_row(model_name: str, name: str) -> str:
     return f"| {name} | {measured} |"
 
 
+def sampling(model_name: str) -> Iterator[str]:
+    """Tokens a second of completions in slots, whose forwards a GPU replays, or does not."""
+    yield "| slots | forwards | tokens/s | ms a token of each | GB |"
+    yield "|--:|---|--:|--:|--:|"
+    for slots in SLOTS[model_name]:
+        for how in (STARTED, REPLAYED):
+            yield _row(model_name, "--slots", f"{slots}", how)
+
+
+def sampling_row(model_name: str, slots: int, how: str) -> str:
+    model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
+    prompt, new = LENGTHS[model_name]
+    draws = random.Random(0)
+    prompts = [draws.choices(range(3, model.config.vocab_size), k=prompt) for _ in range(slots)]
+    requests = [
+        Request(str(number), k, tuple(prompts[number]), new)
+        for number in range(slots // 8)
+        for k in range(8)
+    ]
+    engine = SlotEngine(model, "", slots, BUDGETS[model_name][-1])
+    engine.replays = engine.replays and how == REPLAYED
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        list(engine.sample(requests, ""))
+        seconds.append(time.perf_counter() - started)
+    best = min(seconds)
+    memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if GPU else ""
+    done = how if how == STARTED or engine.replays else f"{how}: no"
+    return f"| {slots} | {done} | {slots * new / best:,.0f} | {1000 * best / new:.1f} | {memory} |"
+
+
 def ranks(model_name: str) -> Iterator[str]:
     """The same steps on one GPU and on all, or by two processes. The losses must be equal
     up to rounding."""
@@ -254,6 +291,7 @@ SECTIONS: dict[str, Callable[[str], Iterator[str]]] = {
     "parity": parity,
     "determinism": determinism,
     "speed": speed,
+    "sampling": sampling,
     "options": options,
     "ranks": ranks,
 }
@@ -274,11 +312,15 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("gpu.md"))
     parser.add_argument("--section", choices=SECTIONS, help="print this section alone")
     parser.add_argument("--row", nargs=2, help="print one row of the section on speed")
+    parser.add_argument("--slots", nargs=2, help="print one row of the section on sampling")
     parser.add_argument("--option", choices=OPTIONS, help="print one row of the section on options")
     parser.add_argument("--rank", type=int, help="print the row of this rank of several")
     chosen = parser.parse_args()
     if chosen.row:
         print(speed_row(chosen.model, int(chosen.row[0]), chosen.row[1]))
+        return
+    if chosen.slots:
+        print(sampling_row(chosen.model, int(chosen.slots[0]), chosen.slots[1]))
         return
     if chosen.rank:
         if row := rank_row(chosen.model, chosen.rank):
@@ -292,14 +334,17 @@ def main() -> None:
             print(line, flush=True)
         return
     again = [sys.executable, __file__, "--model", chosen.model, "--section"]
-    parts = [section(name, [*again, name]) for name in SECTIONS]
+    commands = {name: [*again, name] for name in SECTIONS}
     if chosen.trl:
         beside = [sys.executable, str(Path(__file__).with_name("dpo_throughput.py"))]
         settings = ["--trl", chosen.trl, "--only", "cost", "--no-flops"]
         settings += ["--device", DEVICE.type, *(["--model", "smollm2"] if GPU else [])]
-        parts.append(section("beside TRL", [*beside, *settings]))
-    chosen.page.write_text(f"# Temper on {DEVICE.type}, {chosen.model}\n\n" + "\n".join(parts))
-    print(chosen.page.read_text())
+        commands["beside TRL"] = [*beside, *settings]
+    page = f"# Temper on {DEVICE.type}, {chosen.model}\n"
+    for name, command in commands.items():
+        page += f"\n{section(name, command)}"
+        chosen.page.write_text(page)  # whatever becomes of the next section
+    print(page)
 
 
 if __name__ == "__main__":

@@ -144,31 +144,25 @@ class KeyValueCache:
             self.blocks.append([torch.zeros_like(layer) for layer in self.blocks[0]])
 
 
-class Decode:
-    """Reads one token of each running sequence; row i belongs to slot i.
+class OneToken:
+    """A turn that reads one token of each running sequence; row i belongs to slot i.
 
     Args:
         cache: has the keys of earlier tokens; the forward adds those of the new tokens.
-        positions: int64 [rows], on the host; the position of each token in its sequence.
+        positions: int64 [rows], on the device; the position of each token in its sequence. The
+            cache has a block for each of them.
     """
 
     def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
-        cache.resize(int(positions.max()) + 1)
-        device, heads = cache.blocks[0][0].device, cache.blocks[0][0].shape[2]
         self._blocks, self._block = cache.blocks, cache.block
-        self._positions = positions.to(device)
-        # Of each block: which rows write to it, None for all, and where, for each row and head.
-        self._written: list[tuple[int, Tensor | None, Tensor]] = []
-        head = torch.arange(heads)
-        for number in range(len(self._blocks)):
-            rows = (positions // self._block == number).nonzero()[:, 0]
-            if len(rows):
-                places = (rows[:, None] * heads + head) * self._block
-                places += positions[rows, None] % self._block
-                own = rows.to(device) if len(rows) < len(positions) else None
-                self._written.append((number, own, places.flatten().to(device)))
+        self._positions = positions
         self._layer = 0
         self._bias = remembered(self._unseen)
+
+    def write(self, layers: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
+        """Store the keys and values of the new tokens, [1, heads, rows, d], in a layer of all
+        blocks, each [2, rows, heads, B, d]."""
+        raise NotImplementedError
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
@@ -179,11 +173,7 @@ class Decode:
         rows, heads = query.shape[2], key.shape[1]
         layers = [block[self._layer][:, :rows] for block in self._blocks]
         self._layer += 1
-        for number, own, places in self._written:
-            for kind, new in enumerate((key, value)):
-                added = new[0] if own is None else new[0].index_select(1, own)
-                added = added.transpose(0, 1).flatten(0, 1)
-                layers[number][kind].flatten(0, 2).index_copy_(0, places, added)
+        self.write(layers, key, value)
         q = query[0].transpose(0, 1).reshape(rows * heads, -1, query.shape[-1])
         q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
         parts = [q @ layer[0].flatten(0, 1).transpose(1, 2) for layer in layers]
@@ -210,3 +200,54 @@ class Decode:
         accurate = torch.promote_types(self._blocks[0][0].dtype, torch.float32)
         bias = torch.zeros(hidden.shape, dtype=accurate, device=hidden.device)
         return bias.masked_fill_(hidden, -torch.inf)[:, None, None]
+
+
+class Decode(OneToken):
+    """Writes each token's keys where they belong, by positions that the host knows.
+
+    Args:
+        positions: on the host.
+    """
+
+    def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
+        cache.resize(int(positions.max()) + 1)
+        device, heads = cache.blocks[0][0].device, cache.blocks[0][0].shape[2]
+        super().__init__(cache, positions.to(device))
+        # Of each block: which rows write to it, None for all, and where, for each row and head.
+        self._written: list[tuple[int, Tensor | None, Tensor]] = []
+        head = torch.arange(heads)
+        for number in range(len(self._blocks)):
+            rows = (positions // self._block == number).nonzero()[:, 0]
+            if len(rows):
+                places = (rows[:, None] * heads + head) * self._block
+                places += positions[rows, None] % self._block
+                own = rows.to(device) if len(rows) < len(positions) else None
+                self._written.append((number, own, places.flatten().to(device)))
+
+    def write(self, layers: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
+        """As `OneToken.write`."""
+        for number, own, places in self._written:
+            for kind, new in enumerate((key, value)):
+                added = new[0] if own is None else new[0].index_select(1, own)
+                added = added.transpose(0, 1).flatten(0, 1)
+                layers[number][kind].flatten(0, 2).index_copy_(0, places, added)
+
+
+class FixedDecode(OneToken):
+    """Starts the same kernels whatever the positions, which may be replaced where they lie. So a
+    recording of a forward's kernels serves every forward of as many rows over as many blocks."""
+
+    def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
+        super().__init__(cache, positions)
+        self._rows = torch.arange(len(positions), device=positions.device)
+
+    def write(self, layers: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
+        """As `OneToken.write`; rows of other blocks write to a block what it has there already."""
+        new = torch.stack([key[0], value[0]]).transpose(1, 2)
+        for number, layer in enumerate(layers):
+            place = self._positions - number * self._block
+            is_here = (place >= 0) & (place < self._block)
+            where = self._rows, place.clamp(0, self._block - 1)
+            by_place = layer.transpose(2, 3)  # [2, rows, B, heads, d]
+            kept = by_place[:, where[0], where[1]]
+            by_place[:, where[0], where[1]] = torch.where(is_here[:, None, None], new, kept)

@@ -18,6 +18,7 @@ key outlives a call of `sample`.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -38,6 +39,7 @@ from steps.generation.engine import (
     require_weights,
 )
 from steps.generation.in_process import OwnModel
+from steps.generation.replayed import Replays
 from steps.generation.running import Line, Running
 from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
@@ -45,6 +47,9 @@ from steps.scoring.head import output_head
 from steps.scoring.packing import make_pack
 from steps.shared.padded_rows import padded_rows
 from steps.shared.products import of_changing_rows
+
+_REPLAYING = {"cuda"}
+"""Kinds of devices that replay forwards; see ``replayed``."""
 
 
 class SlotEngine(OwnModel):
@@ -56,6 +61,8 @@ class SlotEngine(OwnModel):
         weights: the digest of the model's weights.
         slots: the most sequences of one forward.
         tokens_per_forward: the most prompt tokens of one forward; a longer prompt is read alone.
+
+    replays: whether a GPU replays the forwards of this model.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class SlotEngine(OwnModel):
         super().__init__(model, weights)
         self.slots = slots
         self.tokens_per_forward = tokens_per_forward
+        self.replays = model.device.type in _REPLAYING
 
     def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
         """As `Engine.sample`.
@@ -84,8 +92,12 @@ class SlotEngine(OwnModel):
         self, requests: Iterable[Request], weights: str, replies: Replies | None
     ) -> Iterator[Finished]:
         require_weights(self, weights)
-        with evaluating(self.model), attending(self.model):
-            for finished in _Writing(self, list(requests), replies).completions():
+        with (
+            evaluating(self.model),
+            attending(self.model),
+            closing(_Writing(self, list(requests), replies)) as writing,
+        ):
+            for finished in writing.completions():
                 yield finished
                 if self._weights != weights:
                     raise StaleWeightsError(f"the weights {weights!r} were replaced while sampling")
@@ -117,6 +129,13 @@ class _Writing:
         self.slots = min(engine.slots, len(requests))
         self.running = Running(self.slots, {i for r in requests for i in r.stop_ids})
         self.cache = KeyValueCache(padded_rows(self.slots), self.model.device)
+        replays = Replays(self.cache, self._logits, self.slots) if engine.replays else None
+        self.replays = replays
+
+    def close(self) -> None:
+        """Free what replays: a graph must not wait for the collection of garbage, which may happen
+        while another one is recorded."""
+        self.replays = None
 
     def completions(self) -> Iterator[Finished]:
         while True:
@@ -211,6 +230,11 @@ class _Writing:
     def _decode(self) -> Tensor:
         """Read the last token of each sequence; return the logits [N, V] of the next."""
         running, device = len(self.running.lines), self.model.device
+        if self.replays:
+            inputs = self.running.last_tokens(self.replays.rows(running))
+            if (logits := self.replays.logits(*inputs)) is not None:
+                return logits[:running]
+            self.engine.replays, self.replays = False, None
         ids, places = self.running.last_tokens(padded_rows(running))
         turn = Decode(self.cache, places)
         return self._logits(ids.to(device), places.to(device), turn)[:running]

@@ -1,0 +1,113 @@
+"""Forwards that a GPU replays: the same tokens as without, and without where a model waits."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from families import UNLIKE, built
+from tiny_models import VOCABULARY, llama
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.generation import replayed
+from steps.generation.cache import BLOCK
+from steps.generation.engine import Finished, Request
+from steps.generation.slots import SlotEngine
+
+Run = Callable[[], Tensor]
+
+
+def some_requests() -> list[Request]:
+    """Of unlike lengths, so that sequences are in unlike blocks."""
+    prompts = [
+        tuple(range(5, 5 + length)) for length in (3, BLOCK - 2, BLOCK + 1, BLOCK, 1, 7, 9, 20)
+    ]
+    return [
+        Request(f"row {number}", k, tuple(i % VOCABULARY for i in ids), 3 + 5 * number, 1.0)
+        for number, ids in enumerate(prompts)
+        for k in range(8)
+    ]
+
+
+def drawn(
+    model: PreTrainedModel, requests: Iterable[Request], replays: bool, slots: int = 50
+) -> dict[tuple[str, int], Finished]:
+    engine = SlotEngine(model, "w", slots)
+    engine.replays = replays
+    return {(done.row, done.k): done for done in engine.sample(requests, "w")}
+
+
+@pytest.mark.parametrize("family", UNLIKE)
+def test_replayed_forwards_draw_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[int] = []
+
+    def recorded(run: Run) -> Run:
+        kinds.append(len(kinds))
+        return run  # which reads its inputs where they lie, as a graph does
+
+    monkeypatch.setattr(replayed, "recorded", recorded)
+    model, requests = built(family), some_requests()
+    assert drawn(model, requests, replays=True) == drawn(model, requests, replays=False)
+    assert len(kinds) == 2  # of one and of two blocks
+
+
+def test_a_kind_has_one_place_for_the_inputs_of_all_its_forwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outputs: dict[int, set[int]] = {}
+
+    def recorded(run: Run) -> Run:
+        first = run()  # a graph fills the tensor of its recording again
+
+        def replay() -> Tensor:
+            outputs.setdefault(id(first), set()).add(first.data_ptr())
+            return first.copy_(run())
+
+        return replay
+
+    monkeypatch.setattr(replayed, "recorded", recorded)
+    model = llama()
+    assert drawn(model, some_requests(), True) == drawn(model, some_requests(), False)
+    assert outputs
+
+
+@pytest.mark.parametrize("at", ["the first forward", "the recording"])
+def test_a_model_that_waits_is_read_without(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: Run) -> Run:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = llama()
+    wanted = drawn(model, some_requests(), replays=False)
+    if at == "the recording":
+        monkeypatch.setattr(replayed, "recorded", refuse)
+    else:
+
+        @contextmanager
+        def waiting(device: torch.device) -> Iterator[None]:
+            yield
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+        monkeypatch.setattr(replayed, "refusing_to_wait", waiting)
+    engine = SlotEngine(model, "w", 50)
+    engine.replays = True
+    assert {(d.row, d.k): d for d in engine.sample(some_requests(), "w")} == wanted
+    assert not engine.replays  # and does not try again
+
+
+@pytest.mark.parametrize(("slots", "running", "rows"), [(256, 256, 256), (256, 129, 256)])
+def test_rows_are_halved(slots: int, running: int, rows: int) -> None:
+    assert of(slots).rows(running) == rows
+    assert of(slots).rows(128) == 128
+    assert {of(slots).rows(running) for running in range(1, slots + 1)} == {32, 64, 128, 256}
+
+
+@pytest.mark.parametrize("slots", range(1, 200, 9))
+def test_rows_fit_the_cache_and_the_sequences(slots: int) -> None:
+    for running in range(1, slots + 1):
+        assert running <= of(slots).rows(running) <= replayed.padded_rows(slots)
+
+
+def of(slots: int) -> replayed.Replays:
+    cache = replayed.KeyValueCache(replayed.padded_rows(slots), torch.device("cpu"))
+    return replayed.Replays(cache, lambda ids, positions, turn: ids, slots)
