@@ -249,7 +249,14 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=null"], ["data.path=FILE.jsonl"]),
     (
         ["data=house_style", "data.path=pairs.jsonl"],
-        ["the held-out rows and the limits of the demo", "write data=mine data.path=pairs.jsonl"],
+        [
+            "would have data.test_path, data.max_train, data.max_test of the demo",
+            "write data=mine data.path=pairs.jsonl",
+        ],
+    ),
+    (
+        ["data=house_style", "data.path=pairs.jsonl", "data.test_path=null", "data.max_test=9"],
+        ["would have data.max_train of the demo", "write data=mine data.path=pairs.jsonl"],
     ),
     (
         ["data=house_style", "data.path=null", "data.hub=owner/name"],
