@@ -9,8 +9,8 @@ An exception is a message if its text was written for the user:
   them: it ends at the instruction that raised;
 - an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`);
 - an error because this user may not use a file that Temper opened itself;
-- an error because the disk or memory is full, or because a package of one of our extras is missing,
-  wherever it is raised.
+- an error because the disk or memory is full, because no thread can be started, or because a
+  package of one of our extras is missing, wherever it is raised.
 
 Any other exception is a bug, or a problem that nobody foresaw.
 """
@@ -39,6 +39,7 @@ _SAID_OF_NO_ROOM = (
     "No usable temporary directory",
 )
 """Texts of such errors in libraries whose exceptions have no error number."""
+_SAID_OF_NO_THREAD = "can't start new thread"
 _PLAIN = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Python's exceptions whose names add nothing to their messages."""
 
@@ -62,6 +63,11 @@ def message_of(
         return (
             f"there was not enough memory ({sentence(error)}); give the step a larger machine, or "
             "less to hold at a time, as with a lower tokens_per_forward"
+        )
+    if any(str(e) == _SAID_OF_NO_THREAD for e in _chain(error)):
+        return (
+            "no further thread can be started here: memory or the number of processes has come to a "
+            "limit (ulimit -v, ulimit -u); raise it, or run less beside this"
         )
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"

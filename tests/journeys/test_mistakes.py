@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -663,6 +664,17 @@ def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
         run([mistaken("x")], store, console=console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     require_message(shown.split("✗ ")[1].splitlines()[0], "no space is left", "store=FOLDER")
+
+
+def test_a_limit_of_threads_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")  # as Python says it
+
+    monkeypatch.setattr(threading, "_start_new_thread", refused)
+    with pytest.raises(RuntimeError) as caught:
+        threading.Thread(target=print).start()
+    said = message_of(caught.value) or ""
+    require_message(said, "no further thread can be started here", "ulimit -v", "ulimit -u")
 
 
 @pytest.mark.parametrize("closed", ["config.json", "model.safetensors", "."])
