@@ -66,8 +66,8 @@ def message_of(
         )
     if any(str(e) == _SAID_OF_NO_THREAD for e in _chain(error)):
         return (
-            "no further thread can be started here: memory or the number of processes has come to a "
-            "limit (ulimit -v, ulimit -u); raise it, or run less beside this"
+            "no further thread can be started here: memory or the number of processes has come to "
+            "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
         )
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"

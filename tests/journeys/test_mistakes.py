@@ -666,7 +666,7 @@ def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
     require_message(shown.split("✗ ")[1].splitlines()[0], "no space is left", "store=FOLDER")
 
 
-def test_a_limit_of_threads_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")  # as Python says it
 
