@@ -247,12 +247,7 @@ class _Call:
                 about = Experiment(self.build, self.choices, self.folder, cfg, words)
                 show_help(about, self.asked)
             else:
-                chosen_options = HydraConfig.get().runtime.choices
-                if not HydraConfig.get().searchpath:  # folders of the user's own
-                    with _searching(self.folder):
-                        refuse_missing_options(_settings_of_job(), chosen_options)
-                refuse_mixed_rows(cfg, chosen_options, self.folder)
-                config = to_dataclass(cfg)
+                config = _checked(cfg, HydraConfig.get(), self.folder)
                 self._run(self._roots(config), config)
         except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(str(error))
@@ -375,6 +370,24 @@ def _composed(
     return cfg
 
 
+def _checked(cfg: DictConfig, of_hydra: DictConfig, folder: Path | None) -> Any:
+    """A composed config as the experiment's dataclass.
+
+    Args:
+        of_hydra: what Hydra says of its composition.
+        folder: the folder of the experiment's config.
+
+    Raises:
+        TemperError: an option does not exist, a setting is wrong, or rows would be mixed.
+    """
+    options = of_hydra.runtime.choices
+    if not of_hydra.searchpath:  # folders of the user's own
+        with _searching(folder):
+            refuse_missing_options(_typed(of_hydra), options)
+    refuse_mixed_rows(cfg, options, folder)
+    return to_dataclass(cfg)
+
+
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     from pipeline.running.forecast import prices_of  # a complete plan does not need it
 
@@ -421,9 +434,14 @@ def _searching(folder: Path | None) -> AbstractContextManager[Any]:
 
 
 def _settings_of_job() -> list[str]:
-    """The settings of a job, as typed: a reference in them, as in ``rl.seed=${seed}``, is one to a
-    setting of the experiment, and not to one of Hydra's."""
-    typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    """The settings of a job, as typed."""
+    return _typed(HydraConfig.get())
+
+
+def _typed(of_hydra: DictConfig) -> list[str]:
+    """The settings that a config was composed with, as typed: a reference in them, as in
+    ``rl.seed=${seed}``, is one to a setting of the experiment, and not to one of Hydra's."""
+    typed: Any = OmegaConf.to_container(of_hydra.overrides.task, resolve=False)
     return [*map(str, typed)]
 
 
@@ -458,11 +476,10 @@ def _tune(
     def configured(overrides: list[str]) -> Any:
         with _initialized(folder):
             cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
-        choices = cfg.hydra.runtime.choices
+        of_hydra = cfg.hydra
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
-        refuse_mixed_rows(cfg, choices, folder)
-        return to_dataclass(cfg)
+        return _checked(cfg, of_hydra, folder)
 
     space, fixed = parsed(settings)
     config = configured(fixed)

@@ -8,8 +8,9 @@ An exception is a message if its text was written for the user:
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
 - an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`);
-- an error because the disk or memory is full, or because a package of one of our extras is missing,
-  wherever it is raised.
+- an error because this user may not use a file that Temper opened itself;
+- an error because the disk or memory is full, because no thread can be started, or because a
+  package of one of our extras is missing, wherever it is raised.
 
 Any other exception is a bug, or a problem that nobody foresaw.
 """
@@ -18,6 +19,7 @@ import dis
 import errno
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -37,6 +39,7 @@ _SAID_OF_NO_ROOM = (
     "No usable temporary directory",
 )
 """Texts of such errors in libraries whose exceptions have no error number."""
+_SAID_OF_NO_THREAD = "can't start new thread"
 _PLAIN = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Python's exceptions whose names add nothing to their messages."""
 
@@ -61,8 +64,15 @@ def message_of(
             f"there was not enough memory ({sentence(error)}); give the step a larger machine, or "
             "less to hold at a time, as with a lower tokens_per_forward"
         )
+    if any(str(e) == _SAID_OF_NO_THREAD for e in _chain(error)):
+        return (
+            "no further thread can be started here: memory or the number of processes has come to "
+            "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
+        )
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"
+    if isinstance(error, PermissionError) and error.filename and _is_met_by_temper(error):
+        return f"{error.filename}: {error.strerror}; let this user read it (chmod), or copy it"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)
@@ -90,6 +100,19 @@ def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     while place is not None:
         yield place.tb_frame, place.tb_lineno
         place = place.tb_next
+
+
+def _is_met_by_temper(error: BaseException) -> bool:
+    """Whether Temper's own code called what raised an exception, directly or through libraries."""
+    frames = [frame for frame, _ in frames_of(error)]
+    return next(
+        (is_shipped(f) for f in reversed(frames) if is_shipped(f) or not _is_library(f)), False
+    )
+
+
+def _is_library(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in sys.stdlib_module_names or "site-packages" in frame.f_code.co_filename
 
 
 def _raising_frame(error: BaseException) -> FrameType | None:

@@ -105,7 +105,7 @@ def data_at(path: str) -> File | Files:
 
 
 def _refuse_no_data(path: str) -> None:
-    """Refuse what is neither a path nor the URL of an object."""
+    """Refuse what is neither a path nor the URL of an object, and what lies in a closed folder."""
     if page := _DATA_PAGE.fullmatch(path):
         raise TemperError(
             f"{path} is a page of the Hub; use data.path=null data.hub={page[1]}, in Python "
@@ -116,8 +116,16 @@ def _refuse_no_data(path: str) -> None:
         raise TemperError(
             f"{path}: there is no {scheme}://; name a file, or an object as in gs:// or s3://"
         )
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    right = os.R_OK | os.X_OK
+    if os.path.isdir(folder) and not os.access(folder, right, effective_ids=_KNOWS_EFFECTIVE_IDS):
+        raise TemperError(
+            f"{path} cannot be read: this user may not list {folder}; let this user (chmod), or "
+            "copy the data"
+        )
 
 
+_KNOWS_EFFECTIVE_IDS = os.access in os.supports_effective_ids
 _DATA_PAGE = re.compile(
     r"https?://huggingface\.co/datasets/([\w.-]+(?:/[\w.-]+)?)/?(?:(?:tree|viewer).*)?"
 )

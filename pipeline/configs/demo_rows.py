@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.configs.shipped import CONF, shipped_path
+from pipeline.configs.shipped import CONF, read_options
 from pipeline.errors import TemperError
 
 DEMO = "house_style"
@@ -20,8 +20,8 @@ DEMO = "house_style"
 def refuse_mixed_rows(
     config: DictConfig, choices: Mapping[str, Any], folder: Path | None = None
 ) -> None:
-    """Refuse a config that has chosen the demo's rows and names others, even if it replaces their
-    held-out rows and limits one by one.
+    """Refuse a config that has chosen the demo's rows, names others, and has still one of the
+    demo's settings of rows.
 
     Args:
         choices: the chosen options by group.
@@ -34,14 +34,23 @@ def refuse_mixed_rows(
     is_of_temper = not (own and own.exists()) or own.parent.parent.samefile(CONF)
     if choices.get("data") != DEMO or not is_of_temper:
         return
-    path = OmegaConf.select(config, "data.path")
-    if path == shipped_path(f"{DEMO}/train.jsonl"):
+    of_demo = _settings_of_demo()
+    left = [name for name, value in of_demo.items() if OmegaConf.select(config, name) == value]
+    if "data.path" in left or not left:
         return
+    path = OmegaConf.select(config, "data.path")
     rows = f"data=mine data.path={path or 'FILE.jsonl'}"
     if hub := OmegaConf.select(config, "data.hub"):
         rows = f"data=mine data.path=null data.hub={hub}"
     scale = ", and scale=own to train on all of them" if "scale" in choices else ""
     raise TemperError(
-        f"data.path={'null' if path is None else path} would have the held-out rows and the limits "
-        f"of the demo (data={DEMO}); for rows of your own, write {rows}{scale}"
+        f"data.path={'null' if path is None else path} would have {', '.join(left)} of the demo "
+        f"(data={DEMO}); for rows of your own, write {rows}{scale}"
     )
+
+
+def _settings_of_demo() -> dict[str, Any]:
+    """The settings of rows in the demo's option, by path."""
+    _, content = read_options("data")[DEMO]
+    rows = OmegaConf.to_container(OmegaConf.create(content["data"]), resolve=True)
+    return {f"data.{name}": value for name, value in dict(rows).items()}

@@ -1,6 +1,5 @@
 """One invocation of ``run``: its plan, its record, and what it was asked for."""
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -124,15 +123,23 @@ class Invocation:
         """
         self.store.record_run(self.record.to_dict("running", self.current, self._outcomes))
 
-    def keep(self, outcome: str, board: "Board | None" = None) -> None:
-        """Write the record of the run so far, and the index for the next run."""
+    def keep(self, outcome: str, board: "Board | None" = None) -> OSError | None:
+        """Write the record of the run so far, and the index for the next run.
+
+        Returns:
+            Why the record could not be written, which is no reason to fail; ``None`` if it was.
+        """
         for fingerprint, went in (board.outcomes() if board else {}).items():
             if went["state"] != "cached" or fingerprint not in self._outcomes:
                 self._outcomes[fingerprint] = went
-        with contextlib.suppress(TemperError):  # the failed step has reported a full disk
+        fault = None
+        try:
             self.store.record_run(self.record.to_dict(outcome, self.current, self._outcomes))
             self.store.forget_steps_of_run(self.record.name)
+        except TemperError as error:
+            fault = error.__cause__
         self.catalog.save()
+        return fault if isinstance(fault, OSError) else None
 
     def note(self, fingerprint: str, board: "Board") -> None:
         """Record the outcome of a step at once, since this process may be killed at any moment."""

@@ -22,6 +22,7 @@ from pipeline.running.run_request import (
 )
 from pipeline.show.made import Made
 from pipeline.show.sinks import require_sinks
+from pipeline.store.activity import unwritable
 from pipeline.store.latest import link_results
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
@@ -190,7 +191,10 @@ def _completed(invocation: Invocation, run_missing: Callable[[], None]) -> Mappi
     """Run what the plan lacks, if anything; return the artifacts that then exist, by fingerprint of
     their steps."""
     if invocation.current.is_complete:
-        invocation.keep("done")
+        if fault := invocation.keep("done"):
+            from pipeline.show.terminal import show_unrecorded
+
+            show_unrecorded(invocation.console, unwritable(invocation.store, fault))
         return invocation.current.manifests()
     try:
         run_missing()

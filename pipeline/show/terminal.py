@@ -226,6 +226,12 @@ def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
         console.print(f"[yellow]![/] {line}{often}", soft_wrap=True)
 
 
+def show_unrecorded(console: Console, fault: TemperError) -> None:
+    """Print that a run whose steps were all cached is not on record, and why."""
+    text = f"note: {fault}, so its runs and its folder latest do not show this run"
+    console.print(visible(text), style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
 def show_places(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
     """Print the folder of each result in the store; for a result with one file, the file."""
     shown = {name: named(name).plain for name in results}

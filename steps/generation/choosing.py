@@ -160,8 +160,9 @@ def _try_some(
     tried = [_short(request, k, tokens) for k, request in enumerate((longest, by_length[0]))]
     fault = rescaled_rotation(engine.model, longest.longest_sequence)
     # The rounding of a model of 16 bits could hide a fault.
-    in_float32 = None if fault else found_in_float32(engine.model, lambda: _try(engine, tried))
-    fault = in_float32[0] if in_float32 else fault
+    if fault is None:
+        in_float32, _ = found_in_float32(engine.model, lambda: _try(engine, tried))
+        fault = in_float32[0] if in_float32 else None
     fault, drawn = (fault, []) if fault else _try(engine, tried)
     return fault, tried, drawn
 

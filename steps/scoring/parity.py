@@ -18,7 +18,7 @@ the same kind of device: then the reference made it, on all examples of the run.
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class Packing:
 
     why_not: the reason why it is not packed although the config wants it.
     why_alone: the reason why it does not read padded batches either.
+    why_rounded: the reason why a model of 16 bits was compared in its own dtype only.
     compared: the groups that were compared; empty if nothing was computed.
     read: if packs are correct, the probe's numbers of a pack of the compared groups.
     """
@@ -73,6 +74,7 @@ class Packing:
     attention: Attention
     why_not: str | None = None
     why_alone: str | None = None
+    why_rounded: str | None = None
     compared: Sequence[TokenGroup] = ()
     read: Tensor | None = None
 
@@ -85,13 +87,29 @@ class Packing:
 
     @property
     def notice(self) -> str | None:
-        """A notice for the user, or None if the model reads examples as the config wants."""
+        """A notice for the user; None if the model reads examples as the config wants, and that was
+        compared as exactly as it can be."""
+        return "; ".join(filter(None, (self._slow, self._rounded))) or None
+
+    @property
+    def _slow(self) -> str | None:
         if self.why_alone is not None:
             why = self.why_alone if self.why_not is None else f"{self.why_not}; {self.why_alone}"
             return f"each response is read alone, not packed, which is slower: {why}"
         if self.why_not is None:
             return None
         return f"responses are read in padded batches, not packed, which is slower: {self.why_not}"
+
+    @property
+    def _rounded(self) -> str | None:
+        if self.why_rounded is None or self.layout is Layout.alone:
+            return None
+        how = "in packs" if self.layout is Layout.packed else "in padded batches"
+        return (
+            f"that the model reads responses {how} as it reads them alone was compared in its own "
+            f"dtype only, whose rounding can hide a difference, and not in float32: "
+            f"{self.why_rounded}"
+        )
 
 
 def choose_attention(
@@ -101,7 +119,8 @@ def choose_attention(
     ranks: Ranks = ALONE,
     is_known: bool = False,
 ) -> Packing:
-    """`check_packing` for a scorer's model; warns if the model cannot be packed as wanted.
+    """`check_packing` for a scorer's model; warns if the model cannot be packed as wanted, or
+    was compared less exactly than it could be.
 
     Raises ValueError if ranks would choose different ways.
     """
@@ -139,8 +158,8 @@ def check_packing(
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        exact = found_in_float32(model, lambda: _tried(model, groups, wanted, probe))
-        return _tried(model, groups, wanted, probe, exact)
+        exact, why_rounded = found_in_float32(model, lambda: _tried(model, groups, wanted, probe))
+        return replace(_tried(model, groups, wanted, probe, exact), why_rounded=why_rounded)
 
 
 def _tried(

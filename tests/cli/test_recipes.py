@@ -1,5 +1,6 @@
 """``temper run`` and ``temper recipes``: the experiments that ship with Temper, without Python."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from places import REPOSITORY, model_for_plans
 
 from pipeline.cli.recipes import recipes
 from pipeline.price import pricing
+from pipeline.tuning.driver import TUNING
 
 EXPERIMENTS = REPOSITORY / "experiments"
 
@@ -271,6 +273,13 @@ def test_a_path_that_is_typed_as_a_setting_is_not_one_of_the_demo(words: tuple[s
     assert config_of("dpo", *words) == config_of("dpo", *ASKED)
 
 
+def test_rows_of_which_every_setting_is_replaced_are_not_the_demo_s() -> None:
+    settings = ("data.path='my rows.jsonl'", "data.max_train=3", "data.max_test=2")
+    words = ("run", "dpo", "data=house_style", *settings, "--model", "a model", "--plan")
+    assert "would have data.test_path of the demo" in temper(*words).error
+    assert temper(*words, "data.test_path=null").status == 0
+
+
 def test_a_scale_that_is_typed_stays() -> None:
     own = config_of("dpo", *ASKED, "scale=smoke")
     assert own == config_of("dpo", "data.path='my rows.jsonl'", "--model", "a model", "scale=smoke")
@@ -310,6 +319,13 @@ def test_a_copied_script_keeps_the_kl_penalty_of_its_recipe(recipe: str, method:
 def test_an_option_that_an_optional_choice_lacks_is_refused() -> None:
     said = temper("run", "rlhf", *ASKED, "kl/light=strong", "--plan")
     assert said.status == 1
+    assert "kl/light=strong: there is only policy_gradient" in said.error
+
+
+def test_a_study_refuses_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"metric": "after.accuracy", "trials": 1, "rungs": []}
+    monkeypatch.setenv(TUNING, json.dumps(options))
+    said = script(EXPERIMENTS / "rlhf.py", *OWN, "kl/light=strong")
     assert "kl/light=strong: there is only policy_gradient" in said.error
 
 

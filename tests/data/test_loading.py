@@ -19,6 +19,7 @@ from places import REPOSITORY, SHARED_ROWS
 from pipeline import Artifact, File, TemperError
 from steps.data.formats.choice import FormatChoice
 from steps.data.formats.preference import PreferenceFormat
+from steps.data.formats.undecided import undecided
 from steps.data.load import loading
 from steps.data.load.ahead import ReadAhead, ReadingStopped
 from steps.data.load.config import LoadConfig
@@ -921,3 +922,16 @@ def test_a_file_without_a_line_gets_no_advice_on_its_cells(tmp_path: Path) -> No
     assert probably(str(rows)) == ""
     rows.write_text("prompt;chosen\nq;yes\n")
     assert "parted by ';'" in probably(str(rows))
+
+
+def test_a_parquet_file_that_is_cut_off_is_not_to_be_renamed(tmp_path: Path) -> None:
+    (rows := tmp_path / "rows.parquet").write_bytes(b"PAR1" + bytes(40))
+    assert probably(str(rows)) == "; it is cut off, or damaged: get the whole file again"
+    rows = rows.rename(tmp_path / "rows.csv")
+    assert probably(str(rows)) == "; it is a Parquet file: name it .parquet"
+
+
+def test_spaces_around_the_names_of_columns_are_pointed_out() -> None:
+    seen = [{"prompt": "q", " chosen": " yes", " rejected": " no"}]
+    said = undecided("rows.csv", [], seen, ["preference"])
+    assert "the names ' chosen', ' rejected' of its columns begin or end with a space" in said

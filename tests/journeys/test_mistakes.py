@@ -13,6 +13,8 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +32,10 @@ from mistaken_steps import (
     trained,
     use,
 )
-from places import MODEL_FILES
+from places import MODEL_FILES, model_for_plans
 from rich.console import Console
 from typer.testing import CliRunner
+from users import not_as_root
 from workers_here import instead_of_processes
 
 import pipeline
@@ -68,6 +71,7 @@ from steps.load_preferences import load_preferences
 from steps.load_unpaired import load_unpaired
 from steps.losses.dpo import Dpo
 from steps.report import report
+from steps.sources import data_at, refuse_no_model
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_sft import train_sft
 from steps.training.config import DpoConfig, OptimizerConfig
@@ -246,7 +250,14 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=null"], ["data.path=FILE.jsonl"]),
     (
         ["data=house_style", "data.path=pairs.jsonl"],
-        ["the held-out rows and the limits of the demo", "write data=mine data.path=pairs.jsonl"],
+        [
+            "would have data.test_path, data.max_train, data.max_test of the demo",
+            "write data=mine data.path=pairs.jsonl",
+        ],
+    ),
+    (
+        ["data=house_style", "data.path=pairs.jsonl", "data.test_path=null", "data.max_test=9"],
+        ["would have data.max_train of the demo", "write data=mine data.path=pairs.jsonl"],
     ),
     (
         ["data=house_style", "data.path=null", "data.hub=owner/name"],
@@ -653,6 +664,49 @@ def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
         run([mistaken("x")], store, console=console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     require_message(shown.split("✗ ")[1].splitlines()[0], "no space is left", "store=FOLDER")
+
+
+def test_a_limit_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")  # as Python says it
+
+    monkeypatch.setattr(threading, "_start_new_thread", refused)
+    with pytest.raises(RuntimeError) as caught:
+        threading.Thread(target=print).start()
+    said = message_of(caught.value) or ""
+    require_message(said, "no further thread can be started here", "ulimit -v", "ulimit -u")
+
+
+@pytest.mark.parametrize("closed", ["config.json", "model.safetensors", "."])
+def test_a_model_that_this_user_may_not_read_is_told_with_the_remedy(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        model = model_for_plans(Path(folder, "model"))
+        Path(model, closed).chmod(0)
+        with not_as_root(), pytest.raises(PermissionError) as caught:
+            refuse_no_model(File(model))
+        Path(model, closed).chmod(0o755)
+    file = f"{model}/{closed if closed != '.' else 'config.json'}"
+    said = f"{file}: Permission denied; let this user read it (chmod), or copy it"
+    assert message_of(caught.value) == said
+
+
+def test_a_file_that_own_code_may_not_read_is_left_to_python(tmp_path: Path) -> None:
+    (tmp_path / "own").touch(0)
+    with not_as_root(), pytest.raises(PermissionError) as caught:
+        (tmp_path / "own").read_text()
+    assert message_of(caught.value) is None
+
+
+def test_a_folder_of_data_that_this_user_may_not_list_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (closed := Path(folder, "rows")).mkdir(0)
+        Path(folder).chmod(0o755)
+        for path in (closed, closed / "*.jsonl", closed / "rows.jsonl"):
+            with not_as_root(), pytest.raises(TemperError) as caught:
+                data_at(str(path))
+            require_message(str(caught.value), f"{path} cannot be read", "chmod")
+        closed.chmod(0o755)
 
 
 def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:

@@ -3,6 +3,7 @@
 Steps write a line into a journal outside the store when they really run.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ from pipeline import File, Step, TemperError, adopt, results, run, step
 from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
+from pipeline.store.objects import LocalObjects
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -38,6 +40,22 @@ pytestmark = pytest.mark.usefixtures("workers_here")
 def test_an_experiment_runs_once_and_is_cached_after(lab: Lab) -> None:
     assert lab.run(product=lab.product()) == ["numbers", "multiply"]
     assert lab.run(product=lab.product()) == []
+
+
+def test_a_cached_run_on_a_store_that_it_cannot_write_says_what_is_not_on_record(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.run(product=lab.product())
+
+    def refuse(objects: LocalObjects, path: str, data: bytes) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(LocalObjects, "replace", refuse)
+    lab.run(product=lab.product())
+    assert (
+        f"note: the store {lab.store.url} cannot be written: Read-only file system, so its runs "
+        "and its folder latest do not show this run"
+    ) in lab.printed()
 
 
 def test_a_run_that_names_no_store_uses_the_one_of_the_environment(

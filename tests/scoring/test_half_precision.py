@@ -16,6 +16,7 @@ from steps.generation.engine import Request
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_model, save_model
 from steps.scoring import attention, parity
+from steps.scoring.architectures import in_float32 as half
 from steps.scoring.architectures.in_float32 import found_in_float32, in_float32
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.config import Attention
@@ -117,10 +118,28 @@ def test_weights_have_their_own_memory_again_where_it_does_not_suffice() -> None
     model = failing_in_float32(torch.OutOfMemoryError())
     places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     found = found_in_float32(model, lambda: model(input_ids=torch.tensor([[3, 4]])))
-    assert found is None
+    assert found == (None, half.NO_MEMORY)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places
     assert check_packing(model, EVERY).layout is Layout.packed
     assert choose_engine(model, REQUESTS).name == "slots"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "how"), [(Attention.auto, "in packs"), (Attention.padded, "in padded batches")]
+)
+def test_a_user_is_told_where_only_the_rounded_comparison_was_made(
+    wanted: Attention, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_packing(tiny("llama"), EVERY, wanted).notice is None
+    model = tiny("llama").bfloat16()
+    assert check_packing(model, EVERY, wanted).notice is None
+    failing = failing_in_float32(RuntimeError("no such kernel"))
+    told = check_packing(failing, EVERY, wanted).notice or ""
+    assert how in told
+    assert told.endswith(f"and not in float32: {half.NO_OPERATION}")
+    monkeypatch.setattr(half, "DTensor", torch.nn.Parameter)  # as each weight of a sharded model is
+    told = check_packing(model, EVERY, wanted).notice or ""
+    assert told.endswith(f"and not in float32: {half.SHARED}")
 
 
 @torch.no_grad()

@@ -31,6 +31,8 @@ def probably(url: str) -> str:
             return ""
     if path.endswith(".parquet") and head[:1] in (b"{", b"["):
         return f"; it holds JSON: name it {'.jsonl' if head[:1] == b'{' else '.json'}"
+    if path.endswith(".parquet") and head.startswith(b"PAR1"):
+        return "; it is cut off, or damaged: get the whole file again"
     if head.startswith(b"["):
         said = _of_lists(head.splitlines())
     else:

@@ -23,26 +23,28 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from steps.models.quantized import rounded_layers_computing_in
 
 _Result = TypeVar("_Result")
+SHARED = "several devices share its weights"
+NO_MEMORY = "there was not enough memory"
+NO_OPERATION = "one of its operations does not work in float32"
 
 
 @torch.no_grad()
-def found_in_float32(model: PreTrainedModel, find: Callable[[], _Result]) -> _Result | None:
-    """What `find` returns while a `model` of 16 bits computes in float32; None for other models,
-    and where the memory or an operation for that is missing."""
-    if not _can_be_in_float32(model):
-        return None
+def found_in_float32(
+    model: PreTrainedModel, find: Callable[[], _Result]
+) -> tuple[_Result | None, str | None]:
+    """What `find` returns while a `model` of 16 bits computes in float32; or None, and why it could
+    not compute so. Other models are not asked: None, and no reason."""
+    if model.dtype not in (torch.bfloat16, torch.float16):
+        return None, None
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return None, SHARED
     try:
         with in_float32(model):
-            return find()
-    except (RuntimeError, MemoryError, AssertionError):  # of the model's forward, or out of memory
-        return None
-
-
-def _can_be_in_float32(model: PreTrainedModel) -> bool:
-    """Whether `model` has 16 bits, and its weights are not sharded."""
-    if model.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+            return find(), None
+    except (torch.OutOfMemoryError, MemoryError):
+        return None, NO_MEMORY
+    except (RuntimeError, AssertionError):  # of the model's forward
+        return None, NO_OPERATION
 
 
 @contextmanager
