@@ -74,8 +74,8 @@ def require_no_adapter(has_one: bool, source: Path | str) -> None:
     if has_one:
         raise ValueError(
             f"{source} has both a whole model and an adapter ({ADAPTER_FILE}), which may be merged "
-            f"into it already; delete {ADAPTER_FILE} there, or merge the adapter with peft and name "
-            "that model"
+            f"into it already; delete {ADAPTER_FILE} there, or merge the adapter with peft and "
+            "name that model"
         )
 
 
