@@ -43,6 +43,13 @@ class Quantization(StrEnum):
     nf4_double = "nf4_double"
 
 
+DEQUANTISED = ("mxfp4", "fp8")
+"""Published quantisations whose weights transformers turns into floats."""
+
+ADAPTER_FILE = "adapter_config.json"
+"""The file of an adapter. Where it lies beside a whole model, transformers loads both."""
+
+
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class LoraConfig:
     """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), trained in place of all

@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from steps.models.config import ADAPTER_FILE, DEQUANTISED
+
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """The files that transformers reads, each also in shards, which a file with ``_INDEX`` names."""
 _INDEX = ".index.json"
-_DEQUANTISED = ("mxfp4", "fp8")
-"""Quantisations whose weights transformers turns into floats."""
 _NO_FLOATS = re.compile(r"(BOOL|[IU]\d+)")
 _LFS = b"version https://git-lfs"
 _LONGEST_HEADER = 100 * 2**20
@@ -54,6 +54,8 @@ def _faults(folder: Path) -> Iterator[str]:
         )
     if not any("token" in n or "vocab" in n or n.endswith(".model") for n in map(str.lower, names)):
         yield "has no tokenizer (tokenizer.json)"
+    if ADAPTER_FILE in names:
+        yield f"has both a whole model and an adapter ({ADAPTER_FILE}), which may be merged into it"
     if "config.json" in names:
         yield from _config_faults(folder / "config.json")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -97,7 +99,7 @@ def _config_faults(file: Path) -> Iterator[str]:
 
 def _quantised(folder: Path) -> Iterator[str]:
     match _read(folder / "config.json"):
-        case {"quantization_config": {"quant_method": str(method)}} if method not in _DEQUANTISED:
+        case {"quantization_config": {"quant_method": str(method)}} if method not in DEQUANTISED:
             yield f"has weights that {method} has quantised, and that cannot be trained"
     for file in sorted(filter(Path.is_file, folder.glob("*.safetensors"))):
         for name, tensor in (_header_of(file)[0] or {}).items():

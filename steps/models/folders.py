@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
-from steps.models.config import Dtype, Quantization
+from steps.models.config import ADAPTER_FILE, Dtype, Quantization
 from steps.models.quantized import four_bit, prepare_four_bit
 from steps.models.write_errors import writing
 
@@ -50,7 +50,7 @@ def load_model(
     unless `on_host` is set. Its linear layers have weights of 4 bits if `quantization` says so.
 
     Raises FileNotFoundError for a folder that is missing or has no config.json, and ValueError for
-    one that lacks weights, or that cannot be rounded to 4 bits.
+    one that lacks weights, holds an adapter too, or cannot be rounded to 4 bits.
     """
     model, missing = load_as(None, path, dtype, on_host, quantization)
     require_weights(missing, path)
@@ -65,6 +65,17 @@ def require_weights(missing: Iterable[str], source: Path | str) -> None:
         raise ValueError(
             f"the weights of {source} do not fit its config.json: they lack {names[0]}{more}, or "
             "have another shape; take both files from one model"
+        )
+
+
+def require_no_adapter(has_one: bool, source: Path | str) -> None:
+    """Raise ValueError if an adapter lies beside the whole model of `source`: transformers would
+    put it on the model, and then save it alone."""
+    if has_one:
+        raise ValueError(
+            f"{source} has both a whole model and an adapter ({ADAPTER_FILE}), which may be merged "
+            f"into it already; delete {ADAPTER_FILE} there, or merge the adapter with peft and "
+            "name that model"
         )
 
 
@@ -92,12 +103,15 @@ def load_as(
     Args:
         kind: the auto class; without one, that of language models.
         settings: what the model's config is to say instead.
+
+    Raises ValueError, as `load_model` does, if a weight has another shape or an adapter is there.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         fault = "has no config.json" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
-    config = AutoConfig.from_pretrained(folder)
+    require_no_adapter((folder / ADAPTER_FILE).is_file(), folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if quantization is not None:
         settings |= four_bit(quantization, dtype, on_host)
     with _without_progress_bars():
@@ -106,9 +120,12 @@ def load_as(
             dtype=getattr(torch, dtype),
             attn_implementation="eager" if _soft_caps_scores(config) else None,
             local_files_only=True,
+            trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which the next line refuses, and says which
             **settings,
         )
+    require_weights((name for name, *_ in found["mismatched_keys"]), folder)
     if quantization is not None:
         prepare_four_bit(model)
     # not a part of steps that only write models

@@ -9,12 +9,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+)
 from transformers.utils.hub import cached_file
 
 from steps.data.images.placeholders import PROCESSOR_FILES
-from steps.models.config import Dtype
-from steps.models.folders import language_model_of, require_weights, save_model
+from steps.models.config import ADAPTER_FILE, DEQUANTISED, Dtype
+from steps.models.folders import (
+    language_model_of,
+    require_no_adapter,
+    require_weights,
+    save_model,
+)
 from steps.shared.execution_detail import execution_detail
 
 
@@ -31,6 +42,7 @@ def import_pretrained(
             template.
     """
     where: dict[str, Any] = {"revision": revision} if revision else {}
+    own_code = {"trust_remote_code": False}
     quantized: dict[str, Any] = {}
     if source.endswith(".gguf"):
         where["gguf_file"] = Path(source).name
@@ -38,7 +50,7 @@ def import_pretrained(
         source = str(Path(source).parent)
     with _reading_once() if quantized else nullcontext():
         with _loading("tokenizer", source):
-            tokenizer = AutoTokenizer.from_pretrained(source, **where)
+            tokenizer = AutoTokenizer.from_pretrained(source, **where, **own_code)
         with _loading("model", source):
             model, found = _kind(source, where).from_pretrained(
                 source,
@@ -46,6 +58,7 @@ def import_pretrained(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # which the next line refuses, and says which
                 **where,
+                **own_code,
                 **quantized,
             )
     require_weights(
@@ -83,10 +96,28 @@ def _left_out(names: list[str]) -> dict[str, list[str]]:
 
 
 def _kind(source: str, where: dict[str, Any]) -> Any:
-    """The auto class for the language model of a source."""
+    """The auto class for the language model of a source; raises ValueError if its weights are
+    quantised, or an adapter lies beside them."""
     if "gguf_file" in where:
         return AutoModelForCausalLM
-    return language_model_of(AutoConfig.from_pretrained(source, **where))
+    config = AutoConfig.from_pretrained(source, **where, trust_remote_code=False)
+    _require_floats(config)
+    require_no_adapter(_file_of(source, ADAPTER_FILE, where) is not None, source)
+    return language_model_of(config)
+
+
+def _require_floats(config: PreTrainedConfig) -> None:
+    """Raise ValueError if the weights that a config describes are quantised, and transformers
+    does not turn them into floats."""
+    described = getattr(config, "quantization_config", None)
+    settings: dict[str, Any] = dict(described if isinstance(described, dict) else {})
+    if settings and (method := settings.get("quant_method", "something")) not in DEQUANTISED:
+        raise ValueError(f"quantised by {method}")
+
+
+def _file_of(source: str, name: str, where: dict[str, Any]) -> str | None:
+    """The path of a file of a source, if it has one of this name."""
+    return cached_file(source, name, **where, _raise_exceptions_for_missing_entries=False)
 
 
 def _copy_processor(source: str, where: dict[str, Any], output: Path) -> None:
@@ -94,8 +125,7 @@ def _copy_processor(source: str, where: dict[str, Any], output: Path) -> None:
     if "gguf_file" in where:
         return
     for name in PROCESSOR_FILES:
-        missing = {"_raise_exceptions_for_missing_entries": False}
-        if found := cached_file(source, name, **where, **missing):
+        if found := _file_of(source, name, where):
             shutil.copyfile(found, output / name)
 
 
@@ -109,6 +139,10 @@ _MEANINGS = {
     "read a `tiktoken` file": _TO_CONVERT,
     "requires the SentencePiece": _TO_CONVERT,
     "unpack_from requires a buffer": "its .gguf file is cut off; download it again",
+    "quantised by": "its weights are quantised, and cannot be trained; take the model that they "
+    "were made from",
+    "both a whole model and an adapter": "an adapter (adapter_config.json) lies beside a whole "
+    "model, which may have it merged already; take a folder with the one of them that you mean",
     "trust_remote_code": "it brings code of its own, which is not run; take a model whose "
     "architecture transformers has",
     "Unrecognized configuration class": "its config.json describes no language model that "

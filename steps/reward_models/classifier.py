@@ -129,16 +129,8 @@ def _load(
         with safe_open(file, framework="pt") as weights:
             require_no_more(weights.keys(), folder)
     auto = AutoModelForSequenceClassification
-    try:
-        with _without_report():
-            model, missing = load_as(auto, folder, dtype, on_host, quantization, num_labels=1)
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise ValueError(
-            f"the weights of {folder} do not fit its config.json and a head with one label; take "
-            "both files from one reward model"
-        ) from error
+    with _without_report():
+        model, missing = load_as(auto, folder, dtype, on_host, quantization, num_labels=1)
     value_head(model)
     return model, missing
 

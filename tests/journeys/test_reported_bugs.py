@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -33,7 +34,9 @@ from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.kinds import Model, PairTokens
 from steps.losses.dpo import Dpo
+from steps.models.adapters import add_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
+from steps.models.folder_check import fault_of
 from steps.models.folders import load_model
 from steps.models.importing import import_pretrained
 from steps.models.workplace import Workplace
@@ -288,8 +291,32 @@ def test_weights_that_a_config_describes_and_a_folder_lacks_are_not_drawn_at_ran
     (policy / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=r"do not fit its config.json: they lack model\.layers"):
         import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
-    with pytest.raises((ValueError, RuntimeError)):
+    with pytest.raises(ValueError, match=r"do not fit its config.json: they lack model\.layers"):
         load_model(policy)
+
+
+def test_a_whole_model_beside_an_adapter_is_refused(policy: Path, tmp_path: Path) -> None:
+    """Transformers would put the adapter on the model, and then save the adapter alone."""
+    word_tokenizer().save_pretrained(policy)
+    adapted = add_adapter(load_model(policy), LoraConfig(r=2), seed=0)
+    save_adapter(adapted, tmp_path / "adapter")
+    for file in (tmp_path / "adapter").iterdir():
+        shutil.copyfile(file, policy / file.name)
+    assert "both a whole model and an adapter" in fault_of(policy)
+    with pytest.raises(ValueError, match="both a whole model and an adapter"):
+        load_model(policy)
+    with pytest.raises(ValueError, match=r"an adapter .* lies beside a whole model"):
+        import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
+
+
+def test_quantised_weights_are_not_imported(policy: Path, tmp_path: Path) -> None:
+    """Of a folder the plan says it; what the Hub has is known only when the step runs."""
+    word_tokenizer().save_pretrained(policy)
+    config = json.loads((policy / "config.json").read_text())
+    described = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (policy / "config.json").write_text(json.dumps(config | described))
+    with pytest.raises(ValueError, match="its weights are quantised"):
+        import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
 
 
 def test_a_model_in_a_bucket_is_no_folder_of_that_name_here(
