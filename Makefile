@@ -24,7 +24,7 @@ arithmetic: $(VENV)/installed  ## the verifiable experiment: does the preference
 	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
 
 test: $(VENV)/with-dev  ## all tests; half of the slow ones mostly wait
-	$(BIN)/python -m pytest -m "not attack" --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not attack" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract or a mask, and long tests: many minutes
 	$(BIN)/python -m pytest --hypothesis-profile=attack tests/contract tests/fuzz tests/tokens/test_masks.py $(ARGS)

@@ -101,7 +101,9 @@ def open_objects(url: str, is_patient: bool = False) -> tuple["Objects", str]:
             f"store {url!r} is neither a path nor a URL: an address has two slashes, as in "
             f"gs://BUCKET/PATH or s3://BUCKET/PATH; a folder of that name is ./{url}"
         )
-    if re.match("gc?s://[^/]", url) and not is_patient:
+    if bucketless := re.match("(gc?s|s3)://(/|$)", url):  # before a client looks for credentials
+        raise TemperError(f"store {url!r} names no bucket, as in {bucketless[1]}://BUCKET/PATH")
+    if re.match("gc?s://", url) and not is_patient:
         _require_gcs(url)
     try:
         fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
@@ -115,9 +117,6 @@ def open_objects(url: str, is_patient: bool = False) -> tuple["Objects", str]:
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     kind = next((KINDS[protocol] for protocol in protocols if protocol in KINDS), Objects)
     root = root.rstrip("/")
-    if root[:1] in ("", "/") and {"gs", "s3"} & {*protocols}:
-        scheme = url.partition(":")[0]
-        raise TemperError(f"store {url!r} names no bucket, as in {scheme}://BUCKET/PATH")
     return kind(fs, root), root
 
 

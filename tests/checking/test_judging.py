@@ -292,7 +292,7 @@ def test_what_a_checker_does_to_its_pipe_costs_one_verdict() -> None:
     and no completion gets the verdict of another."""
     faults = ["garbage", "a few bytes", "a part", "a huge size", "an object", "close", "orphan"]
     texts = [text for fault in faults for text in (fault, "right", "wrong")]
-    with Judges(Disturbing(), time_limit=20) as judges:
+    with Judges(Disturbing(), 3, time_limit=20) as judges:  # three wait for their end at once
         found = judges.judge([Answered(text) for text in texts])
     expected = {"right": RIGHT, "wrong": WRONG}
     assert [one.verdict for one in found] == [expected.get(text, NONE) for text in texts]

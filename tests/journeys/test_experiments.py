@@ -275,8 +275,13 @@ KILLED = (
 
 
 @pytest.mark.slow
-def test_killed_in_scoring_and_in_training_and_resumed_all_files_are_bit_identical(
-    finished: Desk, tmp_path: Path
+@pytest.mark.parametrize(
+    "kills",
+    [TRAINING[-1:], pytest.param(TRAINING, marks=pytest.mark.attack)],
+    ids=["training", "scoring and training"],
+)
+def test_killed_and_resumed_all_files_are_bit_identical(
+    finished: Desk, tmp_path: Path, kills: tuple[str, ...]
 ) -> None:
     """SFT trains in the same loop as DPO."""
     before = finished.copy(tmp_path)
@@ -290,7 +295,8 @@ def test_killed_in_scoring_and_in_training_and_resumed_all_files_are_bit_identic
         return [m for m in killed.made(step) if m.attempt not in there]
 
     driver = killed.start()
-    for step, progress in zip(TRAINING, (20, 10), strict=True):
+    for step in kills:
+        progress = {"reference_logprobs": 20, "train_dpo": 10}[step]
         reached = wait_for_progress(killed, step, progress)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()

@@ -725,6 +725,7 @@ SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
     (["list", "--store", "gs://"], ["store 'gs://' names no bucket, as in gs://BUCKET"]),
     (["list", "--store", "gs:///path"], ["names no bucket"]),
+    (["list", "--store", "s3://"], ["store 's3://' names no bucket, as in s3://BUCKET"]),
     (["--store", "x", "list"], ["belongs after a command, as in: temper list --store PATH"]),
     (["recipes", "dpo"], ["temper run dpo --help explains its settings"]),
     (["list", "--store", "gs:/bucket/path"], ["an address has two slashes, as in gs://BUCKET"]),

@@ -37,7 +37,14 @@ SHOWS, REACHES = 20, 50
 """After so many iterations the signal shows, and the optimum is reached."""
 
 
-@pytest.mark.parametrize(("judge", "iterations"), [(third, REACHES), (dealt_out_anew, REACHES)])
+@pytest.mark.parametrize(
+    ("judge", "iterations"),
+    [
+        (third, REACHES),
+        (dealt_out_anew, SHOWS),
+        pytest.param(dealt_out_anew, REACHES, marks=pytest.mark.attack),
+    ],
+)
 def test_the_optimum_is_reached_with_rewards_and_not_with_shuffled_ones(
     tmp_path: Path, judge, iterations: int
 ) -> None:

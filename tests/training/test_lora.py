@@ -138,8 +138,19 @@ def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
         assert torch.allclose(parameter, beside[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize("checkpointing", [*ActivationCheckpointing])
-@pytest.mark.parametrize("backend", [None, FunctionalTraining()])
+@pytest.mark.parametrize(
+    ("backend", "checkpointing"),
+    [
+        (None, ActivationCheckpointing.selective),
+        (FunctionalTraining(), ActivationCheckpointing.full),
+        pytest.param(None, ActivationCheckpointing.none, marks=pytest.mark.attack),
+        pytest.param(None, ActivationCheckpointing.full, marks=pytest.mark.attack),
+        pytest.param(FunctionalTraining(), ActivationCheckpointing.none, marks=pytest.mark.attack),
+        pytest.param(
+            FunctionalTraining(), ActivationCheckpointing.selective, marks=pytest.mark.attack
+        ),
+    ],
+)
 def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
     policy: Path,
     tmp_path: Path,

@@ -6,6 +6,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hydra.core.plugins import Plugins
 
 from pipeline import experiment
 from pipeline.cli import main
+from pipeline.configs.groups import Choices
+from pipeline.configs.schemas import store_schema
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
         Plugins.instance()  # they store configs, once
         known = ConfigStore.instance()  # each process has its own
         patch.setattr(known, "repo", _copied(known.repo))
+        patch.setattr(experiment, "store_schema", _store_as_before)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets
         patch.setenv("COLUMNS", "100")
         try:
@@ -70,3 +74,26 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
 def _copied(groups: dict[str, Any]) -> dict[str, Any]:
     """Groups with configs that are shared: Hydra copies a config when it loads it."""
     return {n: _copied(g) if isinstance(g, dict) else g for n, g in groups.items()}
+
+
+def _store_as_before(schema: type, choices: Choices) -> None:
+    """Registers what the first command with these types registered."""
+    chosen = tuple((field, tuple(types.items())) for field, types in choices.items())
+    _add(_stored(schema, chosen), ConfigStore.instance().repo)
+
+
+@lru_cache(maxsize=32)
+def _stored(schema: type, chosen: tuple[tuple[str, tuple[tuple[str, type], ...]], ...]) -> dict:
+    known = ConfigStore.instance()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known, "repo", {})
+        store_schema(schema, {field: dict(types) for field, types in chosen})
+        return known.repo
+
+
+def _add(groups: dict[str, Any], to: dict[str, Any]) -> None:
+    for name, group in groups.items():
+        if isinstance(group, dict):
+            _add(group, to.setdefault(name, {}))
+        else:
+            to[name] = group
