@@ -290,10 +290,10 @@ SECTIONS: dict[str, Callable[[str], Iterator[str]]] = {
     "machine": machine,
     "parity": parity,
     "determinism": determinism,
-    "speed": speed,
     "sampling": sampling,
     "options": options,
     "ranks": ranks,
+    "speed": speed,
 }
 
 

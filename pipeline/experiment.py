@@ -76,6 +76,8 @@ from pipeline.tuning.space import parsed
 from pipeline.uncaught.early import STOPPED
 
 if TYPE_CHECKING:  # imported late: few calls are wrong
+    from hydra.conf import HydraConf
+
     from pipeline.configs.near_misses import Known
 
 # Hydra only composes configs: no output folders, no logging set-up, no change of directory.
@@ -370,7 +372,7 @@ def _composed(
     return cfg
 
 
-def _checked(cfg: DictConfig, of_hydra: DictConfig, folder: Path | None) -> Any:
+def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path | None) -> Any:
     """A composed config as the experiment's dataclass.
 
     Args:
@@ -438,7 +440,7 @@ def _settings_of_job() -> list[str]:
     return _typed(HydraConfig.get())
 
 
-def _typed(of_hydra: DictConfig) -> list[str]:
+def _typed(of_hydra: "DictConfig | HydraConf") -> list[str]:
     """The settings that a config was composed with, as typed: a reference in them, as in
     ``rl.seed=${seed}``, is one to a setting of the experiment, and not to one of Hydra's."""
     typed: Any = OmegaConf.to_container(of_hydra.overrides.task, resolve=False)

@@ -52,5 +52,5 @@ def refuse_mixed_rows(
 def _settings_of_demo() -> dict[str, Any]:
     """The settings of rows in the demo's option, by path."""
     _, content = read_options("data")[DEMO]
-    rows = OmegaConf.to_container(OmegaConf.create(content["data"]), resolve=True)
-    return {f"data.{name}": value for name, value in dict(rows).items()}
+    rows: Any = OmegaConf.to_container(OmegaConf.create(content["data"]), resolve=True)
+    return {f"data.{name}": value for name, value in rows.items()}

@@ -932,6 +932,6 @@ def test_a_parquet_file_that_is_cut_off_is_not_to_be_renamed(tmp_path: Path) -> 
 
 
 def test_spaces_around_the_names_of_columns_are_pointed_out() -> None:
-    seen = [{"prompt": "q", " chosen": " yes", " rejected": " no"}]
+    seen: list[Mapping[str, Any]] = [{"prompt": "q", " chosen": " yes", " rejected": " no"}]
     said = undecided("rows.csv", [], seen, ["preference"])
     assert "the names ' chosen', ' rejected' of its columns begin or end with a space" in said

@@ -684,7 +684,7 @@ def test_a_model_that_this_user_may_not_read_is_told_with_the_remedy(closed: str
         model = model_for_plans(Path(folder, "model"))
         Path(model, closed).chmod(0)
         with not_as_root(), pytest.raises(PermissionError) as caught:
-            refuse_no_model(File(model))
+            refuse_no_model(File(str(model)))
         Path(model, closed).chmod(0o755)
     file = f"{model}/{closed if closed != '.' else 'config.json'}"
     said = f"{file}: Permission denied; let this user read it (chmod), or copy it"
