@@ -20,6 +20,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from steps.generation.slots import SlotEngine
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Sampled
 
@@ -96,6 +97,10 @@ class Lagged:
     earlier: Earlier
     thread: Executor
     _drawing: dict[int, Future[Sequence[Rollout]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(engine := self.sampled.engine, SlotEngine):
+            engine.replays = False  # while a forward is recorded, nobody may train in this process
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
         """As `Source.draw`."""

@@ -11,6 +11,7 @@ import pytest
 from online_bed import ASKED, even_share, log_of, rl, rollouts_of, run
 from tiny_models import folder_bytes, model_folder
 
+from steps.generation import slots
 from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
 from steps.models.config import LoraConfig, Quantization
@@ -247,6 +248,18 @@ def test_sampling_that_overlaps_with_training_changes_no_bit(
     run(policy, tmp_path, BEHIND, 4, thread=InTurn())
     assert weights(tmp_path) == weights(behind)
     assert log_of(tmp_path) == log_of(behind)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_forwards_are_replayed_only_where_nobody_trains_meanwhile(
+    lag: int, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a GPU has recorded one, no thread of the process may wait for it, or draw noise."""
+    made = []
+    monkeypatch.setattr(slots, "_REPLAYING", {"cpu"})
+    monkeypatch.setattr(slots, "Replays", lambda *given: made.append(given))
+    run(policy, tmp_path, replace(BEHIND, lag=lag), 2)
+    assert bool(made) == (lag == 0)
 
 
 def test_segments_and_replays_of_a_run_with_a_lag_are_one_run(
