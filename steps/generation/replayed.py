@@ -13,8 +13,9 @@ some mixtures of experts do, and such a model is never recorded.
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache as remembered
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ Replay = Callable[[], Tensor]
 class Replays:
     """The decoding forwards of one call of `sample`.
 
-    refused: why a forward of this model cannot be replayed; None if none was refused.
+    refused: whether this model has turned out to be one that cannot be replayed.
 
     Args:
         forward: reads a token of each row.
@@ -41,7 +42,7 @@ class Replays:
     cache: KeyValueCache
     forward: Forward
     slots: int
-    refused: str | None = None
+    refused: bool = False
     _kinds: dict[tuple[int, int], "_Kind"] = field(default_factory=dict)
 
     def rows(self, running: int) -> int:
@@ -53,7 +54,8 @@ class Replays:
 
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor | None:
         """The logits [rows, V] after the tokens `ids` at `positions`, int64 [rows] on the host.
-        The next call may overwrite them. None if `refused`."""
+        The next call may overwrite them. None if they cannot be replayed, or the memory for that is
+        missing, which another call of `sample` may have."""
         self.cache.resize(int(positions.max()) + 1)
         blocks = len(self.cache.blocks)
         self._kinds = {kind: own for kind, own in self._kinds.items() if kind[1] == blocks}
@@ -65,7 +67,7 @@ class Replays:
         try:
             return self._kinds[kind].logits(ids, positions)
         except RuntimeError as error:
-            self.refused = str(error)
+            self.refused = not isinstance(error, torch.OutOfMemoryError)
             self._kinds.clear()
             return None
 
@@ -89,7 +91,7 @@ class _Kind:
             with refusing_to_wait(self.ids.device):
                 return self._run()
         if self.replay is None:
-            self.replay = recorded(self._run)
+            self.replay = recorded(self._run, self.ids.device)
         return self.replay()
 
     def _run(self) -> Tensor:
@@ -112,16 +114,17 @@ def refusing_to_wait(device: torch.device) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def recorded(run: Replay) -> Replay:
-    """Record the kernels that `run` starts, without starting them; a function that starts all of
-    them, and returns the tensor that they fill.
+def recorded(run: Replay, device: torch.device) -> Replay:
+    """Record the kernels that `run` starts on a GPU, without starting them; a function that starts
+    all of them, and returns the tensor that they fill.
 
     Raises RuntimeError if `run` does something that cannot be recorded.
     """
     try:
-        graph, output = _record(run)
+        graph, output = _record(run, device)
     except RuntimeError:
-        _record(lambda: torch.zeros(1, device="cuda"))  # else random numbers stay in a recording
+        # Else random numbers stay in a recording.
+        _record(lambda: torch.zeros(1, device=device), device)
         raise
 
     def replay() -> Tensor:
@@ -131,18 +134,28 @@ def recorded(run: Replay) -> Replay:
     return replay
 
 
-def _record(run: Replay) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def _record(run: Replay, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     # `torch.cuda.graph` would also collect garbage, and empty the allocator's cache.
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), _without_garbage_collection():
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            output = run()
-        finally:
+    with torch.cuda.device(device):  # a thread may have another one, whose kernels were recorded
+        graph, stream = torch.cuda.CUDAGraph(), _stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), _without_garbage_collection():
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                output = run()
+            except BaseException:
+                with suppress(RuntimeError):  # which only follows from the error
+                    graph.capture_end()
+                raise
             graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(stream)
     return graph, output
+
+
+@remembered
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings: libraries keep memory for every stream that they have seen."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

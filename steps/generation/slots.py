@@ -234,7 +234,7 @@ class _Writing:
             inputs = self.running.last_tokens(self.replays.rows(running))
             if (logits := self.replays.logits(*inputs)) is not None:
                 return logits[:running]
-            self.engine.replays, self.replays = False, None
+            self.engine.replays, self.replays = not self.replays.refused, None
         ids, places = self.running.last_tokens(padded_rows(running))
         turn = Decode(self.cache, places)
         return self._logits(ids.to(device), places.to(device), turn)[:running]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def drawn(
 def test_replayed_forwards_draw_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[int] = []
 
-    def recorded(run: Run) -> Run:
+    def recorded(run: Run, device: torch.device) -> Run:
         kinds.append(len(kinds))
         return run  # which reads its inputs where they lie, as a graph does
 
@@ -57,7 +58,7 @@ def test_a_kind_has_one_place_for_the_inputs_of_all_its_forwards(
 ) -> None:
     outputs: dict[int, set[int]] = {}
 
-    def recorded(run: Run) -> Run:
+    def recorded(run: Run, device: torch.device) -> Run:
         first = run()  # a graph fills the tensor of its recording again
 
         def replay() -> Tensor:
@@ -74,7 +75,7 @@ def test_a_kind_has_one_place_for_the_inputs_of_all_its_forwards(
 
 @pytest.mark.parametrize("at", ["the first forward", "the recording"])
 def test_a_model_that_waits_is_read_without(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(run: Run) -> Run:
+    def refuse(run: Run, device: torch.device) -> Run:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     model = llama()
@@ -93,6 +94,43 @@ def test_a_model_that_waits_is_read_without(at: str, monkeypatch: pytest.MonkeyP
     engine.replays = True
     assert {(d.row, d.k): d for d in engine.sample(some_requests(), "w")} == wanted
     assert not engine.replays  # and does not try again
+
+
+def test_where_memory_was_missing_the_next_call_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(run: Run, device: torch.device) -> Run:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(replayed, "recorded", full)
+    engine = SlotEngine(llama(), "w", 50)
+    drawn_without = drawn(engine.model, some_requests(), replays=False)
+    engine.replays = True
+    with_memory_missing = {(d.row, d.k): d for d in engine.sample(some_requests(), "w")}
+    assert with_memory_missing == drawn_without
+    assert engine.replays
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_an_error_in_a_recording_is_told_and_not_what_follows_from_it(
+    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = MagicMock()
+    monkeypatch.setattr(torch, "cuda", gpu)  # which no test has
+    monkeypatch.setattr(torch, "zeros", MagicMock())
+    monkeypatch.setattr(replayed, "_stream", MagicMock())
+    broken, whole = MagicMock(), MagicMock()
+    broken.capture_end.side_effect = RuntimeError("the capture was invalidated")
+    gpu.CUDAGraph.side_effect = [broken, whole]
+
+    def run() -> Tensor:
+        raise fault
+
+    second = torch.device("cuda", 1)
+    with pytest.raises(fault):
+        replayed.recorded(run, second)
+    broken.capture_end.assert_called_once()
+    assert {call.args for call in gpu.device.call_args_list} == {(second,)}
 
 
 @pytest.mark.parametrize(("slots", "running", "rows"), [(256, 256, 256), (256, 129, 256)])
