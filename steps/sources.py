@@ -105,7 +105,8 @@ def data_at(path: str) -> File | Files:
 
 
 def _refuse_no_data(path: str) -> None:
-    """Refuse what is neither a path nor the URL of an object, and what lies in a closed folder."""
+    """Refuse what is neither a path nor the URL of an object, and files that cannot be found, as
+    their folder is closed. To read one file, nobody need list its folder."""
     if page := _DATA_PAGE.fullmatch(path):
         raise TemperError(
             f"{path} is a page of the Hub; use data.path=null data.hub={page[1]}, in Python "
@@ -117,7 +118,7 @@ def _refuse_no_data(path: str) -> None:
             f"{path}: there is no {scheme}://; name a file, or an object as in gs:// or s3://"
         )
     folder = path if os.path.isdir(path) else os.path.dirname(path)
-    right = os.R_OK | os.X_OK
+    right = os.X_OK if os.path.isfile(path) else os.R_OK | os.X_OK
     if os.path.isdir(folder) and not os.access(folder, right, effective_ids=_KNOWS_EFFECTIVE_IDS):
         raise TemperError(
             f"{path} cannot be read: this user may not list {folder}; let this user (chmod), or "

@@ -101,7 +101,7 @@ def open_objects(url: str, is_patient: bool = False) -> tuple["Objects", str]:
             f"store {url!r} is neither a path nor a URL: an address has two slashes, as in "
             f"gs://BUCKET/PATH or s3://BUCKET/PATH; a folder of that name is ./{url}"
         )
-    if bucketless := re.match("(gc?s|s3)://(/|$)", url):  # before a client looks for credentials
+    if bucketless := re.match("(gc?s|s3a?)://(/|$)", url):  # before a client looks for credentials
         raise TemperError(f"store {url!r} names no bucket, as in {bucketless[1]}://BUCKET/PATH")
     if re.match("gc?s://", url) and not is_patient:
         _require_gcs(url)

@@ -706,6 +706,10 @@ def test_a_folder_of_data_that_this_user_may_not_list_is_named() -> None:
             with not_as_root(), pytest.raises(TemperError) as caught:
                 data_at(str(path))
             require_message(str(caught.value), f"{path} cannot be read", "chmod")
+        (closed / "rows.jsonl").write_text("{}")
+        closed.chmod(0o711)  # a file may be read by its name
+        with not_as_root():
+            assert data_at(str(closed / "rows.jsonl")).identity()
         closed.chmod(0o755)
 
 
@@ -725,6 +729,7 @@ SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
     (["list", "--store", "gs://"], ["store 'gs://' names no bucket, as in gs://BUCKET"]),
     (["list", "--store", "gs:///path"], ["names no bucket"]),
+    (["list", "--store", "s3a://"], ["store 's3a://' names no bucket"]),
     (["list", "--store", "s3://"], ["store 's3://' names no bucket, as in s3://BUCKET"]),
     (["--store", "x", "list"], ["belongs after a command, as in: temper list --store PATH"]),
     (["recipes", "dpo"], ["temper run dpo --help explains its settings"]),
