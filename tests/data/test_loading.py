@@ -935,3 +935,5 @@ def test_spaces_around_the_names_of_columns_are_pointed_out() -> None:
     seen: list[Mapping[str, Any]] = [{"prompt": "q", " chosen": " yes", " rejected": " no"}]
     said = undecided("rows.csv", [], seen, ["preference"])
     assert "the names ' chosen', ' rejected' of its columns begin or end with a space" in said
+    said = undecided("rows.csv", ["preference", "chat"], seen, ["preference", "chat"])
+    assert "the first rows fit chat and preference" in said  # whatever another column is called

@@ -34,7 +34,7 @@ def undecided(
     listed = f"their fields: {', '.join(_shortened(name) for name in names) or 'none'}"
     if not found and any(len(name) > _LONGEST_NAME for name in names):
         return f"{cannot} ({listed}); a table's first line must name its columns"
-    if spaced := [name for name in names if name != name.strip()]:
+    if not found and (spaced := [name for name in names if name != name.strip()]):
         return (
             f"{cannot}: the names {', '.join(map(repr, spaced))} of its columns begin or end with "
             "a space; take the spaces out"
