@@ -79,6 +79,7 @@ def choose_engine(
     facts = _facts(model)
     if fault:
         return EngineChoice(AloneEngine(model, weights), "alone", True, fault, facts)
+    facts |= {"replays": True} if engine.replays else {}
     alone = [finished for request in tried for finished in engine.sample([request], weights)]
     invariant = sorted(map(_told, drawn)) == sorted(map(_told, alone))
     return EngineChoice(engine, "slots", invariant, facts=facts)
@@ -161,7 +162,7 @@ def _try_some(
     fault = rescaled_rotation(engine.model, longest.longest_sequence)
     # The rounding of a model of 16 bits could hide a fault.
     if fault is None:
-        in_float32, _ = found_in_float32(engine.model, lambda: _try(engine, tried))
+        in_float32, _ = found_in_float32(engine.model, lambda: _try_in_float32(engine, tried))
         fault = in_float32[0] if in_float32 else None
     fault, drawn = (fault, []) if fault else _try(engine, tried)
     return fault, tried, drawn
@@ -187,15 +188,32 @@ def _told(finished: Finished) -> str:
 
 def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
     """The fault of slots for these requests, or None; and the sampled completions."""
-    model = engine.model
     try:
-        drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
+        return _compared(engine, requests)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
         # A model may raise any error here; it can still be run in another way.
-        return _takes_no_slots(model, error), []
-    return _difference(model, list(zip(requests, drawn, strict=True))), drawn
+        return _takes_no_slots(engine.model, error), []
+
+
+def _try_in_float32(
+    engine: SlotEngine, requests: Sequence[Request]
+) -> tuple[str | None, list[Finished]]:
+    """As `_try`, for a model of 16 bits that computes in float32. It may lack an operation or the
+    memory there, which is no fault of slots: RuntimeError and MemoryError are raised."""
+    try:
+        return _compared(engine, requests)
+    except (RuntimeError, MemoryError):
+        raise
+    except Exception as error:
+        return _takes_no_slots(engine.model, error), []
+
+
+def _compared(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
+    """The difference between slots and the model's own forward, or None; and the completions."""
+    drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
+    return _difference(engine.model, list(zip(requests, drawn, strict=True))), drawn
 
 
 def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]]) -> str | None:

@@ -27,6 +27,9 @@ Forward = Callable[[Tensor, Tensor, Turn], Tensor]
 """Ids [rows], positions [rows] and a turn to logits [rows, V]."""
 Replay = Callable[[], Tensor]
 
+_broken: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose recording ended with an error: the allocator may still ask them about streams."""
+
 
 @dataclass(eq=False)
 class Replays:
@@ -146,6 +149,7 @@ def _record(run: Replay, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Te
             except BaseException:
                 with suppress(RuntimeError):  # which only follows from the error
                     graph.capture_end()
+                _broken.append(graph)
                 raise
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)

@@ -176,6 +176,13 @@ def test_slots_are_right_in_float32_too(architecture: str, name: str) -> None:
 
 
 @torch.no_grad()
+def test_an_operation_that_float32_lacks_is_no_fault_of_slots() -> None:
+    model = failing_in_float32(RuntimeError("no kernel for float32"))
+    assert choose_engine(model, REQUESTS).name == "slots"
+    assert choose_engine(failing_in_float32(MemoryError()), REQUESTS).name == "slots"
+
+
+@torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
 def test_layers_of_4_bits_compute_in_float32_for_the_comparison(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
