@@ -239,15 +239,18 @@ class FixedDecode(OneToken):
 
     def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
         super().__init__(cache, positions)
-        self._rows = torch.arange(len(positions), device=positions.device)
+        every = torch.arange(len(positions), device=positions.device)
+        # Of each block: which rows write to it, [rows, 1, 1], and a place in it for each row.
+        self._written: list[tuple[Tensor, tuple[Any, ...]]] = []
+        for number in range(len(self._blocks)):
+            place = positions - number * self._block
+            is_here = (place >= 0) & (place < self._block)
+            where = slice(None), every, place.clamp(0, self._block - 1)
+            self._written.append((is_here[:, None, None], where))
 
     def write(self, layers: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
         """As `OneToken.write`; rows of other blocks write to a block what it has there already."""
         new = torch.stack([key[0], value[0]]).transpose(1, 2)
-        for number, layer in enumerate(layers):
-            place = self._positions - number * self._block
-            is_here = (place >= 0) & (place < self._block)
-            where = self._rows, place.clamp(0, self._block - 1)
+        for layer, (is_here, where) in zip(layers, self._written, strict=True):
             by_place = layer.transpose(2, 3)  # [2, rows, B, heads, d]
-            kept = by_place[:, where[0], where[1]]
-            by_place[:, where[0], where[1]] = torch.where(is_here[:, None, None], new, kept)
+            by_place[where] = torch.where(is_here, new, by_place[where])

@@ -35,6 +35,9 @@ _TOKENS_TRIED = 16
 _TOKENS_BEFORE = 2
 """Tokens tried at the start if what is sampled is compared too: one from a prompt, one decoded."""
 
+_LACKING = (RuntimeError, MemoryError)
+"""What a model of 16 bits raises that lacks an operation, or the memory, to compute in float32."""
+
 
 @dataclass(frozen=True)
 class EngineChoice:
@@ -162,7 +165,7 @@ def _try_some(
     fault = rescaled_rotation(engine.model, longest.longest_sequence)
     # The rounding of a model of 16 bits could hide a fault.
     if fault is None:
-        in_float32, _ = found_in_float32(engine.model, lambda: _try_in_float32(engine, tried))
+        in_float32, _ = found_in_float32(engine.model, lambda: _try(engine, tried, _LACKING))
         fault = in_float32[0] if in_float32 else None
     fault, drawn = (fault, []) if fault else _try(engine, tried)
     return fault, tried, drawn
@@ -186,34 +189,25 @@ def _told(finished: Finished) -> str:
     return repr(asdict(finished))
 
 
-def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
-    """The fault of slots for these requests, or None; and the sampled completions."""
+def _try(
+    engine: SlotEngine,
+    requests: Sequence[Request],
+    raised: tuple[type[Exception], ...] = (torch.OutOfMemoryError, MemoryError),
+) -> tuple[str | None, list[Finished]]:
+    """The fault of slots for these requests, or None; and the sampled completions.
+
+    Args:
+        raised: errors that are no fault of slots.
+    """
+    model = engine.model
     try:
-        return _compared(engine, requests)
-    except (torch.OutOfMemoryError, MemoryError):
+        drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
+    except raised:
         raise
     except Exception as error:
         # A model may raise any error here; it can still be run in another way.
-        return _takes_no_slots(engine.model, error), []
-
-
-def _try_in_float32(
-    engine: SlotEngine, requests: Sequence[Request]
-) -> tuple[str | None, list[Finished]]:
-    """As `_try`, for a model of 16 bits that computes in float32. It may lack an operation or the
-    memory there, which is no fault of slots: RuntimeError and MemoryError are raised."""
-    try:
-        return _compared(engine, requests)
-    except (RuntimeError, MemoryError):
-        raise
-    except Exception as error:
-        return _takes_no_slots(engine.model, error), []
-
-
-def _compared(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
-    """The difference between slots and the model's own forward, or None; and the completions."""
-    drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
-    return _difference(engine.model, list(zip(requests, drawn, strict=True))), drawn
+        return _takes_no_slots(model, error), []
+    return _difference(model, list(zip(requests, drawn, strict=True))), drawn
 
 
 def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]]) -> str | None:

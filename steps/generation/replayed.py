@@ -83,14 +83,14 @@ class _Kind:
     cache: KeyValueCache
     ids: Tensor
     positions: Tensor
-    count: int = 0
+    was_tried: bool = False
     replay: Replay | None = None
 
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         self.ids.copy_(ids)
         self.positions.copy_(positions)
-        self.count += 1
-        if self.count == 1:
+        if not self.was_tried:
+            self.was_tried = True
             with refusing_to_wait(self.ids.device):
                 return self._run()
         if self.replay is None:

@@ -42,7 +42,6 @@ def import_pretrained(
             template.
     """
     where: dict[str, Any] = {"revision": revision} if revision else {}
-    own_code = {"trust_remote_code": False}
     quantized: dict[str, Any] = {}
     if source.endswith(".gguf"):
         where["gguf_file"] = Path(source).name
@@ -50,15 +49,15 @@ def import_pretrained(
         source = str(Path(source).parent)
     with _reading_once() if quantized else nullcontext():
         with _loading("tokenizer", source):
-            tokenizer = AutoTokenizer.from_pretrained(source, **where, **own_code)
+            tokenizer = AutoTokenizer.from_pretrained(source, **where, trust_remote_code=False)
         with _loading("model", source):
             model, found = _kind(source, where).from_pretrained(
                 source,
                 dtype=getattr(torch, dtype),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # which the next line refuses, and says which
+                trust_remote_code=False,
                 **where,
-                **own_code,
                 **quantized,
             )
     require_weights(
