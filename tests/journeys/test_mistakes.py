@@ -114,6 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "list.jsonl").write_text(json.dumps(PAIRS))
     (folder / "lists.jsonl").write_text("".join(f"{json.dumps([*p.values()])}\n" for p in PAIRS))
+    (folder / "lists.json").write_text(json.dumps([[*pair.values()] for pair in PAIRS]))
     (folder / "commas.jsonl").write_text("".join(f"{json.dumps(row)},\n" for row in PAIRS))
     (folder / "joined.jsonl").write_text(",\n".join(map(json.dumps, PAIRS)))
     (folder / "indented.jsonl").write_text("\n".join(json.dumps(row, indent=1) for row in PAIRS))
@@ -590,6 +591,7 @@ DATA: dict[str, list[str]] = {
     "notes.md": ["one of .jsonl"],
     "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
     "lists.jsonl": ["found a list, expected an object", "its rows are lists: write each as an"],
+    "lists.json": ["found a list, expected an object", "its rows are lists: write each as an"],
     "utf-16.jsonl": ["it is UTF-16: convert it"],
     "utf-16.csv": ["it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"],
     "json.parquet": ["it holds JSON: name it .jsonl"],
