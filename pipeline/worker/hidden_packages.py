@@ -156,9 +156,10 @@ class _Circumstances:
 
 
 def _is_of_library(finder: Any) -> bool:
-    """Whether a library installed a finder for its own modules."""
-    module = sys.modules.get(getattr(finder, "__module__", None) or "")
-    return in_library(getattr(module, "__file__", None) or "")
+    """Whether a library installed a finder for its own modules. The library may be hidden, so its
+    file is what the finder's own code says, and not ``sys.modules``."""
+    names = getattr(getattr(finder, "find_spec", None), "__globals__", {})
+    return in_library(names.get("__file__") or "")
 
 
 class _Finder:

@@ -300,6 +300,19 @@ def test_a_library_that_lists_folders_in_vain_is_imported_once(lab: Lab) -> None
     assert "nvidia/lib was made before heavy was imported" in lab.logs()
 
 
+def test_a_library_that_installs_a_finder_is_imported_once_with_those_after_it(lab: Lab) -> None:
+    with (lab.library / "__init__.py").open("a") as file:  # transformers does this
+        file.write("import sys\nclass Finder:\n    def find_spec(self, *_): return None\n")
+        file.write("sys.meta_path.append(Finder())\n")
+    light = LIBRARY.replace('"IMPORTS"]', '"IMPORTS"] + "-light"').partition("MODE")[0]
+    lab.library.with_name("light.py").write_text(light)
+    lab.write(PLAIN.replace("    import heavy\n", "    import heavy\n    import light\n"))
+    said = lab.run()
+    assert "begins again" not in lab.logs()
+    parents = {one["parent"] for one in said}
+    assert {*lab.importers} == {*lab.importers_of("light")} == parents
+
+
 @pytest.mark.attack
 def test_libraries_may_share_a_module_that_they_make_up(lab: Lab) -> None:
     shared = "import sys, types\nsys.modules.setdefault('made_up', types.ModuleType('made_up'))\n"
