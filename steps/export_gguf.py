@@ -19,5 +19,5 @@ def export_gguf(
     try:
         write_gguf(model.path, file, type, title)
     except ValueError as error:
-        raise TemperError(str(error)) from error
+        raise TemperError(f"{error}; leave this step out (export_gguf=null)") from error
     return {"bytes": file.stat().st_size, "type": str(type)}

@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from step_output import Folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
@@ -17,8 +18,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from pipeline import TemperError
 from steps.export.config import GgufType
 from steps.export.gguf_file import write_gguf
+from steps.export_gguf import export_gguf
 from steps.models.folders import load_model, save_model
 
 TEXTS = ["the cat sat", " on  the\tmat\n\n42!", "Grüße, 你好 <|im_start|>user", ""]
@@ -192,6 +195,16 @@ def test_a_model_that_the_file_cannot_hold_is_refused_by_name(
     with pytest.raises(ValueError, match=told):
         write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
     assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_user_whose_model_gguf_cannot_hold_is_told_that_the_run_is_whole_without_it(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "model", "gpt2")
+    write_tokenizer(tmp_path / "model")
+    step: Any = export_gguf
+    with pytest.raises(TemperError, match=r"gpt2 .*; leave this step out \(export_gguf=null\)"):
+        step.function(Folder(tmp_path / "out"), Folder(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
