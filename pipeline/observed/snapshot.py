@@ -20,8 +20,9 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
-from pipeline.code.modules import in_library, is_core
+from pipeline.code.modules import is_core
 from pipeline.errors import TemperError
+from pipeline.installed import in_library
 from pipeline.observed import marks, natives
 from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import MOST_MARKS, Observation
@@ -40,7 +41,6 @@ class Snapshot:
     def install(self) -> None:
         """Make this process import project code from here."""
         kept = _PLAIN
-        in_library(__file__)  # it may import modules itself, so call it once before the hook does
 
         def get_code(loader: SourceFileLoader, fullname: str) -> Any:
             path = loader.get_filename(fullname)
