@@ -1,4 +1,4 @@
-"""What is a project's code and what is not, as a script in a process of its own finds it."""
+"""A script in a process of its own, and what it finds around it: programs, libraries, streams."""
 
 import os
 import subprocess
@@ -34,11 +34,11 @@ class Script:
         (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / file).write_text(textwrap.dedent(text))
 
-    def run(self, path: str = "") -> tuple[str, bool]:
+    def run(self, path: str = "", redirections: str = "") -> tuple[str, bool]:
         """What the step saw, and whether it ran."""
         known = os.environ.get("PYTHONPATH", "")
         done = subprocess.run(
-            [sys.executable, "script.py"],
+            ["sh", "-c", f'exec "$0" script.py {redirections}', sys.executable],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, known]))},
             capture_output=True,
@@ -86,3 +86,8 @@ def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_no
     assert script.run(folder) == ("1", False)
     script.write("libraries/a_neighbour.py", "VALUE = 2\n")
     assert script.run(folder) == ("2", True)
+
+
+def test_a_program_without_standard_input_runs_its_steps(tmp_path: Path) -> None:
+    script = Script(tmp_path, "import os", "len(os.read(0, 1))")
+    assert script.run(redirections="<&-") == ("0", True)
