@@ -91,3 +91,21 @@ def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_no
 def test_a_program_without_standard_input_runs_its_steps(tmp_path: Path) -> None:
     script = Script(tmp_path, "import os", "len(os.read(0, 1))")
     assert script.run(redirections="<&-") == ("0", True)
+
+
+@pytest.mark.parametrize("name", ["folder/__main__.py", "train", "train.v2.py"])
+def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
+    tmp_path: Path, name: str
+) -> None:
+    script = Script(tmp_path, "import os", "0")
+    script.write(name, (tmp_path / "script.py").read_text())
+    done = subprocess.run(
+        [sys.executable, name.removesuffix("/__main__.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"look is defined in {Path(name).name}, which no worker can import" in done.stderr
+    assert "Traceback" not in done.stderr
