@@ -37,6 +37,7 @@ from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
 from pipeline.worker.hidden_packages import STARTED_WITH, Imported
+from pipeline.worker.known_models import models_known
 from pipeline.worker.warm_imports import (
     Choice,
     Traces,
@@ -69,7 +70,7 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         wanted = {**wanted, "functions": functions, "control": control.fileno()}
     packages = {package_of(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    with uncollected():
+    with uncollected(), models_known():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
         remember_unfit(unfit)
