@@ -15,7 +15,7 @@ import json, os, sys
 read = []
 sys.addaudithook(lambda event, of: read.append(str(of[0])) if event == "open" else None)
 from contextlib import nullcontext
-from pipeline.worker.known_models import models_known
+from pipeline.worker.libraries.known_models import models_known
 with models_known() if sys.argv[1] == "known" else nullcontext():
     import transformers, transformers.models, transformers.models.auto
 from transformers.utils import import_utils
@@ -73,7 +73,7 @@ searches = []
 SEARCH = """
 import json
 from pathlib import Path
-from pipeline.worker.known_models import models_known
+from pipeline.worker.libraries.known_models import models_known
 with models_known():
     from transformers.utils import import_utils
     models = Path(import_utils.__file__).parents[1] / "models"

@@ -31,7 +31,7 @@ from pipeline.code.modules import in_library, is_core
 from pipeline.observed.hook import witnessed
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
-from pipeline.worker.hidden_packages import Imported, noting
+from pipeline.worker.libraries.hidden_packages import Imported, noting
 
 _SIGNALS = sorted(signal.valid_signals())
 _INTERPRETER = 100
