@@ -27,6 +27,7 @@ from types import FrameType
 
 from pipeline.errors import TemperError
 from pipeline.extras import how_to_install, is_extra
+from pipeline.libraries import in_library
 from pipeline.misused import SHIPPED, explained
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,7 +113,7 @@ def _is_met_by_temper(error: BaseException) -> bool:
 
 def _is_library(frame: FrameType) -> bool:
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return package in sys.stdlib_module_names or "site-packages" in frame.f_code.co_filename
+    return package in sys.stdlib_module_names or in_library(frame.f_code.co_filename)
 
 
 def _raising_frame(error: BaseException) -> FrameType | None:

@@ -8,24 +8,21 @@ not project code: it counts as a library.
 """
 
 import importlib.util
-import os
 import pkgutil
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import blake3
 
 from pipeline.code.source import Module, read_module
 from pipeline.errors import TemperError
+from pipeline.libraries import in_library
 
 _CORE = __name__.partition(".")[0]
-SHIPPED_STEPS = str(Path(__file__).parents[2] / "steps")
-"""The package of the shipped steps, which is installed or checked out together with the core."""
 
 
 class Modules:
@@ -192,23 +189,3 @@ def _spec_in(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = portions
     return spec
-
-
-@lru_cache(maxsize=4096)
-def in_library(file: str) -> bool:
-    """Whether a file belongs to the interpreter or to an installed package."""
-    if file.startswith(f"{SHIPPED_STEPS}{os.sep}"):
-        return False
-    path = PurePath(file)
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
-        path.is_relative_to(folder) for folder in _library_folders()
-    )
-
-
-@cache
-def _library_folders() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(sysconfig.get_path(name) for name in names)
-
-
-_library_folders()  # now: inside the import hook, sysconfig would import its data half-initialised

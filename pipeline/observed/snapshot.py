@@ -20,8 +20,9 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
-from pipeline.code.modules import in_library, is_core
+from pipeline.code.modules import is_core
 from pipeline.errors import TemperError
+from pipeline.libraries import in_library
 from pipeline.observed import marks, natives
 from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import MOST_MARKS, Observation

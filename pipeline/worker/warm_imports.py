@@ -27,7 +27,8 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.code import shelf
-from pipeline.code.modules import in_library, is_core
+from pipeline.code.modules import is_core
+from pipeline.libraries import in_library
 from pipeline.observed.hook import witnessed
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
