@@ -23,8 +23,8 @@ demo: $(VENV)/installed  ## the main job: DPO on real preference pairs with a re
 arithmetic: $(VENV)/installed  ## the verifiable experiment: does the preference signal transfer?
 	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
 
-test: $(VENV)/with-dev  ## all tests; half of the slow ones mostly wait
-	$(BIN)/python -m pytest -m "not attack" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/with-dev  ## all tests; a third of their time, they wait
+	$(BIN)/python -m pytest -m "not attack" --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract or a mask, and long tests: many minutes
 	$(BIN)/python -m pytest --hypothesis-profile=attack tests/contract tests/fuzz tests/tokens/test_masks.py $(ARGS)

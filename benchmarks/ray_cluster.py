@@ -128,7 +128,7 @@ def _start_head(
         *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)),
         # the default is one fixed port, for all clusters of a machine
         *("--ray-client-server-port", str(free_port())),
-        *("--temp-dir", str(folder / f"r{number}")),
+        *("--no-monitor", "--temp-dir", str(folder / f"r{number}")),  # nothing adds nodes
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     with open(folder / f"{name}.out", "wb") as log:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
-        command += ["--node-ip-address", "127.0.0.1"]
+        command += ["--node-ip-address", "127.0.0.1", "--include-log-monitor", "false"]
         # by default one fixed port: where another node has it, Ray starts without what takes jobs
         command += ["--dashboard-agent-listen-port", "0"]
         return subprocess.Popen(

@@ -14,10 +14,11 @@ Authors import what they need from here. The rooms, from the author to the machi
 - ``configs``: where configs come from, and the meaning of each setting.
 - Below all of them: ``errors``; ``foreseen``, which decides which exceptions are messages for
   users, ``misused``, which explains some of Python's, and ``uncaught``, which shows these;
-  ``extras``, optional packages; ``processes``, whether one exists; ``redaction`` of secrets;
-  ``references`` to definitions that a worker imports, and ``cells``, which writes the definitions
-  of a notebook to a module; ``taken_names``, for a user's file with the name of one of our
-  packages; ``text`` and ``html``, which format text.
+  ``extras``, optional packages; ``installed``, which tells libraries from a project's code;
+  ``processes``, whether one exists; ``redaction`` of secrets; ``references`` to definitions that a
+  worker imports, and ``cells``, which writes the definitions of a notebook to a module;
+  ``taken_names``, for a user's file with the name of one of our packages; ``text`` and ``html``,
+  which format text.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
 ``docs/architecture.md`` has the picture. Begin with ``dag.step``.

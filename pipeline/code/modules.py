@@ -8,24 +8,23 @@ not project code: it counts as a library.
 """
 
 import importlib.util
-import os
 import pkgutil
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import blake3
 
 from pipeline.code.source import Module, read_module
 from pipeline.errors import TemperError
+from pipeline.installed import in_library
 
 _CORE = __name__.partition(".")[0]
-SHIPPED_STEPS = str(Path(__file__).parents[2] / "steps")
-"""The package of the shipped steps, which is installed or checked out together with the core."""
+_PROGRAMS = ("__main__", "__mp_main__")
+"""The program of a process: a planner's is another than a worker's, so it is no code of a step."""
 
 
 class Modules:
@@ -156,6 +155,8 @@ def _read(name: str, place: _Place) -> _File:
 
 def _found(name: str, place_of: Callable[[str], _Place | None]) -> _Place | None:
     """The location where the import system would find a module, without importing its package."""
+    if name in _PROGRAMS:
+        return None
     imported = sys.modules.get(name)
     parent, _, _ = name.rpartition(".")
     try:
@@ -192,23 +193,3 @@ def _spec_in(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = portions
     return spec
-
-
-@lru_cache(maxsize=4096)
-def in_library(file: str) -> bool:
-    """Whether a file belongs to the interpreter or to an installed package."""
-    if file.startswith(f"{SHIPPED_STEPS}{os.sep}"):
-        return False
-    path = PurePath(file)
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
-        path.is_relative_to(folder) for folder in _library_folders()
-    )
-
-
-@cache
-def _library_folders() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(sysconfig.get_path(name) for name in names)
-
-
-_library_folders()  # now: inside the import hook, sysconfig would import its data half-initialised

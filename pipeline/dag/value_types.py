@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import TemperError
+from pipeline.installed import in_library
 from pipeline.misused import undecorated
 from pipeline.references import reference_to
 
@@ -113,8 +114,6 @@ def name_in_key(cls: type, home: str = "") -> str:
 
 def is_of_library(cls: type) -> bool:
     """Whether a class belongs to an installed package or to Python."""
-    from pipeline.code.modules import in_library  # imported late, since `code` uses this room
-
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ != "__main__" and (file is None or in_library(file))
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.code import Closure
-from pipeline.code.modules import SHIPPED_STEPS, in_library
 from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
+from pipeline.installed import SHIPPED_STEPS, in_library
 from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
 from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.hook import unobserved

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from pipeline.code.modules import in_library, is_core
+from pipeline.code.modules import is_core
 from pipeline.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
+from pipeline.installed import in_library
 from pipeline.text import cut
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"

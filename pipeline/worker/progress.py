@@ -16,8 +16,8 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
-from pipeline.code.modules import in_library
 from pipeline.dag.step import Metrics
+from pipeline.installed import folder_of_packages, in_library
 from pipeline.store.layout import Store
 from pipeline.wire.spec import StepSpec
 
@@ -25,7 +25,6 @@ PROGRESS_SECONDS, REMOTE_PROGRESS_SECONDS = 0.3, 5.0
 SILENCE_SECONDS = 2.0
 """After so long without progress, the step's place in the code is written."""
 _CORE = __name__.partition(".")[0]
-_LIBRARIES = ("site-packages", "dist-packages")
 
 
 class ProgressWriter:
@@ -119,6 +118,5 @@ def _function(code: CodeType) -> str:
 
 def _package(file: str) -> str:
     """The installed package that a file belongs to; empty for the standard library."""
-    parts = file.replace("\\", "/").split("/")
-    after = [parts[i + 1] for i, part in enumerate(parts[:-1]) if part in _LIBRARIES]
-    return after[-1].removesuffix(".py") if after else ""
+    folder = folder_of_packages(file)
+    return file.removeprefix(folder).partition("/")[0].removesuffix(".py") if folder else ""

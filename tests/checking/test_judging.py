@@ -13,8 +13,9 @@ from typing import ClassVar
 
 import pytest
 from places import REPOSITORY, SUPPORT_PATH
-from waiting import is_running, wait_until
+from waiting import HANGS_SECONDS, is_running, wait_until
 
+from steps.checking import judges as judges_module
 from steps.checking.boxed import Boxed
 from steps.checking.checkers import CHECKERS
 from steps.checking.code import Code
@@ -233,12 +234,10 @@ class Unnormalised(Judgement):
     reward: ClassVar[float] = float("nan")  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict(
-    tmp_path: Path,
-) -> None:
-    texts = ["right", "die", "wrong", "hang", "right", "raise", "nothing", "fork", "text"]
+def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict() -> None:
+    texts = ["right", "die", "wrong", "right", "raise", "nothing", "fork", "text"]
     texts += ["endless", "unnormalised", *["right", "wrong"] * 20]
-    with Judges(Scripted(str(tmp_path / "hung")), 2, time_limit=30) as judges:
+    with Judges(Scripted(), 2, time_limit=HANGS_SECONDS) as judges:
         found = judges.judge([Answered(text) for text in texts])
         assert judges.judge([]) == []
         assert judges.judge([Answered("right")]) == [Judgement(RIGHT)]
@@ -247,20 +246,21 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict(
     reasons = {text: one.reason for text, one in zip(texts, found, strict=True)}
     assert Judgement(NONE, "half a character: \ud800").reason == "half a character: ?"
     assert reasons["die"] == "the checker's process ended (exit status 7)"
-    assert reasons["hang"] == "no verdict within 30 s"
     assert reasons["raise"] == "KeyError: 'no such thing'"
     assert reasons["nothing"] == "the checker returned None, no judgement"
     assert reasons["text"] == "ValueError: a checker judges 'no', which is neither right nor wrong"
     assert reasons["endless"].startswith("ValueError: grade must be finite")
     assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
-    assert not is_running(int((tmp_path / "hung").read_text()))
 
 
 @dataclass(frozen=True)
 class Disturbing(Checker):
-    """Writes what the text says into the pipe through which its verdicts go."""
+    """Does to the pipe through which its verdicts go what the text says. A process that leaves it
+    open, and says no more, writes its id to `journal` first."""
 
     name: ClassVar[str] = "disturbing"
+
+    journal: str = ""
 
     def check(self, answered: Answered) -> Judgement:
         sockets = [
@@ -282,21 +282,65 @@ class Disturbing(Checker):
                 os.close(fd)
         if answered.text == "orphan" and os.fork():
             os._exit(3)
+        if answered.text in {"a part", "orphan"}:
+            Path(self.journal).write_text(str(os.getpid()))
         if answered.text in {"a part", "close", "orphan"}:
             time.sleep(3600)
         return judged(answered.text == "right")
 
 
 def test_what_a_checker_does_to_its_pipe_costs_one_verdict() -> None:
-    """Whatever it writes there, closes or leaves open, nobody waits longer than a verdict may take,
-    and no completion gets the verdict of another."""
-    faults = ["garbage", "a few bytes", "a part", "a huge size", "an object", "close", "orphan"]
+    """Whatever it writes there, closes or leaves open, nobody waits for it, and no completion gets
+    the verdict of another."""
+    faults = ["garbage", "a few bytes", "a huge size", "an object", "close"]
     texts = [text for fault in faults for text in (fault, "right", "wrong")]
-    with Judges(Disturbing(), 3, time_limit=20) as judges:  # three wait for their end at once
+    with Judges(Disturbing(), 3, time_limit=HANGS_SECONDS) as judges:
         found = judges.judge([Answered(text) for text in texts])
     expected = {"right": RIGHT, "wrong": WRONG}
     assert [one.verdict for one in found] == [expected.get(text, NONE) for text in texts]
     assert all(one.reason for one in found if one.verdict is NONE)
+
+
+class ClockOfAHang:
+    """Takes the place of `time` for the processes of a checker: seconds pass only while the process
+    whose id the journal holds is there. So no other runs out of time, however slow the machine."""
+
+    def __init__(self, journal: Path):
+        self.journal = journal
+        self.passed, self.before = 0.0, time.monotonic()
+
+    def monotonic(self) -> float:
+        now = time.monotonic()
+        if self.journal.exists() and is_running(int(self.journal.read_text() or 0)):
+            self.passed += now - self.before
+        self.before = now
+        return self.passed
+
+
+@pytest.mark.parametrize(
+    ("checker", "hang", "reason"),
+    [
+        (Scripted, "hang", "no verdict within 0.5 s"),
+        (Disturbing, "a part", "no verdict within 0.5 s"),
+        (Disturbing, "orphan", "the checker's process ended (exit status 3)"),
+    ],
+    ids=["it hangs", "it sends a part", "it ends and leaves a process"],
+)
+def test_a_checker_that_says_no_more_costs_one_verdict_and_the_time_that_one_may_take(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checker: type[Scripted | Disturbing],
+    hang: str,
+    reason: str,
+) -> None:
+    journal = tmp_path / "hung"
+    monkeypatch.setattr(judges_module, "time", ClockOfAHang(journal))
+    texts = ["right", hang, "wrong", "right"]
+    with Judges(checker(str(journal)), time_limit=0.5) as judges:
+        found = judges.judge([Answered(text) for text in texts])
+    none = Judgement(NONE, reason)
+    assert found == [Judgement(RIGHT), none, Judgement(WRONG), Judgement(RIGHT)]
+    assert not is_running(int(journal.read_text()))
 
 
 def test_a_regular_expression_without_end_is_no_verdict() -> None:

@@ -177,8 +177,8 @@ def test_of_two_ranks_that_fail_the_first_is_named_and_a_silent_one_before_it(
     assert _first_failure(tmp_path, range(3), 1).message == "rank 1: no data"
 
 
-@pytest.mark.attack  # training over ranks, in tests/worker, goes on alike after the kill of one
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")  # their ranks are processes of torchrun's as ever
 def test_after_a_rank_is_killed_all_begin_again_from_their_scratch(
     store: Store, journal: str, console: Console
 ) -> None:

@@ -137,7 +137,10 @@ def lab(tmp_path: Path) -> Lab:
 def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh_workers(
     lab: Lab,
 ) -> None:
-    (lab.library / "__init__.py").write_text(LIBRARY + "print('heavy is old', flush=True)\n")
+    (lab.library / "__init__.py").write_text(
+        LIBRARY + "import numpy.random\nprint('heavy is old', flush=True)\n"
+    )
+    lab.write(PLAIN.replace("draw=", "numbers=heavy.numpy.random.random(), draw="))
 
     def lasting(said: dict[str, Any]) -> Any:
         return said["digest"], said["discovered"], said["mode"]
@@ -148,7 +151,7 @@ def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh
     assert len({said["pid"] for said in warm} - {importer}) == 3
     # a worker finds what it would find in a fresh interpreter
     assert all(said["hidden"] and said["part"] for said in warm)
-    assert len({said["draw"] for said in warm}) == 3
+    assert len({said["draw"] for said in warm}) == len({said["numbers"] for said in warm}) == 3
     # and what the import printed is in the log of every worker
     assert lab.logs().count("heavy is old") == 3
     fresh = lab.run("fresh")

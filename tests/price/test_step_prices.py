@@ -21,7 +21,7 @@ import steps
 from pipeline import File
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
-from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made
+from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made, Sizes
 from steps.evaluation.config import EvaluateConfig
 from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
@@ -109,6 +109,31 @@ def dpo(config: DpoConfig, hardware: Hardware) -> Call:
     sizes = {policy.fingerprint: model_sizes.of_config(LLAMA), tokens.fingerprint: PAIRS}
     arguments = {"policy": policy, "tokens": tokens, "config": config}
     return Call(arguments, lambda value: sizes[value.fingerprint], hardware)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "row"),
+    [
+        (of_rows.CHOSEN_PAIRS, {"prompt": 20.0, "chosen": 5.0, "rejected": 5.0}),
+        (of_rows.CHOSEN_DEMONSTRATIONS, {"total": 25.0}),
+    ],
+    ids=["pairs", "demonstrations"],
+)
+def test_of_rollouts_at_most_one_row_a_prompt_is_chosen(
+    chosen: Estimator, row: dict[str, float]
+) -> None:
+    def foreseen(drawn: Sizes) -> Foreseen:
+        return chosen.foresee(Call({"rollouts": write_rows(1)}, lambda _: drawn, Hardware()))
+
+    of_100, of_200 = (
+        foreseen({"prompts": prompts, "prompt": 20.0, "completion": 5.0})
+        for prompts in (100.0, 200.0)
+    )
+    assert {name: of_100.sizes[name] for name in ("rows", *row)} == {"rows": 100.0, **row}
+    assert 0 < of_100.sizes["bytes"] < of_200.sizes["bytes"] < 2 * of_100.sizes["bytes"]
+    assert of_100.seconds is not None
+    assert of_100.memory is not None
+    assert foreseen({}) == Foreseen()  # nobody knows how many are drawn
 
 
 def test_what_eight_gpus_need_is_said_before_anyone_rents_them() -> None:

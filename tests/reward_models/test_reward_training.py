@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from steps.reward_models.reward_scores import score_pairs
 from steps.reward_models.reward_training import run_reward_training
 from steps.training.config import OptimizerConfig, Schedule
 from steps.training.schedule import batch_indices
+from steps.views import open_model
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 CONFIG = RewardConfig(batch_size=4, epochs=4, tokens_per_forward=64, optimizer=FAST)
@@ -83,6 +85,16 @@ def test_transformers_loads_the_folder_and_scores_alike(init: Path, tmp_path: Pa
         theirs = [model(input_ids=torch.tensor([ids])).logits.item() for ids in sequences(records)]
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert max(ours) - min(ours) > 0.5
+
+
+def test_load_gives_a_model_with_the_head_that_its_folder_says(init: Path, tmp_path: Path) -> None:
+    trained(init, tmp_path)
+    heads = []
+    for folder in (shutil.copytree(init, tmp_path / "policy"), tmp_path / "model"):
+        word_tokenizer().save_pretrained(folder)
+        model, _ = open_model(folder)
+        heads.append(type(model).__name__.removeprefix("Llama"))
+    assert heads == ["ForCausalLM", "ForSequenceClassification"]
 
 
 def test_training_follows_trl_s_formula_in_padded_batches_of_transformers(tmp_path: Path) -> None:
