@@ -14,7 +14,7 @@ Authors import what they need from here. The rooms, from the author to the machi
 - ``configs``: where configs come from, and the meaning of each setting.
 - Below all of them: ``errors``; ``foreseen``, which decides which exceptions are messages for
   users, ``misused``, which explains some of Python's, and ``uncaught``, which shows these;
-  ``extras``, optional packages; ``libraries``, which tells their files from a project's;
+  ``extras``, optional packages; ``installed``, which tells libraries from a project's code;
   ``processes``, whether one exists; ``redaction`` of secrets; ``references`` to definitions that a
   worker imports, and ``cells``, which writes the definitions of a notebook to a module;
   ``taken_names``, for a user's file with the name of one of our packages; ``text`` and ``html``,

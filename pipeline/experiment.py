@@ -386,7 +386,7 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
     if not of_hydra.searchpath:  # folders of the user's own
         with _searching(folder):
             refuse_missing_options(_typed(of_hydra), options)
-    refuse_mixed_rows(cfg, options, folder)
+    refuse_mixed_rows(cfg, options, folder, of_hydra.overrides.task)
     return to_dataclass(cfg)
 
 

@@ -27,7 +27,7 @@ from types import FrameType
 
 from pipeline.errors import TemperError
 from pipeline.extras import how_to_install, is_extra
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 from pipeline.misused import SHIPPED, explained
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +73,7 @@ def message_of(
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"
     if isinstance(error, PermissionError) and error.filename and _is_met_by_temper(error):
-        return f"{error.filename}: {error.strerror}; let this user read it (chmod), or copy it"
+        return f"{error.filename}: {error.strerror}; {_permit(Path(os.fsdecode(error.filename)))}"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)
@@ -101,6 +101,23 @@ def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     while place is not None:
         yield place.tb_frame, place.tb_lineno
         place = place.tb_next
+
+
+def _permit(file: Path) -> str:
+    """What permits an access that was refused. It was for reading, unless the user may read the
+    file, or could see that there is none."""
+    is_there = _may(file, os.F_OK)
+    if not _may(file, os.R_OK) and (is_there or not _may(file.parent, os.X_OK)):
+        return "let this user read it (chmod), or copy it"
+    place = "it" if is_there else f"in {file.parent}"
+    return f"let this user write {place} (chmod), or name another folder"
+
+
+def _may(file: Path, mode: int) -> bool:
+    try:
+        return os.access(file, mode, effective_ids=os.access in os.supports_effective_ids)
+    except OSError:  # a name that is too long
+        return False
 
 
 def _is_met_by_temper(error: BaseException) -> bool:

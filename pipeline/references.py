@@ -40,14 +40,25 @@ def _script_module(qualname: str) -> str:
     ``__main__``."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None:
+    if spec is not None and spec.name != "__main__":
         return spec.name
     if cells.are_known():
         return cells.MODULE
     file = getattr(main, "__file__", None)
-    if file is None or not Path(file).is_file():  # a prompt, or standard input
+    if spec is None and (file is None or not Path(file).is_file()):  # a prompt, or standard input
         raise interactive(qualname)
-    return Path(file).stem
+    return _importable(Path(str(file)), qualname)
+
+
+def _importable(script: Path, qualname: str) -> str:
+    """The name by which a script's file is imported. Raise `TemperError` if there is none."""
+    if script.suffix == ".py" and "." not in script.stem and script.stem != "__main__":
+        return script.stem
+    name = qualname.partition(".")[0]
+    raise TemperError(
+        f"{name} is defined in {script.name}, which no worker can import under that name; give the "
+        f"file a name such as my_steps.py, or put {name} into one and import it from there"
+    )
 
 
 def interactive(name: str) -> TemperError:

@@ -25,7 +25,7 @@ from pipeline.dag.artifact import Artifact, Kind
 from pipeline.dag.canonical import Json, identity, resolve_reference
 from pipeline.dag.step import StepFunction
 from pipeline.errors import TemperError
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 from pipeline.observed.discovery import Home, home_of
 from pipeline.store.kinds import as_kind, is_known
 from pipeline.store.layout import Store

@@ -20,9 +20,11 @@ import blake3
 
 from pipeline.code.source import Module, read_module
 from pipeline.errors import TemperError
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 
 _CORE = __name__.partition(".")[0]
+_PROGRAMS = ("__main__", "__mp_main__")
+"""The program of a process: a planner's is another than a worker's, so it is no code of a step."""
 
 
 class Modules:
@@ -153,6 +155,8 @@ def _read(name: str, place: _Place) -> _File:
 
 def _found(name: str, place_of: Callable[[str], _Place | None]) -> _Place | None:
     """The location where the import system would find a module, without importing its package."""
+    if name in _PROGRAMS:
+        return None
     imported = sys.modules.get(name)
     parent, _, _ = name.rpartition(".")
     try:

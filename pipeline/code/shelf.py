@@ -99,11 +99,10 @@ def cache_folder() -> Path:
 _folder = cache(cache_folder)
 
 
-def version_of(*patterns: str) -> str:
-    """A digest of the modules of this room whose paths match, so that results of another version of
+def version_of(*patterns: str, room: Path = Path(__file__).parent) -> str:
+    """A digest of the modules of a room whose paths match, so that results of another version of
     them are ignored. Call it at import time: later, the files may have changed."""
     hasher = blake3.blake3()
-    room = Path(__file__).parent
     for file in sorted(file for pattern in patterns for file in room.glob(pattern)):
         with suppress(OSError):
             hasher.update(file.read_bytes())

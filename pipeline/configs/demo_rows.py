@@ -4,7 +4,7 @@ A setting replaces one value of an option. So ``data.path=FILE`` alone would lea
 of the demo, and its limit of rows, which the user has never asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ DEMO = "house_style"
 
 
 def refuse_mixed_rows(
-    config: DictConfig, choices: Mapping[str, Any], folder: Path | None = None
+    config: DictConfig,
+    choices: Mapping[str, Any],
+    folder: Path | None = None,
+    typed: Sequence[str] = (),
 ) -> None:
     """Refuse a config that has chosen the demo's rows, names others, and has still one of the
     demo's settings of rows.
 
     Args:
         choices: the chosen options by group.
+        typed: the user's own settings, as in ``data.max_train=24``, whatever the demo's are.
         folder: the folder of the experiment's config, which may have an option of that name.
 
     Raises:
@@ -35,7 +39,12 @@ def refuse_mixed_rows(
     if choices.get("data") != DEMO or not is_of_temper:
         return
     of_demo = _settings_of_demo()
-    left = [name for name, value in of_demo.items() if OmegaConf.select(config, name) == value]
+    own_values = {setting.partition("=")[0].lstrip("+") for setting in typed}
+    left = [
+        name
+        for name, value in of_demo.items()
+        if name not in own_values and OmegaConf.select(config, name) == value
+    ]
     if "data.path" in left or not left:
         return
     path = OmegaConf.select(config, "data.path")

@@ -287,9 +287,27 @@ def _commit_of(kind: str, repo: str, revision: str) -> str:
     except Exception as error:  # the Hub's and its HTTP library's errors have no common base
         raise TemperError(
             f"cannot find out which commit the {kind} {repo} has at revision {revision!r} "
-            f"({_one_line(error)}); give the full 40-digit commit as its revision"
+            f"({_reason_and_remedy(error, kind)}"
         ) from error
     return commit
+
+
+def _reason_and_remedy(error: Exception, kind: str) -> str:
+    """Why the Hub named no commit, and behind the parenthesis what to do."""
+    from huggingface_hub import errors
+
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    if isinstance(error, errors.HFValidationError):
+        return f"that is no name of a {kind}); name it as OWNER/NAME"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the Hub knows no such revision); name a branch, a tag or a commit of it"
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):
+        known = (
+            "does not give it to you" if status == 403 else "knows none of that name, or hides it"
+        )
+        return f"the Hub {known}); check the name, ask for access on its page, or log in: hf auth login"
+    return f"{_one_line(error)}); try again, or give the full 40-digit commit as its revision"
 
 
 def _remedy(error: Exception, url: str) -> str:

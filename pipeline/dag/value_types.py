@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import TemperError
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 from pipeline.misused import undecorated
 from pipeline.references import reference_to
 

@@ -30,7 +30,7 @@ from pipeline.code import Closure, digests_of
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.errors import TemperError
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules, working_folder
 from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of

@@ -15,6 +15,7 @@ import ast
 import builtins
 import mmap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 _COMPILERS = frozenset({"numba"})
 """Libraries that compile byte code and cannot compile a mark."""
@@ -58,8 +59,8 @@ def is_for_a_compiler(tree: ast.Module, content: bytes) -> bool:
     return False
 
 
-def mark(functions: Sequence[tuple[str, _Function]], name: str, numbers: Sequence[int]) -> None:
-    """Insert a mark into each function."""
+def mark(functions: Sequence[tuple[str, _Function]], name: str, numbers: Sequence[Any]) -> None:
+    """Insert a mark into each function, with a number or what stands for it."""
     for (_, function), number in zip(functions, numbers, strict=True):
         has_docstring = ast.get_docstring(function, clean=False) is not None
         place = min(int(has_docstring), len(function.body) - 1)

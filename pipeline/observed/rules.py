@@ -15,12 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.libraries import FOLDERS
+from pipeline.installed import folder_of_packages
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
 """In paths that Python and installers write below a project, from what the project itself holds."""
-_LIBRARIES = tuple(f"/{name}/" for name in FOLDERS)
 _TEMPORARY = ("/tmp", "/var/tmp")
 _CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
 _ENDS_OF_CACHES = ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
@@ -56,8 +55,7 @@ class Rules:
         longest = 0
         if below.startswith(self.others):  # a fast check, which decides most paths
             longest = max(len(other) for other in self.others if below.startswith(other))
-        for name in _LIBRARIES:
-            longest = max(longest, below.rfind(name) + len(name) if name in below else 0)
+        longest = max(longest, len(folder_of_packages(path)))
         return longest == 0 or self._root(below) > longest
 
     def is_project(self, path: str) -> bool:

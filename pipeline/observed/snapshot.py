@@ -7,10 +7,10 @@ once. The compiled code carries marks (:mod:`pipeline.observed.marks`), and late
 (``inspect``, tracebacks) get the same bytes.
 
 Compiled files in ``__pycache__`` are not used: Python considers one as current if size and time in
-whole seconds match, which may be so even after an edit.
+whole seconds match, which may be so even after an edit. :mod:`pipeline.observed.marked_code` caches
+code by the content of the file.
 """
 
-import ast
 import importlib.util
 import io
 import linecache
@@ -22,9 +22,9 @@ from typing import Any
 
 from pipeline.code.modules import is_core
 from pipeline.errors import TemperError
-from pipeline.libraries import in_library
-from pipeline.observed import marks, natives
+from pipeline.installed import in_library
 from pipeline.observed.hook import unobserved
+from pipeline.observed.marked_code import compiled
 from pipeline.observed.observation import MOST_MARKS, Observation
 
 _PLAIN = SourceFileLoader.get_code
@@ -41,7 +41,6 @@ class Snapshot:
     def install(self) -> None:
         """Make this process import project code from here."""
         kept = _PLAIN
-        in_library(__file__)  # it may import modules itself, so call it once before the hook does
 
         def get_code(loader: SourceFileLoader, fullname: str) -> Any:
             path = loader.get_filename(fullname)
@@ -90,16 +89,11 @@ class Snapshot:
         return self._loaded[path]
 
     def _marked(self, module: str, path: str, content: bytes, loader: SourceFileLoader) -> CodeType:
-        tree = ast.parse(content, path)
-        functions = marks.functions(tree)
-        names = None if marks.is_for_a_compiler(tree, content) else [unit for unit, _ in functions]
-        first = self._observation.add_module(module, path, content, names)
-        if names and first + len(names) > MOST_MARKS:
+        code = compiled(path, content, loader)
+        first = self._observation.add_module(module, path, content, code.units)
+        if code.units and first + len(code.units) > MOST_MARKS:
             raise ValueError("there are more functions than marks")
-        if names is not None:
-            marks.mark(functions, self._observation.mark, range(first, first + len(names)))
-            natives.mark(tree, content, self._observation.look)
-        return loader.source_to_code(tree, path)  # type: ignore[arg-type]
+        return code.placed(self._observation.mark, self._observation.look, first)
 
 
 def _show(path: str, content: bytes) -> None:

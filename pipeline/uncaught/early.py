@@ -1,9 +1,11 @@
-"""One line instead of a traceback for Ctrl-C in the first moments of a program.
+"""What a program does first: one line instead of a traceback for Ctrl-C in its first moments, and
+three open streams.
 
-``pipeline`` imports this module before any other, so that the hook is in place early; therefore
-this module imports next to nothing. :mod:`pipeline.uncaught.excepthook` replaces the hook.
+``pipeline`` imports this module before any other, so that this happens early; therefore this module
+imports next to nothing. :mod:`pipeline.uncaught.excepthook` replaces the hook.
 """
 
+import os
 import sys
 from types import TracebackType
 
@@ -11,7 +13,9 @@ STOPPED = "stopped; run the same command again to go on"
 
 
 def install() -> None:
-    """Install the hook for uncaught exceptions, unless another tool has installed one."""
+    """Install the hook for uncaught exceptions, unless another tool has installed one, and open the
+    streams that the program was started without."""
+    _open_streams()
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = show
 
@@ -21,3 +25,13 @@ def show(kind: type[BaseException], error: BaseException, place: TracebackType |
         print(STOPPED, file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, place)
+
+
+def _open_streams() -> None:
+    """Give the program's input and outputs to ``/dev/null`` where they are closed, as after ``<&-``
+    or in some daemons. Otherwise a pipe to a worker would have the number of its input."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number

@@ -6,8 +6,7 @@ files of its inputs and describes the files that it wrote. ``stopping`` handles 
 ``progress`` writes progress, ``spending`` measures resources, ``memory`` keeps freed memory,
 ``failure`` describes exceptions. A step on several devices runs ``torchrun`` on each node and
 ``rank`` in each process. ``warm`` is the parent process that forks workers for steps that import
-the same libraries, ``warm_imports`` chooses and imports these, and ``hidden_packages`` hides them
-from a worker until its step imports them.
+the same libraries, which the room ``libraries`` imports and hides.
 
 Uses ``price``, ``plan``, ``wire``, ``observed``, ``store`` and what lies below them; never
 ``launchers``.

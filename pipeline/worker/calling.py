@@ -20,7 +20,7 @@ from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
-from pipeline.libraries import SHIPPED_STEPS, in_library
+from pipeline.installed import SHIPPED_STEPS, in_library
 from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
 from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.hook import unobserved

@@ -13,7 +13,7 @@ from types import FrameType
 
 from pipeline.code.modules import is_core
 from pipeline.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 from pipeline.text import cut
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"

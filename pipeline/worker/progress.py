@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from pipeline.dag.step import Metrics
-from pipeline.libraries import FOLDERS, in_library
+from pipeline.installed import folder_of_packages, in_library
 from pipeline.store.layout import Store
 from pipeline.wire.spec import StepSpec
 
@@ -118,6 +118,5 @@ def _function(code: CodeType) -> str:
 
 def _package(file: str) -> str:
     """The installed package that a file belongs to; empty for the standard library."""
-    parts = file.replace("\\", "/").split("/")
-    after = [parts[i + 1] for i, part in enumerate(parts[:-1]) if part in FOLDERS]
-    return after[-1].removesuffix(".py") if after else ""
+    folder = folder_of_packages(file)
+    return file.removeprefix(folder).partition("/")[0].removesuffix(".py") if folder else ""

@@ -3,13 +3,14 @@
 A short step spends most of its time importing libraries. So a parent process imports the libraries
 that steps of a run are certain to import, and forks a worker whenever a launcher requests
 one. The worker then runs :mod:`pipeline.worker.attempt` like a fresh interpreter; a library appears
-in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden_packages`).
+in ``sys.modules`` only when its step imports it
+(:mod:`pipeline.worker.libraries.hidden_packages`).
 
 Forking is safe because the parent only imports, and because it checks the effects of each import
-(:mod:`pipeline.worker.warm_imports`); after an unsafe one it starts again without that library. It
-forks workers only for steps that are certain to import all packages that it has imported. The
-workers of all other steps are forked by another parent, which imports nothing, so they start while
-the first one imports. In case of doubt a step gets a fresh interpreter.
+(:mod:`pipeline.worker.libraries.warm_imports`); after an unsafe one it starts again without that
+library. It forks workers only for steps that are certain to import all packages that it has
+imported. The workers of all other steps are forked by another parent, which imports nothing, so
+they start while the first one imports. In case of doubt a step gets a fresh interpreter.
 
 The parent ends with its driver. If the parent dies, its workers continue.
 """
@@ -36,8 +37,9 @@ from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
-from pipeline.worker.hidden_packages import STARTED_WITH, Imported
-from pipeline.worker.warm_imports import (
+from pipeline.worker.libraries.hidden_packages import STARTED_WITH, Imported
+from pipeline.worker.libraries.known_models import models_known
+from pipeline.worker.libraries.warm_imports import (
     Choice,
     Traces,
     choose,
@@ -69,7 +71,7 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         wanted = {**wanted, "functions": functions, "control": control.fileno()}
     packages = {package_of(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    with uncollected():
+    with uncollected(), models_known():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
         remember_unfit(unfit)

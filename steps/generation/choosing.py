@@ -46,6 +46,7 @@ class EngineChoice:
     name: ``slots`` or ``alone``.
     batch_invariant: whether completions were the same bits alone and beside others.
     why_not: why not slots.
+    why_rounded: why slots of a model of 16 bits were compared in its own dtype only.
     facts: what else is to be known of it, as JSON values.
     """
 
@@ -53,12 +54,14 @@ class EngineChoice:
     name: str
     batch_invariant: bool
     why_not: str | None = None
+    why_rounded: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def notice(self) -> str | None:
-        """A notice for the user, or None if slots can be used."""
-        return None if self.why_not is None else slow_notice(self.why_not)
+        """A notice for the user; None if slots are used, and were compared as exactly as they can
+        be."""
+        return _notice(self.why_not, self.why_rounded)
 
     def described(self) -> dict[str, Any]:
         """What drew the completions, as JSON values."""
@@ -78,14 +81,14 @@ def choose_engine(
         ValueError: a row, which the message names, is longer than the model's positions.
     """
     engine = SlotEngine(model, weights, slots, tokens_per_forward)
-    fault, tried, drawn = _try_some(engine, requests, _TOKENS_TRIED)
+    tried = _try_some(engine, requests, _TOKENS_TRIED)
     facts = _facts(model)
-    if fault:
-        return EngineChoice(AloneEngine(model, weights), "alone", True, fault, facts)
+    if tried.fault:
+        return EngineChoice(AloneEngine(model, weights), "alone", True, tried.fault, facts=facts)
     facts |= {"replays": True} if engine.replays else {}
-    alone = [finished for request in tried for finished in engine.sample([request], weights)]
-    invariant = sorted(map(_told, drawn)) == sorted(map(_told, alone))
-    return EngineChoice(engine, "slots", invariant, facts=facts)
+    alone = [finished for one in tried.requests for finished in engine.sample([one], weights)]
+    invariant = sorted(map(_told, tried.drawn)) == sorted(map(_told, alone))
+    return EngineChoice(engine, "slots", invariant, None, tried.why_rounded, facts)
 
 
 def sample_checked(
@@ -96,7 +99,7 @@ def sample_checked(
     ranks: Ranks = ALONE,
 ) -> tuple[list[Finished], str | None]:
     """The completions of the requests `own` in slots; alone on all ranks if slots are not right on
-    one. Also returns why not in slots, if so.
+    one. Also returns a notice for the user, as `EngineChoice` has one.
 
     Args:
         requests: those of all ranks.
@@ -107,20 +110,27 @@ def sample_checked(
     """
     # In half precision a difference at the end of a long completion could be rounding.
     at_end = engine.model.dtype in (torch.float32, torch.float64)
-    fault, *_ = _try_some(engine, requests, _TOKENS_BEFORE if at_end else _TOKENS_TRIED)
+    tried = _try_some(engine, requests, _TOKENS_BEFORE if at_end else _TOKENS_TRIED)
     done: list[Finished] = []
-    if (fault := _any(fault, ranks)) is None:
+    if (fault := _any(tried.fault, ranks)) is None:
         done = _sampled(engine, own, told)
         fault = _any(_fault_at_end(engine.model, own, done) if at_end else None, ranks)
     if fault is not None:
         done = _sampled(AloneEngine(engine.model, engine.weights), own, told)
-    return done, fault
+    return done, _notice(fault, tried.why_rounded)
 
 
 @execution_detail
-def slow_notice(why_not: str) -> str:
-    """A notice for the user that no slots are used."""
-    return f"each completion is written alone, which is much slower: {why_not}"
+def _notice(why_not: str | None, why_rounded: str | None) -> str | None:
+    """A notice for the user that no slots are used, or that rounding may hide a fault of theirs."""
+    if why_not is not None:
+        return f"each completion is written alone, which is much slower: {why_not}"
+    if why_rounded is None:
+        return None
+    return (
+        "that the model writes in slots what it writes alone was compared in its own dtype only, "
+        f"whose rounding can hide a difference, and not in float32: {why_rounded}"
+    )
 
 
 def _any(fault: str | None, ranks: Ranks) -> str | None:
@@ -151,10 +161,19 @@ def _fault_at_end(
     return _difference(model, pairs)
 
 
-def _try_some(
-    engine: SlotEngine, requests: Sequence[Request], tokens: int
-) -> tuple[str | None, list[Request], list[Finished]]:
-    """The fault of slots, the requests that were tried, and their completions.
+@dataclass(frozen=True)
+class _Tried:
+    """What the check at the start has found: a fault of slots, or None; the requests that were
+    tried, and their completions; and why the comparison was not made in float32, if so."""
+
+    fault: str | None
+    requests: Sequence[Request]
+    drawn: Sequence[Finished]
+    why_rounded: str | None
+
+
+def _try_some(engine: SlotEngine, requests: Sequence[Request], tokens: int) -> _Tried:
+    """Try slots on the longest and the shortest request.
 
     Raises ValueError for a row that is longer than the model's positions.
     """
@@ -162,13 +181,15 @@ def _try_some(
     longest = by_length[-1]
     require_positions(engine.model, longest.row, longest.longest_sequence)
     tried = [_short(request, k, tokens) for k, request in enumerate((longest, by_length[0]))]
-    fault = rescaled_rotation(engine.model, longest.longest_sequence)
+    why_rounded, fault = None, rescaled_rotation(engine.model, longest.longest_sequence)
     # The rounding of a model of 16 bits could hide a fault.
     if fault is None:
-        in_float32, _ = found_in_float32(engine.model, lambda: _try(engine, tried, _LACKING))
+        in_float32, why_rounded = found_in_float32(
+            engine.model, lambda: _try(engine, tried, _LACKING)
+        )
         fault = in_float32[0] if in_float32 else None
     fault, drawn = (fault, []) if fault else _try(engine, tried)
-    return fault, tried, drawn
+    return _Tried(fault, tried, drawn, why_rounded)
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:

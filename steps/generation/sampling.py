@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from steps.generation.choosing import sample_checked, slow_notice
+from steps.generation.choosing import sample_checked
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Finished, Request, share
 from steps.generation.slots import SlotEngine
@@ -49,9 +49,9 @@ def sample(
         on_progress(min(done * ranks.count, len(requests)), len(requests), {})
 
     mine = share(requests, ranks.count, ranks.index)
-    own, why_alone = sample_checked(engine, requests, mine, told, ranks)
-    if why_alone is not None and ranks.is_first:
-        warnings.warn(slow_notice(why_alone), stacklevel=2)
+    own, notice = sample_checked(engine, requests, mine, told, ranks)
+    if notice is not None and ranks.is_first:
+        warnings.warn(notice, stacklevel=2)
     as_plain = [(f.row, f.k, f.ids, f.logps, f.finish) for f in own]
     drawn = {
         (row, k): Finished(row, k, tuple(ids), tuple(logps), Finish(finish), "")

@@ -16,7 +16,7 @@ from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
 from steps.data.load.one_object import COLUMNS, advice, are_columns
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
-from steps.data.rows.ledger import Tally
+from steps.data.rows.ledger import Tally, TooManyDropped
 from steps.data.rows.rows import EXTRA_KEYS
 from steps.shared.execution_detail import execution_detail
 from steps.sources import DataSource, Files, Mixed, MixturePart
@@ -94,13 +94,32 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{reading.name} has no valid row: all {tally.rows} were dropped: "
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
-        tally.check(max_dropped, reading.name)
+        try:
+            tally.check(max_dropped, reading.name)
+        except TooManyDropped as error:
+            raise TemperError(f"{error}{_of_no_record(reading)}") from error
         # Lists of as many texts could be one pair of several turns; alone in a file they are not.
         if tally.rows == 1 and any(map(are_columns, _only_record(reading.parts[0]))):
             raise TemperError(f"{reading.name}: {COLUMNS}")
     for split in ("train", "test"):
         if not loaded.kept[split] and (split == "train" or load.test or load.config.test_fraction):
             raise TemperError(_empty(split, load))
+
+
+def _first_record(part: Part) -> Mapping | None:
+    """The first row of a source; None if that is no record."""
+    first = Reader(part.source).next()
+    record = first[1][1] if first else None
+    return record if isinstance(record, Mapping) else None
+
+
+@execution_detail
+def _of_no_record(reading: Reading) -> str:
+    """A hint for an error: what the first file probably is, if its first row is no record."""
+    part = reading.parts[0]
+    shard = part.source.shards[0]
+    is_record = _first_record(part) is not None
+    return "" if is_record or not isinstance(shard, FileShard) else probably(shard.url)
 
 
 _NO_COLUMNS = ("system", "turns", "pairs", "first", "second")
@@ -115,11 +134,9 @@ def _fields_of(reading: Reading) -> str:
     """A hint for an error when every row was dropped: the fields of the first row, and the names
     in ``data.fields`` that it lacks; or what the file probably is."""
     part = reading.parts[0]
-    first = Reader(part.source).next()
-    record = first[1][1] if first else None
-    if not isinstance(record, Mapping):
-        shard = part.source.shards[0]
-        return probably(shard.url) if isinstance(shard, FileShard) else ""
+    record = _first_record(part)
+    if record is None:
+        return _of_no_record(reading)
     if said := advice(_only_record(part)):
         return f"; {said}"
     has = ", ".join(sorted(map(str, record))[:20]) or "none"

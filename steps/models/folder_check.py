@@ -61,6 +61,8 @@ def _faults(folder: Path) -> Iterator[str]:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if name in names and not _looks_whole(folder / name):
             yield f"has a {name} that is no JSON object, or is cut off"
+    if "generation_config.json" in names:
+        yield from _end_faults(folder / "generation_config.json")
     for name in names:
         if name.endswith(f".safetensors{_INDEX}"):
             yield from _index_faults(folder / name)
@@ -97,6 +99,15 @@ def _config_faults(file: Path) -> Iterator[str]:
             yield "has a config.json that is no JSON object"
 
 
+def _end_faults(file: Path) -> Iterator[str]:
+    """The tokens that end a completion must be numbers."""
+    settings = _read(file)
+    ends = settings.get("eos_token_id") if isinstance(settings, dict) else None
+    for end in ends if isinstance(ends, list) else [ends]:
+        if end is not None and type(end) is not int:
+            yield f"has a {file.name} whose eos_token_id has {end!r:.40}, which is no number"
+
+
 def _quantised(folder: Path) -> Iterator[str]:
     match _read(folder / "config.json"):
         case {"quantization_config": {"quant_method": str(method)}} if method not in DEQUANTISED:
@@ -118,6 +129,12 @@ def _index_faults(file: Path) -> Iterator[str]:
     if missing:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         yield f"lacks {missing[0]}{more}, which {file.name} names"
+    whole = file.name.removesuffix(_INDEX)
+    if whole not in shards.values() and (file.parent / whole).exists():
+        yield (
+            f"has a {whole} beside shards that {file.name} names, and only the former would be "
+            "read; delete the one that is stale"
+        )
 
 
 def _weights_faults(file: Path) -> Iterator[str]:

@@ -149,6 +149,8 @@ _MEANINGS = {
     "predicts the next token; take one that does",
     "does not recognize this architecture": "this transformers does not know the model_type in its "
     "config.json; check it, or `pip install -U transformers`",
+    "num_return_sequences": "its generation_config.json asks for several completions of a prompt "
+    "without sampling or beams; take num_return_sequences out of it",
     "Weights only load failed": "its .bin file is damaged, or holds more than weights; take the "
     "model as .safetensors",
 }

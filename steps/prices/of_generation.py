@@ -175,8 +175,8 @@ def _of_judged(made: Made) -> Sizes:
 
 
 SAMPLED = Estimator(_sampled, _of_completions, version=4)
-EVALUATED = Estimator(_evaluated, version=5)
-DIVERGED = Estimator(_diverged)
+EVALUATED = Estimator(_evaluated, version=6)
+DIVERGED = Estimator(_diverged, version=2)
 JUDGED = Estimator(_judged, version=3)
 EVALUATED_REWARDS = Estimator(_evaluated_rewards)
 JUDGED_ROLLOUTS = Estimator(_judged_rollouts, _of_judged)

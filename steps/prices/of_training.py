@@ -312,7 +312,7 @@ def scoring(
     if rows is None or speed is None:
         return Foreseen(sizes, None, memory)
     checks = _CHECKED_PACKS * speed.computing(_flops(model, rows), 2 * model["layers"], parameters)
-    work = checks + forward_seconds(call, speed, model, config, rows)
+    work = checks + forward_seconds(call, speed, model, config, rows) + _AN_EXAMPLE * rows.count
     return Foreseen(sizes, speed.start + speed.first + speed.files(parameters) + work, memory)
 
 
@@ -332,5 +332,5 @@ def _learns(init: str, **kind: bool) -> Estimator:
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
-SCORED = Estimator(_scored, version=5)
-REWARDED = Estimator(_rewarded)
+SCORED = Estimator(_scored, version=6)
+REWARDED = Estimator(_rewarded, version=2)

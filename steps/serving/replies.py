@@ -91,7 +91,10 @@ class Speaker:
         if self.has_template:
             self.tokenizer = load_tokenizer(folder)
             self._tokenization = tokenization(self.tokenizer)
-        self.model, missing = load_as(AutoModelForCausalLM, folder, dtype)
+        try:
+            self.model, missing = load_as(AutoModelForCausalLM, folder, dtype)
+        except ValueError as error:  # of transformers, about a setting, say, of generation
+            raise ValueError(f"cannot load the model of {folder}: {error}") from error
         if missing:
             raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
         _multiply_single_rows_by_pytorch(self.model)

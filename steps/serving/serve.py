@@ -6,6 +6,7 @@ server listens only on this machine, because neither server authenticates its cl
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -170,8 +171,10 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         try:
             taken.bind((host, port))
         except OSError as error:
+            is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
             raise TemperError(
-                f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port"
+                f"cannot listen on {host}:{port} ({error.strerror or error}); choose another "
+                f"{'--host' if is_host else '--port'}"
             ) from error
         yield taken
 

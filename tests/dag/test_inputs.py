@@ -566,6 +566,7 @@ class Hub:
             "/api/models/owner/model/revision/v1.0": MOVED,
             "/api/datasets/owner/data/revision/main": COMMIT,
         }
+        self.refusal = (404, "RevisionNotFound")
         self.asked: list[str] = []
         self.tokens: set[str | None] = set()
         hub = self
@@ -577,9 +578,10 @@ class Hub:
                     hub.asked.append(path)
                     hub.tokens.add(self.headers.get("Authorization"))
                 commit = hub.commits.get(path)
-                self.send_response(200 if commit else 404)
+                status, code = (200, "") if commit else hub.refusal
+                self.send_response(status)
                 if not commit:
-                    self.send_header("X-Error-Code", "RevisionNotFound")
+                    self.send_header("X-Error-Code", code)
                     self.send_header("X-Error-Message", "Invalid rev id")
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
@@ -661,7 +663,7 @@ def test_a_revision_that_cannot_be_pinned_is_refused_in_one_line(
 ) -> None:
     advice = "give the full 40-digit commit"
     with pytest.raises(
-        TemperError, match=f"model owner/model has at revision 'v9'.*{advice}"
+        TemperError, match=r"model owner/model has at revision 'v9'.*name a branch, a tag or"
     ) as no:
         HubModel("owner/model", "v9")
     assert "\n" not in str(no.value)
@@ -674,3 +676,19 @@ def test_a_revision_that_cannot_be_pinned_is_refused_in_one_line(
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(TemperError, match=f"offline mode is enabled.*{advice}"):
         HubModel("owner/other")
+
+
+@pytest.mark.parametrize("refusal", [(404, "RepoNotFound"), (403, "GatedRepo"), (401, "")])
+def test_who_may_not_see_a_model_is_told_to_check_its_name_and_to_log_in(
+    refusal: tuple[int, str], hub: Hub
+) -> None:
+    hub.refusal = refusal
+    with pytest.raises(TemperError, match=r"the Hub .*; check the name, .*hf auth login") as no:
+        HubModel("owner/hidden")
+    assert hub.url not in str(no.value)
+
+
+def test_what_is_no_name_of_the_hub_is_told_what_one_is(hub: Hub) -> None:
+    with pytest.raises(TemperError, match=r"no name of a model\); name it as OWNER/NAME"):
+        HubModel("../../model")
+    assert hub.asked == []

@@ -64,6 +64,7 @@ from pipeline.running.run_request import require_packages
 from pipeline.running.session import RunFailed
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.config import LoadConfig
+from steps.data.rows.jsonl import write_json_lines
 from steps.evaluate import evaluate
 from steps.import_model import import_model
 from steps.kinds import Model, Preferences
@@ -86,6 +87,8 @@ BROKEN_MODELS = {
     "halved": ("tokenizer.json", b'{"model": {'),
     "quantised": ("config.json", b'{"quantization_config": {"quant_method": "gptq"}}'),
     "typeless": ("config.json", b'{"hidden_size": 64}'),
+    "stale": ("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}'),
+    "endless": ("generation_config.json", b'{"eos_token_id": [2, "</s>"]}'),
 }
 PAIRS = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(20)]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -111,7 +114,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "list.jsonl").write_text(json.dumps(PAIRS))
     (folder / "lists.jsonl").write_text("".join(f"{json.dumps([*p.values()])}\n" for p in PAIRS))
+    (folder / "lists.json").write_text(json.dumps([[*pair.values()] for pair in PAIRS]))
     (folder / "commas.jsonl").write_text("".join(f"{json.dumps(row)},\n" for row in PAIRS))
+    (folder / "joined.jsonl").write_text(",\n".join(map(json.dumps, PAIRS)))
     (folder / "indented.jsonl").write_text("\n".join(json.dumps(row, indent=1) for row in PAIRS))
     (folder / "dicts.jsonl").write_text("".join(f"{row}\n" for row in PAIRS))
     (folder / "latin-1.jsonl").write_text('{"prompt": "é"}\n', "latin-1")
@@ -153,6 +158,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (file, content) in BROKEN_MODELS.items():
         shutil.copytree(folder / "models" / "good", folder / name)
         (folder / name / file).write_bytes(content)
+    (folder / "stale" / "model-1.safetensors").write_bytes(MODEL_FILES["model.safetensors"])
     return folder
 
 
@@ -263,6 +269,10 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
         ["data=house_style", "data.path=null", "data.hub=owner/name"],
         ["of the demo", "write data=mine data.path=null data.hub=owner/name"],
     ),
+    (
+        ["data=house_style", "data.path=pairs.jsonl", "data.max_train=24"],
+        ["would have data.test_path, data.max_test of the demo"],
+    ),
     (["data.path=pairs.jsonl", "data.hub=a/b"], ["set one of data.path"]),
     (["data.test_fraction=2"], ["test_fraction must be in (0, 1)"]),
     (["data.format=preferences"], ["unknown format 'preferences'", "did you mean preference"]),
@@ -289,6 +299,8 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=models/good"], ["is a model and no data: model=local model.path=models/good"]),
     (["model.chat_template=docs"], ["model.chat_template=docs is a folder"]),
     (["model.path=typeless"], ["a config.json that names no model_type"]),
+    (["model.path=stale"], ["model.safetensors beside shards", "delete the one that is stale"]),
+    (["model.path=endless"], ["eos_token_id has '</s>', which is no number"]),
     (["model.path=tokenless"], ["git-lfs' pointer to tokenizer.json"]),
     (["model.path=untemplated"], ["no chat template", "a Jinja file with model.chat_template"]),
     (["model.path=halved"], ["a tokenizer.json that is no JSON object, or is cut off"]),
@@ -566,6 +578,7 @@ DATA: dict[str, list[str]] = {
     "halves.csv": ["parted by ';': write it with commas"],
     "nested.json": ["whose field data.train holds the rows", """`jq '."data"."train"' FILE.json"""],
     "commas.jsonl": ["its lines end in commas: leave them out"],
+    "joined.jsonl": ["19 of the 20 rows", "its lines end in commas: leave them out"],
     "indented.jsonl": ["each object takes several lines: write one a line"],
     "dicts.jsonl": ["these are Python's dicts: write each row with json.dumps"],
     "latin-1.jsonl": ["save it in UTF-8, as with `iconv"],
@@ -578,6 +591,7 @@ DATA: dict[str, list[str]] = {
     "notes.md": ["one of .jsonl"],
     "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
     "lists.jsonl": ["found a list, expected an object", "its rows are lists: write each as an"],
+    "lists.json": ["found a list, expected an object", "its rows are lists: write each as an"],
     "utf-16.jsonl": ["it is UTF-16: convert it"],
     "utf-16.csv": ["it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"],
     "json.parquet": ["it holds JSON: name it .jsonl"],
@@ -683,12 +697,28 @@ def test_a_model_that_this_user_may_not_read_is_told_with_the_remedy(closed: str
         Path(folder).chmod(0o755)
         model = model_for_plans(Path(folder, "model"))
         Path(model, closed).chmod(0)
-        with not_as_root(), pytest.raises(PermissionError) as caught:
-            refuse_no_model(File(str(model)))
+        with not_as_root():
+            with pytest.raises(PermissionError) as caught:
+                refuse_no_model(File(str(model)))
+            said = message_of(caught.value)
         Path(model, closed).chmod(0o755)
     file = f"{model}/{closed if closed != '.' else 'config.json'}"
-    said = f"{file}: Permission denied; let this user read it (chmod), or copy it"
-    assert message_of(caught.value) == said
+    assert said == f"{file}: Permission denied; let this user read it (chmod), or copy it"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_that_this_user_may_not_write_is_told_with_the_remedy(there: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        rows = Path(folder, "rows.jsonl")
+        if there:
+            rows.touch(0o644)
+        with not_as_root():
+            with pytest.raises(PermissionError) as caught:
+                write_json_lines(rows, PAIRS)
+            said = message_of(caught.value) or ""
+    remedy = f"let this user write {'it' if there else f'in {folder}'} (chmod), or name another"
+    require_message(said, f"{rows}: Permission denied", remedy)
 
 
 def test_a_file_that_own_code_may_not_read_is_left_to_python(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ import mmap
 import os
 import traceback
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import pytest
 
+from pipeline.code import shelf
 from pipeline.observed import marks
+from pipeline.observed.marked_code import compiled
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.observed.snapshot import Snapshot
@@ -124,12 +127,13 @@ def marked(observation: Observation, tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def ran(observation: Observation) -> set[str]:
-    """The units that ran of the only module."""
+    """The units that ran of the module that was loaded last."""
     import json
 
-    [line] = Path(observation.modules).read_text().splitlines()
+    *before, line = Path(observation.modules).read_text().splitlines(keepends=True)
     units = json.loads(line)[3]
-    return {unit for number, unit in enumerate(units) if observation.marks[number]}
+    marks = observation.marks[len("".join(before)) :]
+    return {unit for unit, mark in zip(units, marks, strict=False) if mark}
 
 
 def test_the_functions_that_ran_are_known(marked: ModuleType, observation: Observation) -> None:
@@ -188,6 +192,70 @@ def test_source_that_is_edited_later_is_shown_as_it_runs(
     (tmp_path / "marked.py").write_text("# nothing left\n")
     linecache.checkcache()
     assert "return x + 1" in inspect.getsource(marked.plain)
+
+
+def test_code_is_compiled_once_for_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "marked.py").write_text("# mine\n" + SOURCE)
+    (first := tmp_path / "first.py").write_text("def other():\n    return 1\n")
+
+    def parts(code: CodeType) -> list[object]:
+        """All of it except the names and numbers of marks."""
+        inner = [
+            part for const in code.co_consts if isinstance(const, CodeType) for part in parts(const)
+        ]
+        return [code.co_code, code.co_varnames, code.co_linetable, code.co_qualname, *inner]
+
+    seen = []
+    for number in range(2):
+        observation = Observation.begin(Rules.of("app", [str(tmp_path)], []))
+        Snapshot(observation).install()
+        if number:  # marks have other numbers
+            imported("first", first)
+            monkeypatch.setattr(ast, "parse", lambda *_: pytest.fail("it was compiled again"))
+        module = imported("marked", file)
+        seen.append([parts(f.__code__) for f in (module.plain, module.counting, module.failing)])
+        Snapshot.uninstall()
+        monkeypatch.undo()
+        assert ran(observation) == set()
+        assert (module.plain(1), list(module.counting(3))) == (2, [0, 1, 3])
+        assert ran(observation) == {"plain", "counting"}
+        observation.forget()
+    assert seen[0] == seen[1]
+
+
+def test_an_edited_file_is_compiled_again_whatever_its_size_and_time(tmp_path: Path) -> None:
+    (file := tmp_path / "edited.py").write_text("def value():\n    return 1\n")
+    times = file.stat()
+
+    def value() -> int:
+        observation = Observation.begin(Rules.of("app", [str(tmp_path)], []))
+        Snapshot(observation).install()
+        try:
+            return imported("edited", file).value()
+        finally:
+            Snapshot.uninstall()
+            observation.forget()
+
+    assert [value(), value()] == [1, 1]
+    file.write_text("def value():\n    return 2\n")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert [value(), value()] == [2, 2]
+
+
+def test_damaged_and_foreign_code_in_the_cache_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "entry.json"
+    monkeypatch.setattr(shelf, "place", lambda kind, about: place)
+    loader = SourceFileLoader("app", "app.py")
+    code = compiled("app.py", b"def f():\n    pass\n", loader)
+    for value in ([["f"], "no code"], ["f"], None, [["f"], ""]):
+        shelf.save(place, value)
+        assert compiled("app.py", b"def f():\n    pass\n", loader) == code
+    place.write_bytes(place.read_bytes()[:-9])
+    assert compiled("app.py", b"def f():\n    pass\n", loader) == code
 
 
 def test_code_for_a_compiler_of_byte_code_is_left_alone() -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.architectures import HELD_OUT, TRAINING, tiny
-from steps.generation.choosing import choose_engine
+from steps.generation.choosing import choose_engine, sample_checked
 from steps.generation.engine import Request
+from steps.generation.slots import SlotEngine
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_model, save_model
 from steps.scoring import attention, parity
@@ -177,9 +178,25 @@ def test_slots_are_right_in_float32_too(architecture: str, name: str) -> None:
 
 @torch.no_grad()
 def test_an_operation_that_float32_lacks_is_no_fault_of_slots() -> None:
+    for error, reason in (
+        (RuntimeError("no kernel for float32"), half.NO_OPERATION),
+        (MemoryError(), half.NO_MEMORY),
+    ):
+        choice = choose_engine(failing_in_float32(error), REQUESTS)
+        assert choice.name == "slots"
+        told = choice.notice or ""
+        assert "whose rounding can hide a difference" in told
+        assert told.endswith(f"and not in float32: {reason}")
+    assert choose_engine(tiny("llama").bfloat16(), REQUESTS).notice is None
+
+
+@torch.no_grad()
+def test_a_user_who_samples_once_is_told_that_only_the_rounded_comparison_was_made() -> None:
     model = failing_in_float32(RuntimeError("no kernel for float32"))
-    assert choose_engine(model, REQUESTS).name == "slots"
-    assert choose_engine(failing_in_float32(MemoryError()), REQUESTS).name == "slots"
+    told: list[int] = []
+    drawn, notice = sample_checked(SlotEngine(model, "", 2), REQUESTS, REQUESTS, told.append)
+    assert len(drawn) == len(REQUESTS)
+    assert (notice or "").endswith(f"and not in float32: {half.NO_OPERATION}")
 
 
 @torch.no_grad()

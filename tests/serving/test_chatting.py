@@ -228,6 +228,15 @@ def test_a_path_that_is_not_there_is_taken_for_no_name(name: str) -> None:
         call(name, "-p", PROMPT)
 
 
+def test_a_refused_setting_of_generation_is_told_with_its_folder(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(chat_model, tmp_path / "greedy")
+    (copy / "generation_config.json").write_text('{"num_return_sequences": 3}')
+    with pytest.raises(ValueError, match=r"cannot load the model of .*greedy: .*num_return_seq"):
+        Speaker(copy)
+
+
 def test_a_reward_model_is_no_language_model(chat_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(chat_model, tmp_path / "reward"))
     body = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)

@@ -68,6 +68,15 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
             serve("model", port=port, through=Server.transformers)
 
 
+def test_an_address_that_this_machine_does_not_have_is_refused_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steps.serving.serve._missing", lambda server: [])
+    for host in ("256.1.1.1", "192.0.2.1"):
+        with pytest.raises(TemperError, match=rf"cannot listen on {host}:8000 .*--host"):
+            serve("model", host=host, port=8000, through=Server.transformers)
+
+
 @pytest.fixture(scope="module")
 def served(chat_model: Path) -> Iterator[OpenAI]:
     """The official client of a server, which answers its example, and ends with its command."""

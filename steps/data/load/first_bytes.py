@@ -12,6 +12,7 @@ _SAID = (
     (b'{"data":', "it is one object: write the list of its rows alone to a .json file"),
     (b"<", "it is a web page, or XML: download the file itself"),
 )
+_LISTS = 'its rows are lists: write each as an object, as in {"messages": [...]}'
 _HEAD = 1 << 16
 _ARCHIVES = {".gz": (b"\x1f\x8b", "gzip"), ".zst": (b"\x28\xb5\x2f\xfd", "zstd")}
 
@@ -34,16 +35,21 @@ def probably(url: str) -> str:
     if path.endswith(".parquet") and head.startswith(b"PAR1"):
         return "; it is cut off, or damaged: get the whole file again"
     if head.startswith(b"["):
-        said = _of_lists(head.splitlines())
+        said = _of_list(head) if path.endswith(".json") else _of_lists(head.splitlines())
     else:
         said = next((said for first, said in _SAID if head.startswith(first)), "") or _by_line(head)
     return f"; {said}" if said else ""
 
 
+def _of_list(head: bytes) -> str:
+    """Of a file with one list, from whose items no row is read."""
+    return _LISTS if head[1:].lstrip().startswith(b"[") else ""
+
+
 def _of_lists(lines: Sequence[bytes]) -> str:
     """Of a file that begins with a list: it is one, or each of its rows is one."""
     if len(lines) > 1 and lines[1].startswith(b"[") and _is_json(lines[0]):
-        return 'its rows are lists: write each as an object, as in {"messages": [...]}'
+        return _LISTS
     return "it is one JSON list: name it .json"
 
 

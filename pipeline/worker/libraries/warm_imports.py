@@ -28,11 +28,11 @@ from typing import Any
 
 from pipeline.code import shelf
 from pipeline.code.modules import is_core
-from pipeline.libraries import in_library
+from pipeline.installed import in_library
 from pipeline.observed.hook import witnessed
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
-from pipeline.worker.hidden_packages import Imported, noting
+from pipeline.worker.libraries.hidden_packages import Imported, noting
 
 _SIGNALS = sorted(signal.valid_signals())
 _INTERPRETER = 100
@@ -137,10 +137,15 @@ def was_unfit(package: str) -> bool:
 
 
 def _unfit(package: str) -> Path:
+    return _place("unfit", package)
+
+
+def _place(kind: str, package: str) -> Path:
+    """Where to keep a fact about a package, until its first file changes."""
     spec = PathFinder.find_spec(package)
     file = spec.origin if spec is not None else None
     state = file and state_of(file)
-    return shelf.place("unfit", json.dumps([sys.version, package, file, state]).encode())
+    return shelf.place(kind, json.dumps([sys.version, package, file, state]).encode())
 
 
 @dataclass(frozen=True)
@@ -228,8 +233,13 @@ def package_of(item: str) -> str:
 
 @cache
 def _size(package: str) -> int:
-    """An estimate of the time to import a package: its number of source files."""
+    """An estimate of the time to import a package: its number of source files, at some time."""
+    place = _place("size", package)
+    with contextlib.suppress(OSError, ValueError):
+        return int(shelf.load(place))
     spec = PathFinder.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = (name for folder in folders for _, _, names in os.walk(folder) for name in names)
-    return sum(name.endswith(".py") for name in files)
+    size = sum(name.endswith(".py") for name in files)
+    shelf.save(place, size)
+    return size

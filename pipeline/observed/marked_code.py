@@ -1,0 +1,87 @@
+"""Compiles project code with marks, and keeps the code among the caches of the user.
+
+A worker compiles each project module that it imports, and for the steps that ship with Temper this
+takes as long as importing a library. The code depends on the content of the file, its path and this
+interpreter, and on two things that differ between workers: the names of the marks and their
+numbers. So the code that is kept has stand-ins for these, and a worker puts its own in their place.
+"""
+
+import ast
+import base64
+import json
+import marshal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from pipeline.code import shelf
+from pipeline.observed import marks, natives
+
+_RAN, _LOOKS = "__temper_ran__", "__temper_looks__"
+_NUMBER = b"the number of the mark of temper "
+
+
+@dataclass(frozen=True)
+class MarkedCode:
+    """The code of a module.
+
+    Attributes:
+        units: the unit of each mark; ``None`` without marks.
+    """
+
+    units: list[str] | None
+    _code: CodeType
+
+    def placed(self, ran: str, looks: str, first: int) -> CodeType:
+        """The code whose marks call ``ran``, with numbers from ``first`` on, and ``looks``."""
+        return _placed(self._code, {_RAN: ran, _LOOKS: looks}, first)
+
+
+def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
+    """Compile a module, or find its code in the cache. Raise what a compiler raises."""
+    is_plain = type(loader) is SourceFileLoader  # another one may compile in another way
+    about = json.dumps([_COMPILERS, sys.version, sys.flags.optimize, path]).encode()
+    place = shelf.place("compiled", about + content)
+    if is_plain:
+        with suppress(OSError, ValueError, TypeError, EOFError):
+            units, code = shelf.load(place)
+            return MarkedCode(units, marshal.loads(base64.b64decode(code)))
+    made = _compiled(path, content, loader)
+    if is_plain:
+        code = base64.b64encode(marshal.dumps(made._code)).decode()
+        shelf.save(place, [made.units, code])
+    return made
+
+
+def _compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
+    tree = ast.parse(content, path)
+    functions = marks.functions(tree)
+    units = None
+    if not marks.is_for_a_compiler(tree, content):
+        units = [unit for unit, _ in functions]
+        marks.mark(functions, _RAN, [_NUMBER + b"%d" % number for number in range(len(units))])
+        natives.mark(tree, content, _LOOKS)
+    return MarkedCode(units, loader.source_to_code(tree, path))  # type: ignore[arg-type]
+
+
+def _placed(code: CodeType, names: Mapping[str, str], first: int) -> CodeType:
+    def value(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return _placed(constant, names, first)
+        if isinstance(constant, bytes) and constant.startswith(_NUMBER):
+            return first + int(constant.removeprefix(_NUMBER))
+        return constant
+
+    constants = tuple(map(value, code.co_consts))
+    called = tuple(names.get(name, name) for name in code.co_names)
+    return code.replace(co_consts=constants, co_names=called)
+
+
+_COMPILERS = shelf.version_of(
+    "marks.py", "natives.py", "marked_code.py", room=Path(__file__).parent
+)

@@ -1,0 +1,111 @@
+"""A script in a process of its own, and what it finds around it: programs, libraries, streams."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+from pipeline import Metrics, Output, run, step
+IMPORTS
+
+@step
+def look(out: Output) -> Metrics:
+    (out.path / "seen.txt").write_text("seen")
+    return {"seen": SEEN}
+
+if __name__ == "__main__":
+    made = run({"look": look()}, store="store")
+    print("seen:", made["look"].metrics["seen"])
+"""
+
+
+class Script:
+    """A script with one step, run in its folder as users run one."""
+
+    def __init__(self, folder: Path, imports: str, seen: str):
+        self.folder = folder
+        self.write("script.py", SCRIPT.replace("IMPORTS", imports).replace("SEEN", seen))
+
+    def write(self, file: str, text: str) -> None:
+        (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / file).write_text(textwrap.dedent(text))
+
+    def run(self, path: str = "", redirections: str = "") -> tuple[str, bool]:
+        """What the step saw, and whether it ran."""
+        known = os.environ.get("PYTHONPATH", "")
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" script.py {redirections}', sys.executable],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, known]))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        seen = done.stdout.rpartition("seen: ")[2].split()[0]
+        return seen, "the only step is cached" not in done.stdout
+
+
+@pytest.mark.parametrize("where", ["import __main__", ""])
+def test_code_that_looks_at_the_program_of_its_process_is_cached(
+    tmp_path: Path, where: str
+) -> None:
+    script = Script(tmp_path, "from looking import is_interactive", "is_interactive()")
+    script.write(
+        "looking.py",
+        f"""
+        {where}
+
+        def is_interactive():
+            import __main__
+            return not hasattr(__main__, "__file__")
+        """,
+    )
+    assert script.run() == ("False", True)
+    assert script.run() == ("False", False)
+
+
+def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_not(
+    tmp_path: Path,
+) -> None:
+    script = Script(tmp_path, "import a_library\nimport a_neighbour", "a_neighbour.VALUE")
+    library = "import os\nos.listdir(os.path.dirname(__file__))\nVALUE = 1\n"
+    script.write("libraries/a_library/__init__.py", library)
+    script.write("libraries/a_neighbour.py", "VALUE = 1\n")
+    record = "a_library/__init__.py,sha256=x,1\na_library-1.0.dist-info/RECORD,,\n"
+    script.write("libraries/a_library-1.0.dist-info/RECORD", record)
+    folder = str(tmp_path / "libraries")
+
+    assert script.run(folder) == ("1", True)
+    script.write("libraries/a_library/__init__.py", library + "CHANGED = 1\n")
+    script.write("libraries/a_library/more.py", "")
+    assert script.run(folder) == ("1", False)
+    script.write("libraries/a_neighbour.py", "VALUE = 2\n")
+    assert script.run(folder) == ("2", True)
+
+
+def test_a_program_without_standard_input_runs_its_steps(tmp_path: Path) -> None:
+    script = Script(tmp_path, "import os", "len(os.read(0, 1))")
+    assert script.run(redirections="<&-") == ("0", True)
+
+
+@pytest.mark.parametrize("name", ["folder/__main__.py", "train", "train.v2.py"])
+def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
+    tmp_path: Path, name: str
+) -> None:
+    script = Script(tmp_path, "import os", "0")
+    script.write(name, (tmp_path / "script.py").read_text())
+    done = subprocess.run(
+        [sys.executable, name.removesuffix("/__main__.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"look is defined in {Path(name).name}, which no worker can import" in done.stderr
+    assert "Traceback" not in done.stderr
