@@ -9,8 +9,8 @@ An exception is a message if its text was written for the user:
   them: it ends at the instruction that raised;
 - an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`);
 - an error because this user may not use a file that Temper opened itself;
-- an error because the disk or memory is full, because no thread can be started, or because a
-  package of one of our extras is missing, wherever it is raised.
+- an error because of a limit of the machine, such as a full disk, or because a package of one of
+  our extras is missing, wherever it is raised.
 
 Any other exception is a bug, or a problem that nobody foresaw.
 """
@@ -58,18 +58,8 @@ def message_of(
     """
     if isinstance(error, TemperError):
         return sentence(error)
-    if any(map(_is_no_room, _chain(error))):
-        return _no_room(error, places)
-    if any(map(_is_no_memory, _chain(error))):
-        return (
-            f"there was not enough memory ({sentence(error)}); give the step a larger machine, or "
-            "less to hold at a time, as with a lower tokens_per_forward"
-        )
-    if any(str(e) == _SAID_OF_NO_THREAD for e in _chain(error)):
-        return (
-            "no further thread can be started here: memory or the number of processes has come to "
-            "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
-        )
+    if (limit := _limit(error, places)) is not None:
+        return limit
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"
     if isinstance(error, PermissionError) and error.filename and _is_met_by_temper(error):
@@ -161,6 +151,36 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__
+
+
+def _limit(error: BaseException, places: Iterable[str]) -> str | None:
+    """The limit of this machine that an exception ran into, and what to do; ``None`` if none."""
+    chain = list(_chain(error))
+    if any(map(_is_no_room, chain)):
+        return _no_room(error, places)
+    if any(map(_is_no_memory, chain)):
+        return (
+            f"there was not enough memory ({sentence(error)}); give the step a larger machine, or "
+            "less to hold at a time, as with a lower tokens_per_forward"
+        )
+    if any(str(e) == _SAID_OF_NO_THREAD for e in chain):
+        return (
+            "no further thread can be started here: memory or the number of processes has come to "
+            "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
+        )
+    if any(isinstance(e, OSError) and e.errno == errno.EFBIG for e in chain):
+        return "a file may not become larger here (ulimit -f); raise the limit, and run again"
+    if any(isinstance(e, FileNotFoundError) and not e.filename for e in chain) and _is_nowhere():
+        return "the working folder is no longer there; change to another one (cd), and run again"
+    return None
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _is_no_room(error: BaseException) -> bool:

@@ -42,9 +42,9 @@ def folder_of_packages(path: str) -> str:
 def _recorded() -> dict[str, str]:
     """The files of distributions in other folders of ``sys.path``, and their packages, each with
     that folder. A file of the project may lie beside them."""
-    folders = [os.path.abspath(entry) for entry in sys.path]
     found: dict[str, str] = {}
-    for folder in folders:
+    for entry in filter(os.path.isabs, sys.path):
+        folder = os.path.normpath(entry)
         if not any(name in f"{folder}/" for name in _NAMES):
             for path in _records_in(folder):
                 found[path] = f"{folder}/"

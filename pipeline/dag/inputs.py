@@ -303,10 +303,9 @@ def _reason_and_remedy(error: Exception, kind: str) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return "the Hub knows no such revision); name a branch, a tag or a commit of it"
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):
-        known = (
-            "does not give it to you" if status == 403 else "knows none of that name, or hides it"
-        )
-        return f"the Hub {known}); check the name, ask for access on its page, or log in: hf auth login"
+        refused = status == 403
+        known = "does not give it to you" if refused else "knows none of that name, or hides it"
+        return f"the Hub {known}); check the name, ask for access, or log in: hf auth login"
     return f"{_one_line(error)}); try again, or give the full 40-digit commit as its revision"
 
 

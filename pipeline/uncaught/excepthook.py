@@ -76,7 +76,9 @@ def _caller(error: BaseException) -> str:
     if os.path.dirname(main) == os.path.dirname(sys.executable):
         return ""  # the temper command itself
     lines = [n for frame, n in frames_of(error) if frame.f_code.co_filename == main]
-    return f" ({os.path.relpath(main)}, line {lines[-1]})" if lines and main else ""
+    with contextlib.suppress(FileNotFoundError):  # the working folder may have been deleted
+        main = os.path.relpath(main) if main else ""
+    return f" ({main}, line {lines[-1]})" if lines and main else ""
 
 
 def _end_at_once_on_ctrl_c() -> None:

@@ -566,7 +566,7 @@ class Hub:
             "/api/models/owner/model/revision/v1.0": MOVED,
             "/api/datasets/owner/data/revision/main": COMMIT,
         }
-        self.refusal = (404, "RevisionNotFound")
+        self.refusal: tuple[int, str] = (404, "RevisionNotFound")
         self.asked: list[str] = []
         self.tokens: set[str | None] = set()
         hub = self

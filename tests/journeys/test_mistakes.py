@@ -691,6 +691,22 @@ def test_a_limit_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     require_message(said, "no further thread can be started here", "ulimit -v", "ulimit -u")
 
 
+def test_a_file_that_may_not_grow_is_told() -> None:
+    said = message_of(OSError(errno.EFBIG, "File too large")) or ""
+    require_message(said, "may not become larger", "ulimit -f")
+
+
+def test_a_working_folder_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        Path.cwd()
+    require_message(message_of(caught.value) or "", "is no longer there", "cd")
+
+
 @pytest.mark.parametrize("closed", ["config.json", "model.safetensors", "."])
 def test_a_model_that_this_user_may_not_read_is_told_with_the_remedy(closed: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -58,7 +58,7 @@ def test_a_library_that_may_not_read_what_temper_asks_it_for_gives_a_message(fol
     library: dict[str, Any] = {"__name__": "some_library"}
     exec(compile(code, f"/opt/{folder}/some_library.py", "exec"), library)
     said = message_of(raised_by(lambda: splits_of(library["read"]())))
-    assert said is not None and said.startswith("rows.jsonl: Permission denied; let this user ")
+    assert str(said).startswith("rows.jsonl: Permission denied; let this user ")
 
 
 def test_a_step_s_raise_statement_is_a_message_and_an_expression_s_error_is_a_bug() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.worker.hidden_packages import Imported, noting
+from pipeline.worker.libraries.hidden_packages import Imported, noting
 
 
 def test_the_standard_library_stays_when_what_imported_it_is_hidden(
