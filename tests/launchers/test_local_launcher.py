@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers import start_driver
 from job_steps import count_to, gang, leave_once, lines, listening, where
-from places import SUPPORT
 from rich.console import Console
 from waiting import HANGS_SECONDS, held, is_running, wait_until
 
@@ -144,6 +144,7 @@ def test_a_step_that_heeds_the_request_has_time_to_save_what_it_has(
 
 TWO_STEPS = """
 import sys
+from drivers import start_driver
 from job_steps import count_to, where
 from pipeline import run
 store, journal = sys.argv[1:]
@@ -155,7 +156,7 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
     store: Store, journal: str
 ) -> None:
     with held(journal, 3):
-        driver = start_driver(TWO_STEPS, store, journal)
+        driver = start_driver(TWO_STEPS, store.root, journal)
         wait_until(lambda: len(lines(journal)) > 3)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
         driver.wait(HANGS_SECONDS)
@@ -225,6 +226,7 @@ def test_ranks_that_are_told_to_leave_all_save_and_go_on(
 
 DRIVER = """
 import sys
+from drivers import start_driver
 from job_steps import gang
 from pipeline import run
 run([gang(sys.argv[2], "leave").on(processes=2)], sys.argv[1])
@@ -234,7 +236,7 @@ run([gang(sys.argv[2], "leave").on(processes=2)], sys.argv[1])
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["driver", "worker"])
 def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -> None:
-    driver = start_driver(DRIVER, store, journal)
+    driver = start_driver(DRIVER, store.root, journal)
     wait_until(lambda: len(alive(journal)) == 2)
     if victim == "driver":
         driver.kill()
@@ -243,17 +245,6 @@ def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -
         os.kill(worker, signal.SIGKILL)
     driver.wait(HANGS_SECONDS)
     wait_until(lambda: not alive(journal))
-
-
-def start_driver(code: str, store: Store, journal: str) -> subprocess.Popen[bytes]:
-    paths = os.pathsep.join([str(SUPPORT), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-c", code, store.root, journal],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def children(pid: int) -> list[int]:

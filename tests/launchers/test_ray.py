@@ -1,14 +1,13 @@
 """Steps as jobs of a real Ray cluster of two nodes, started here."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import start_driver
 from job_steps import (
     at_most,
     count_to,
@@ -20,7 +19,6 @@ from job_steps import (
     log_of,
     where,
 )
-from places import SUPPORT
 from rich.console import Console
 from waiting import hold, let_go, wait_until
 
@@ -199,12 +197,8 @@ def test_ranks_on_two_nodes_of_which_one_is_killed_go_on(
 def test_a_driver_that_is_started_again_waits_for_the_job_of_the_first(
     store: Store, launcher: LauncherConfig, journal: str, console: Console
 ) -> None:
-    paths = os.pathsep.join([str(SUPPORT), *sys.path])
     hold(journal, 3)
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, store.root, journal, launcher.ray.address],
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    driver = start_driver(DRIVER, store.root, journal, launcher.ray.address)
     wait_until(lambda: len(counted(journal)) == 3)
     driver.kill()
     driver.wait()

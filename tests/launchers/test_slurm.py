@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import start_driver
 from job_steps import (
     add_ranks,
     at_most,
@@ -24,7 +24,6 @@ from job_steps import (
     log_of,
     where,
 )
-from places import SUPPORT
 from rich.console import Console
 from waiting import HANGS_SECONDS, hold, let_go, wait_until
 
@@ -92,16 +91,6 @@ store, journal, folder = sys.argv[1:]
 config = LauncherConfig(use=["slurm"], slurm=SlurmConfig(folder=folder, poll_seconds=1.0))
 run([count_to(6, journal, heed=False)], store, launcher=config)
 """
-
-
-def start_driver(code: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-    paths = os.pathsep.join([str(SUPPORT), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
 
 
 def test_steps_run_as_jobs_and_make_what_they_make_here(

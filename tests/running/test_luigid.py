@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers import start_driver
 from job_steps import lines, where
-from places import SUPPORT
 from rich.console import Console
 from toy_steps import Times, add, journal_lines, multiply, numbers
 from waiting import HANGS_SECONDS, wait_until
@@ -76,16 +76,6 @@ def _wait_for(url: str) -> None:
         return True
 
     wait_until(answers, f"luigid starts at {url}")
-
-
-def start_driver(code: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 def test_drivers_of_one_luigid_do_each_step_once(luigid: str, store: Store, tmp_path: Path) -> None:
