@@ -136,7 +136,7 @@ def was_unfit(package: str) -> bool:
 
 
 def _unfit(package: str) -> Path:
-    return _place("unfit", package)
+    return _place("leaves traces", package)
 
 
 def _place(kind: str, package: str) -> Path:
