@@ -150,6 +150,7 @@ class LocalLauncher:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow could not fork
             devices.ORDER: devices.BY_BUS,
             **os.environ,
             "PYTHONPATH": import_path(),

@@ -1,9 +1,9 @@
 """Compiles project code with marks, and keeps the code among the caches of the user.
 
 A worker compiles each project module that it imports, and for the steps that ship with Temper this
-takes as long as importing a library. The code depends on the content of the file, its path and this
-interpreter, and on two things that differ between workers: the names of the marks and their
-numbers. So the code that is kept has stand-ins for these, and a worker puts its own in their place.
+takes as long as importing a library. The code depends on the content of the file and on this
+interpreter, and on three things that differ between workers: the path of the file, the names of the
+marks and their numbers. A worker puts its own in the place of those in the code that is kept.
 """
 
 import ast
@@ -37,15 +37,16 @@ class MarkedCode:
     units: list[str] | None
     _code: CodeType
 
-    def placed(self, ran: str, looks: str, first: int) -> CodeType:
-        """The code whose marks call ``ran``, with numbers from ``first`` on, and ``looks``."""
-        return _placed(self._code, {_RAN: ran, _LOOKS: looks}, first)
+    def placed(self, path: str, ran: str, looks: str, first: int) -> CodeType:
+        """The code of a file whose marks call ``ran``, with numbers from ``first`` on, and
+        ``looks``."""
+        return _placed(self._code, path, {_RAN: ran, _LOOKS: looks}, first)
 
 
 def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
     """Compile a module, or find its code in the cache. Raise what a compiler raises."""
     is_plain = type(loader) is SourceFileLoader  # another one may compile in another way
-    about = json.dumps([_COMPILERS, sys.version, sys.flags.optimize, path]).encode()
+    about = json.dumps([_COMPILERS, sys.version, sys.flags.optimize]).encode()
     place = shelf.place("compiled", about + content)
     if is_plain:
         with suppress(OSError, ValueError, TypeError, EOFError):
@@ -69,17 +70,17 @@ def _compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode
     return MarkedCode(units, loader.source_to_code(tree, path))  # type: ignore[arg-type]
 
 
-def _placed(code: CodeType, names: Mapping[str, str], first: int) -> CodeType:
+def _placed(code: CodeType, path: str, names: Mapping[str, str], first: int) -> CodeType:
     def value(constant: Any) -> Any:
         if isinstance(constant, CodeType):
-            return _placed(constant, names, first)
+            return _placed(constant, path, names, first)
         if isinstance(constant, bytes) and constant.startswith(_NUMBER):
             return first + int(constant.removeprefix(_NUMBER))
         return constant
 
     constants = tuple(map(value, code.co_consts))
     called = tuple(names.get(name, name) for name in code.co_names)
-    return code.replace(co_consts=constants, co_names=called)
+    return code.replace(co_filename=path, co_consts=constants, co_names=called)
 
 
 _COMPILERS = shelf.version_of(

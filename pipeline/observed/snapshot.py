@@ -93,7 +93,7 @@ class Snapshot:
         first = self._observation.add_module(module, path, content, code.units)
         if code.units and first + len(code.units) > MOST_MARKS:
             raise ValueError("there are more functions than marks")
-        return code.placed(self._observation.mark, self._observation.look, first)
+        return code.placed(path, self._observation.mark, self._observation.look, first)
 
 
 def _show(path: str, content: bytes) -> None:

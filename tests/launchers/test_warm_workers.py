@@ -339,6 +339,26 @@ def test_a_run_of_one_step_is_forked_too(lab: Lab) -> None:
     assert lab.importers == [made["parent"]]
 
 
+def test_pyarrow_is_imported_once_too(lab: Lab) -> None:
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    imported = []
+    sys.addaudithook(lambda event, of: imported.append(of[0]) if event == "import" else None)
+    import heavy, pyarrow.parquet
+    table = pyarrow.table({"number": [number, 7]})
+    pyarrow.parquet.write_table(table, out.path / "table.parquet")
+    back = pyarrow.parquet.read_table(out.path / "table.parquet", use_threads=True)
+    return told(is_executed="pyarrow.lib" in imported, numbers=back["number"].to_pylist())
+"""
+    )
+    warm, fresh = lab.run("warm"), lab.run("fresh")
+    assert [said["is_executed"] for said in warm + fresh] == [False] * 3 + [True] * 3
+    for name in ("discovered", "digest", "numbers"):
+        assert [said[name] for said in warm] == [said[name] for said in fresh]
+
+
 def test_a_step_that_may_do_without_the_library_is_forked_by_a_parent_without_it(
     lab: Lab,
 ) -> None:

@@ -197,7 +197,8 @@ def test_source_that_is_edited_later_is_shown_as_it_runs(
 def test_code_is_compiled_once_for_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file := tmp_path / "marked.py").write_text("# mine\n" + SOURCE)
+    for name in ("marked.py", "copy.py"):
+        (tmp_path / name).write_text("# mine\n" + SOURCE)
     (first := tmp_path / "first.py").write_text("def other():\n    return 1\n")
 
     def parts(code: CodeType) -> list[object]:
@@ -208,7 +209,7 @@ def test_code_is_compiled_once_for_all_workers(
         return [code.co_code, code.co_varnames, code.co_linetable, code.co_qualname, *inner]
 
     seen = []
-    for number in range(2):
+    for number, file in enumerate(map(tmp_path.joinpath, ("marked.py", "copy.py"))):
         observation = Observation.begin(Rules.of("app", [str(tmp_path)], []))
         Snapshot(observation).install()
         if number:  # marks have other numbers
@@ -221,6 +222,7 @@ def test_code_is_compiled_once_for_all_workers(
         assert ran(observation) == set()
         assert (module.plain(1), list(module.counting(3))) == (2, [0, 1, 3])
         assert ran(observation) == {"plain", "counting"}
+        assert {f.__code__.co_filename for f in (module.plain, module.Shape.area)} == {str(file)}
         observation.forget()
     assert seen[0] == seen[1]
 

@@ -3,7 +3,7 @@
 The parent may not fork workers after the import of a library that leaves a thread, an open file or
 a signal handler behind, seeds a random generator, loads project code, or reads a file that counts
 as a dependency. (OpenBLAS starts threads on import and ends them at a fork, so the parent forks
-once before it checks.)
+once before it checks, if there are threads.)
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def import_all(
         with witnessed(rules) as seen, noting(imported, package):
             for item in items:
                 _import(item)
-        _fork_once()
+        _end_threads()
         imported.listed_in_vain[package] = [path for kind, path in seen if kind == "list"]
         is_used = any(kind != "list" or os.path.lexists(path) for kind, path in seen)
         if is_used or Traces.now() != before or _has_project_code(imported, packages):
@@ -137,7 +137,7 @@ def was_unfit(package: str) -> bool:
 
 
 def _unfit(package: str) -> Path:
-    return _place("unfit", package)
+    return _place("leaves traces", package)
 
 
 def _place(kind: str, package: str) -> Path:
@@ -220,8 +220,10 @@ def _numbers_seeded() -> str | None:
     return repr(numbers.get_state(legacy=False))
 
 
-def _fork_once() -> None:
-    """Fork once, since some libraries end their threads at a fork."""
+def _end_threads() -> None:
+    """Fork once if there are threads, since some libraries end theirs at a fork."""
+    if len(os.listdir("/proc/self/task")) == 1:
+        return  # after a fork, the first write to each page of memory is a fault
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
