@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from steps.models.sharded_tensors import Whole
 from steps.training.config import OptimizerConfig
-from steps.training.optimizer import of_same_names
+from steps.training.optimizer import decays, of_same_names
 
 Tensors = Mapping[str, Tensor]
 """By the names of a model's parameters."""
@@ -54,7 +54,7 @@ def updated(state: State, gradient: Tensors, rate: float, config: OptimizerConfi
     for name, g in gradient.items():
         means[name] = m = state.means[name].lerp(g, 1 - beta1)
         squares[name] = v = state.squares[name] * beta2 + g * g * (1 - beta2)
-        decay = config.weight_decay if g.ndim >= 2 else 0.0
+        decay = config.weight_decay if decays(name, g) else 0.0
         kept = state.weights[name] * (1 - rate * decay)
         weights[name] = kept - size * m / (v.sqrt() / root + config.adam_epsilon)
     return State(weights, means, squares, steps)

@@ -34,10 +34,11 @@ def add_adapter(
 ) -> "PeftModel":
     """Add adapters to linear layers of `model`, in place, and freeze all other weights.
 
-    Without `target_modules`, all linear layers except the head get an adapter. `task` is `peft`'s
-    name of the model's task; with None, `peft` requires no particular methods of the model.
+    Without `target_modules`, all linear layers except the head and those of `_left_out` get an
+    adapter. `task` is `peft`'s name of the model's task; with None, `peft` requires no particular
+    methods of the model.
 
-    Raises ValueError, which names the module, if `model` has no such module; or if an adapter would
+    Raises ValueError, which names the module, if `model` has no such layer; or if an adapter would
     be on a matrix that head and embeddings share. To merge it would change both, and the saved
     model would not equal the trained one.
     """
@@ -50,6 +51,7 @@ def add_adapter(
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] (any number is)
         lora_dropout=config.dropout,
         target_modules=targets,
+        exclude_modules=_left_out(model, named=bool(config.target_modules)) or None,
         task_type=task,  # pyright: ignore[reportArgumentType]
     )
     with torch.random.fork_rng():
@@ -64,21 +66,57 @@ def add_adapter(
 
 
 def _require_modules(model: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise ValueError if a name is no module's; `peft` passes over a name beside others."""
-    modules = dict(model.named_modules())
+    """Raise ValueError if no layer that can have an adapter has one of these names; `peft` passes
+    over a name beside others."""
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, _LAYERS) and takes_adapter(m)}
     for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in modules):
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
             embeddings = cast("nn.Embedding", model.get_input_embeddings())
             matrices = (
                 name
-                for name, m in modules.items()
+                for name, m in layers.items()
                 if isinstance(m, (nn.Linear, Conv1D)) and m.weight is not embeddings.weight
             )
             known = ", ".join(sorted({name.rpartition(".")[2] for name in matrices}))
             raise ValueError(
-                f"target_modules names {target}, which {type(model).__name__} does not have; it "
-                f"has {known}"
+                f"target_modules names {target}, and {type(model).__name__} has no such layer that "
+                f"an adapter can be added to; it has {known}"
             )
+
+
+_LAYERS = (nn.Linear, Conv1D, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""The layers for which `peft` has an adapter."""
+
+
+def _left_out(model: PreTrainedModel, named: bool) -> list[str]:
+    """The linear layers, by name, that get no adapter: those that are none but in name; and, unless
+    layers are `named`, those that `peft` refuses."""
+    refused = () if named or model.config.model_type not in _MAMBA else ("out_proj",)
+    return [
+        name
+        for name, module in model.named_modules()
+        if not takes_adapter(module) or name.rpartition(".")[2] in refused
+    ]
+
+
+_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Models whose layers hand the weight of `out_proj` to a kernel, which an adapter would not see."""
+
+
+@torch.no_grad()
+def takes_adapter(module: nn.Module) -> bool:
+    """Whether what an adapter computes can be added to what a module returns. It cannot for a
+    linear layer whose class returns something else than a row of its output for a row of its input:
+    Llama 4's router returns a tuple."""
+    if not isinstance(module, nn.Linear) or type(module).forward is nn.Linear.forward:
+        return True
+    if tuple(module.weight.shape) != (module.out_features, module.in_features):
+        return True  # of 4 bits, which `peft` knows
+    try:
+        result = module(module.weight.new_zeros(1, module.in_features))
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return isinstance(result, Tensor) and result.shape == (1, module.out_features)
 
 
 def _require_untied(model: PreTrainedModel) -> None:
@@ -190,6 +228,7 @@ def save_adapter(adapted: "PeftModel", folder: Path) -> None:
     assert isinstance(described, peft.LoraConfig)
     if not isinstance(described.target_modules, str):
         described.target_modules = sorted(described.target_modules or ())
+    described.exclude_modules = sorted(described.exclude_modules or ()) or None
     described.save_pretrained(str(folder))
 
 

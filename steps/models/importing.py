@@ -96,12 +96,15 @@ def _left_out(names: list[str]) -> dict[str, list[str]]:
 
 def _kind(source: str, where: dict[str, Any]) -> Any:
     """The auto class for the language model of a source; raises ValueError if its weights are
-    quantised, or an adapter lies beside them."""
+    quantised, an adapter lies beside them, or the adapter is all there is."""
     if "gguf_file" in where:
         return AutoModelForCausalLM
+    is_adapted = _file_of(source, ADAPTER_FILE, where) is not None
+    if is_adapted and _file_of(source, "config.json", where) is None:
+        raise ValueError("an adapter without its base")
     config = AutoConfig.from_pretrained(source, **where, trust_remote_code=False)
     _require_floats(config)
-    require_no_adapter(_file_of(source, ADAPTER_FILE, where) is not None, source)
+    require_no_adapter(is_adapted, source)
     return language_model_of(config)
 
 
@@ -143,6 +146,9 @@ _MEANINGS = {
     "unpack_from requires a buffer": "its .gguf file is cut off; download it again",
     "both a whole model and an adapter": "an adapter (adapter_config.json) lies beside a whole "
     "model, which may have it merged already; take a folder with the one of them that you mean",
+    "an adapter without its base": "it holds an adapter without its base; merge them with peft "
+    "(PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()), save that with the base's "
+    "tokenizer, and name the folder",
     "trust_remote_code": "it brings code of its own, which is not run; take a model whose "
     "architecture transformers has",
     "Unrecognized configuration class": "its config.json describes no language model that "

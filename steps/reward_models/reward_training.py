@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from steps.models.adapters import add_adapter
+from steps.models.adapters import add_adapter, takes_adapter
 from steps.models.config import LoraConfig
 from steps.models.value_head import value_head
 from steps.models.workplace import Workplace
@@ -99,8 +99,11 @@ def reward_objective(pairs: Pairs, loss: BradleyTerry) -> Objective:
 
 def adapt(model: PreTrainedModel, lora: LoraConfig, seed: int) -> "PeftModel":
     """Add adapters to the linear layers of the model's body. The head is trained in full."""
-    layers = model.base_model.named_modules()
-    linear = {name.rpartition(".")[2] for name, m in layers if isinstance(m, nn.Linear | Conv1D)}
+    linear = {
+        name.rpartition(".")[2]
+        for name, m in model.base_model.named_modules()
+        if isinstance(m, nn.Linear | Conv1D) and takes_adapter(m)
+    }
     targets = lora.target_modules or sorted(linear)
     adapted = add_adapter(model, replace(lora, target_modules=targets), seed, task=None)
     value_head(model).weight.requires_grad_(True)

@@ -34,7 +34,7 @@ class Updater:
         self._updated = dict(self._parameters)
         if master_weights:
             self._updated = {name: _master(p) for name, p in self._parameters.items()}
-        self._optimizer = build_optimizer(self._updated.values(), config)
+        self._optimizer = build_optimizer(self._updated, config)
         if config.eight_bit:
             self._keep_embeddings_in_float32(model)
         self._max_norm = config.max_grad_norm
@@ -119,16 +119,18 @@ class Updater:
             parameter.copy_(master)
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """Fused AdamW over `parameters`, with weight decay for matrices only, not for biases and norm
-    weights; or bitsandbytes' AdamW with a state of 8 bits.
+def build_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    """Fused AdamW over `parameters`, with weight decay for those that `decays` names; or
+    bitsandbytes' AdamW with a state of 8 bits.
 
     Raises ValueError if bitsandbytes is needed and not installed.
     """
-    parameters = list(parameters)
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2]},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in parameters.items() if decays(name, p)]},
+        {
+            "params": [p for name, p in parameters.items() if not decays(name, p)],
+            "weight_decay": 0.0,
+        },
     ]
     settings: dict[str, Any] = {
         "lr": config.learning_rate,
@@ -142,6 +144,14 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
     from bitsandbytes.optim.adamw import AdamW8bit
 
     return AdamW8bit(groups, **settings)
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay is for this parameter: for matrices, but not for biases and norm
+    weights. Some of these have two axes: a bias for each expert (gpt-oss), a norm for each head
+    (Command R+). Their names tell."""
+    module, _, own = f".{name}".rpartition(".")
+    return parameter.ndim >= 2 and "bias" not in own and "norm" not in module.rpartition(".")[2]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:

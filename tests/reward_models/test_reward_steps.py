@@ -1,6 +1,7 @@
 """The steps of reward models: composed, refused, run one after the other, and interrupted."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -263,17 +264,26 @@ def test_equal_completions_have_equal_scores_whatever_is_beside_them(
         assert alone["scores"] == together[number]["scores"][::-1]
 
 
-def test_a_completion_is_scored_as_transformers_scores_the_rendered_chat(
-    model: Path, tmp_path: Path
+@pytest.mark.parametrize("after_a_turn", ["", "w1 "])
+def test_a_completion_is_scored_as_transformers_scores_the_chat_up_to_its_end_of_turn(
+    model: Path, tmp_path: Path, after_a_turn: str
 ) -> None:
+    """What a template writes after a turn, as the line break of ChatML, is not read."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    (record,), _ = scored(model, tmp_path, completions(1))
-    classifier = AutoModelForSequenceClassification.from_pretrained(model)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<end> ", f"<end> {after_a_turn}"))
+    (record,), _ = scored(folder, tmp_path, completions(1))
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     for text, score in zip(record["completions"], record["scores"], strict=True):
         chat = [*record["prompt"], {"role": "assistant", "content": text}]
-        ids = tokenizer.apply_chat_template(chat, return_tensors="pt")["input_ids"]
+        written = tokenizer.apply_chat_template(chat, tokenize=False)
+        assert written.endswith(f"<end> {after_a_turn}")
+        up_to_its_end = written[: written.rindex("<end>") + len("<end>")]
+        ids = tokenizer(up_to_its_end, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             assert classifier(input_ids=ids).logits.item() == pytest.approx(score, abs=1e-5)
 

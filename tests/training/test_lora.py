@@ -244,6 +244,38 @@ def test_modules_that_the_model_lacks_are_named(policy: Path) -> None:
             add_adapter(load_model(policy), LoraConfig(target_modules=targets), seed=0)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "left_out"), [("llama4_text", "feed_forward.router"), ("mamba2", "out_proj")]
+)
+def test_a_layer_that_takes_no_adapter_is_left_out_unless_it_is_named(
+    tmp_path: Path, model_type: str, left_out: str
+) -> None:
+    """A router that returns more than its product, and a layer whose weight a kernel reads."""
+    policy = model_folder(tmp_path / "policy", lambda: tiny(model_type, vocab_size=64).float())
+    config = TrainConfig(batch_size=4, max_steps=2, optimizer=FAST, lora=LORA)
+    run_sft(
+        policy, demonstration_records(8), config, Workplace(tmp_path / "out", tmp_path / "scratch")
+    )
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (policy, tmp_path / "out")
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any(left_out in name for name in changed)
+    base = AutoModelForCausalLM.from_pretrained(policy)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "out" / "adapter").merge_and_unload()
+    for name, weight in adapted.state_dict().items():
+        torch.testing.assert_close(weight, after.get(name, weight))
+    named = LoraConfig(target_modules=[left_out.rpartition(".")[2]])
+    with pytest.raises(ValueError, match=named.target_modules[0]):
+        add_adapter(load_model(policy), named, seed=0)
+
+
+def test_what_is_no_layer_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"names experts, and .* no such layer .* it has k_proj"):
+        add_adapter(tiny("gpt_oss"), LoraConfig(target_modules=["experts"]), seed=0)
+
+
 def test_modules_of_gpt2_are_named_without_the_head_that_is_refused() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match=r"it has c_attn, c_fc, c_proj$"):

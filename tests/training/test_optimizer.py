@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from benchmarks.architectures import tiny
 from steps.evaluation.config import EvaluateConfig, KlConfig
 from steps.models.config import Dtype
 from steps.scoring.config import Attention, ReferenceConfig
@@ -60,17 +61,42 @@ def test_no_step_is_wasted_on_a_rate_of_zero(
     assert all(0 < r <= 1 for r in rates(total, warmup_steps=warmup_steps, schedule=schedule))
 
 
-def test_only_matrices_decay() -> None:
-    model = nn.Linear(3, 2)
+def decayed(model: nn.Module) -> set[str]:
+    """The parameters that weight decay changes."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = build_optimizer(
-        model.parameters(), OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
-    )
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
+    optimizer = build_optimizer(dict(model.named_parameters()), config)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    torch.testing.assert_close(model.weight.detach(), before["weight"] * 0.95)
-    assert torch.equal(model.bias.detach(), before["bias"])
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    for name in changed:
+        torch.testing.assert_close(model.get_parameter(name).detach(), before[name] * 0.95)
+    return changed
+
+
+def test_only_matrices_decay() -> None:
+    assert decayed(nn.Linear(3, 2)) == {"weight"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "spared"),
+    [
+        ("gpt_oss", {}, {"gate_up_proj_bias", "down_proj_bias"}),
+        ("cohere", {"use_qk_norm": True}, {"q_norm.weight", "k_norm.weight"}),
+    ],
+)
+def test_a_bias_of_each_expert_and_a_norm_of_each_head_do_not_decay(
+    model_type: str, settings: dict[str, Any], spared: set[str]
+) -> None:
+    model = tiny(model_type, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1  # biases are made as zeros, which decay to themselves
+    matrices = {name for name, p in model.named_parameters() if p.ndim >= 2}
+    without = matrices - decayed(model)
+    assert {name for name in without if not name.endswith(tuple(spared))} == set()
+    assert all(any(name.endswith(end) for name in without) for end in spared)
 
 
 def bfloat16_layer() -> nn.Linear:
