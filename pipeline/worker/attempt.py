@@ -49,7 +49,14 @@ from pipeline.worker.failure import failure_of
 from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.spending import of_devices, spent
 from pipeline.worker.stopping import Stopping
-from pipeline.worker.torchrun import ALONE, Node, RankResult, run_ranks, this_node
+from pipeline.worker.torchrun import (
+    ALONE,
+    Node,
+    RankResult,
+    forget_other_ranks,
+    run_ranks,
+    this_node,
+)
 
 PEERS_SECONDS = 5.0
 """Within this time all nodes of a step receive a request to stop."""
@@ -62,6 +69,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
     and 76 if another process owns the attempt.
     """
     exit_with_driver()
+    forget_other_ranks()
     with contextlib.suppress(OSError):  # this machine may not have the folder
         os.chdir(os.environ.pop(FOLDER, ""))
     fs, path = fsspec.url_to_fs(spec_url)

@@ -49,6 +49,21 @@ class Node:
 ALONE = Node(0, "")
 
 
+_OF_A_RANK = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""The variables that ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job."""
+
+
+def forget_other_ranks() -> None:
+    """Remove the variables of a rank that this worker may have from whoever started the driver: a
+    step in one process would wait for the other ranks."""
+    for name in _OF_A_RANK:
+        os.environ.pop(name, None)
+
+
 def this_node() -> Node:
     """The node of this process."""
     return Node(int(os.environ.get(NODE, "0")), os.environ.get(MASTER, ""))

@@ -93,6 +93,15 @@ def test_a_program_without_standard_input_runs_its_steps(tmp_path: Path) -> None
     assert script.run(redirections="<&-") == ("0", True)
 
 
+def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    script = Script(tmp_path, "import os", "'WORLD_SIZE' in os.environ or 'RANK' in os.environ")
+    assert script.run() == ("False", True)
+
+
 @pytest.mark.parametrize("name", ["folder/__main__.py", "train", "train.v2.py"])
 def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
     tmp_path: Path, name: str
