@@ -54,7 +54,7 @@ _OF_A_RANK = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-"""The variables that ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job."""
+"""What ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job."""
 
 
 def forget_other_ranks() -> None:
