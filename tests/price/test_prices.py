@@ -218,7 +218,7 @@ def test_a_time_that_depends_on_the_kind_of_gpu_is_known_once_that_is_named(stor
     text = shown(*planned(store, train=step))
     assert "! price_is_of_a_gpu: how long it takes depends on the kind of GPU" in text
     assert "accelerator=H100" in text
-    text = shown(*planned(store, train=step.on(accelerator="H100")))
+    text = shown(*planned(store, train=step.on(gpus=8, accelerator="H100")))
     assert "~60 s" in text
     assert "!" not in text
 
