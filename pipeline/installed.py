@@ -38,11 +38,18 @@ def folder_of_packages(path: str) -> str:
     return max(below[:end], _RECORDS.folder_of(path), key=len)
 
 
+def settle() -> None:
+    """Read no more records: what is in a folder that a step adds to ``sys.path`` is unknown to
+    plans, so it must not count as installed."""
+    _RECORDS.is_settled = True
+
+
 class _Records:
     """The files of distributions in folders of ``sys.path`` that are not called like a library's,
     and their packages. A file of the project may lie beside them."""
 
     def __init__(self) -> None:
+        self.is_settled = False
         self._path: list[str] = []
         self._read: set[str] = set()
         self._found: dict[str, tuple[str, str]] = {}
@@ -50,7 +57,7 @@ class _Records:
     def folder_of(self, path: str) -> str:
         """The folder that holds the distribution of a file, with a slash at its end; empty if no
         distribution has the file, or if it was edited."""
-        if self._path != sys.path:
+        if not self.is_settled and self._path != sys.path:
             self.read()
         folder, digest = self._found.get(path, ("", ""))
         return folder if not digest or _is_still(path, digest) else ""
@@ -106,8 +113,7 @@ def _has(path: str, digest: str, *_state: int) -> bool:
     return base64.urlsafe_b64encode(found).rstrip(b"=") == expected.encode()
 
 
-# Both now: inside the import hook, sysconfig would import its data half-initialised, and what the
-# process of a step reads is observed.
+# now: inside the import hook, sysconfig would import its data half-initialised
 _OF_THE_INTERPRETER = tuple(
     f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

@@ -46,7 +46,7 @@ class Snapshot:
             path = loader.get_filename(fullname)
             if is_core(fullname):  # the core is never part of a project
                 return kept(loader, fullname)
-            with unobserved():  # it may read a record of installed files
+            with unobserved():  # it may read the file
                 is_installed = in_library(path)
             if is_installed and fullname.partition(".")[0] != self._home:
                 return kept(loader, fullname)

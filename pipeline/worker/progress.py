@@ -84,7 +84,7 @@ class ProgressWriter:
         if time.monotonic() - self._last < SILENCE_SECONDS:
             self._doing = ""
             return
-        with unobserved():  # it may read a record of installed files
+        with unobserved():  # it may read the files of libraries
             doing = place_of(frame)
         if doing and doing != self._doing:
             with contextlib.suppress(OSError, TypeError, ValueError), self._lock:

@@ -136,6 +136,29 @@ def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_
     assert script.run() == ("1", False)
 
 
+def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
+    tmp_path: Path,
+) -> None:
+    """A plan does not know the folder, so it could not see that the library is edited."""
+    script = Script(tmp_path, "import sys", "imported()")
+    install(script, LIBRARY)
+    text = (tmp_path / "script.py").read_text()
+    script.write(
+        "script.py",
+        """
+        def imported():
+            sys.path.insert(0, __file__.rpartition("/")[0] + "/libraries")
+            import a_library
+            return a_library.VALUE
+
+        """
+        + textwrap.indent(text, " " * 8),
+    )
+    assert script.run() == ("1", True)
+    script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", "2"))
+    assert script.run() == ("2", True)
+
+
 def test_a_path_that_holds_more_than_names_of_folders_is_no_fault(tmp_path: Path) -> None:
     (tmp_path / "a-1.0.dist-info").mkdir()
     code = f"import sys; sys.path += [None, {os.fsencode(tmp_path)!r}]; import pipeline"
