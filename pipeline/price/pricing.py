@@ -36,6 +36,7 @@ LARGEST_READ = 2**20
 MOST_OF_ANOTHER = 5
 """The most attempts of each other step that a price takes into account."""
 _NO_ESTIMATOR = Estimator()
+_A_KIND = "H100"
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class Pricer:
             foreseen.scratch,
             is_rough=not (own or others),
             capacity=hardware.memory or foreseen.capacity,
-            note=foreseen.note,
+            note=foreseen.note or _kind_wanted(step, hardware, size_of, seconds),
             wait=foreseen.wait,
         )
         return price, foreseen.sizes if disk is None else {**foreseen.sizes, "bytes": disk}
@@ -316,6 +317,20 @@ def _at_pace(
     if foreseen.seconds is None or seconds is None or not _is_amount(seconds):
         return foreseen
     return _foresee(step, hardware, size_of, seconds / foreseen.seconds)
+
+
+def _kind_wanted(
+    step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes], seconds: float | None
+) -> str:
+    """How to make a time known that depends on nothing but the kind of GPU; empty otherwise."""
+    if seconds is not None or not hardware.devices or hardware.model:
+        return ""
+    if _foresee(step, replace(hardware, model=_A_KIND), size_of).seconds is None:
+        return ""
+    return (
+        "how long it takes depends on the kind of GPU; name it in the step's request, as in "
+        f"accelerator={_A_KIND}"
+    )
 
 
 def _overhead(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) -> float | None:

@@ -12,6 +12,9 @@ packs show as well, takes forwards of its own then.
 The rounding of a model of 16 bits would hide much of that, so it is compared in float32 first. Its
 own dtype then shows only whether the kernels of that dtype are right.
 
+Packs of a run may be longer than those that are compared. The only thing that depends on that is
+known by name (`scaled_by_place`).
+
 A run skips the comparison if its reference was packed, with the same model, the same libraries and
 the same kind of device: then the reference made it, on all examples of the run.
 """
@@ -19,6 +22,8 @@ the same kind of device: then the reference made it, on all examples of the run.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -127,7 +132,10 @@ def choose_attention(
     if ranks.count > 1 and any(group.images for group in groups):
         raise ValueError("rows with images are read on one device; use one rank")
     probe = scorer.readout.probe
-    packing = scorer.examine(lambda model: check_packing(model, groups, wanted, is_known, probe))
+    tokens = scorer.tokens_per_forward
+    packing = scorer.examine(
+        lambda model: check_packing(model, groups, wanted, is_known, probe, tokens)
+    )
     if len(set(ranks.gather(packing.layout))) > 1:
         raise ValueError("packed, the model is right on some ranks only; set attention=padded")
     if packing.notice and ranks.is_first:
@@ -141,6 +149,7 @@ def check_packing(
     wanted: Attention = Attention.auto,
     is_known: bool = False,
     probe: Probe = token_logps,
+    tokens_per_forward: int = 0,
 ) -> Packing:
     """Choose the first of packs, padded batches and single sequences that is wanted and correct,
     and set the model's attention to match.
@@ -148,18 +157,22 @@ def check_packing(
     Args:
         groups: all examples that the model will read, including held-out ones.
         is_known: packs are known to be correct, so nothing is computed.
+        tokens_per_forward: the most tokens of a pack of several groups.
 
     Raises ValueError if `wanted` is `packed` and packs are not correct, for a model that is not
     causal, and for an example that has more tokens than the model has positions.
     """
     require_positions(model, *longest(groups))
-    if is_known and wanted is not Attention.padded:
+    largest = max(group.packed_tokens for group in groups)
+    by_place = scaled_by_place(model, max(tokens_per_forward, largest))
+    if is_known and wanted is not Attention.padded and by_place is None:
         read_alone(model)
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        exact, why_rounded = found_in_float32(model, lambda: _tried(model, groups, wanted, probe))
-        return replace(_tried(model, groups, wanted, probe, exact), why_rounded=why_rounded)
+        tried = partial(_tried, model, groups, wanted, probe, by_place)
+        exact, why_rounded = found_in_float32(model, tried)
+        return replace(tried(exact), why_rounded=why_rounded)
 
 
 def _tried(
@@ -167,10 +180,14 @@ def _tried(
     groups: Sequence[TokenGroup],
     wanted: Attention,
     probe: Probe,
+    by_place: str | None,
     exact: Packing | None = None,
 ) -> Packing:
     """The first way of reading `groups` that is wanted and correct; also by `exact`, if given, the
-    result in float32."""
+    result in float32.
+
+    by_place: why larger packs than those of the comparison would not be correct, if so.
+    """
     _read_by_itself(model)
     compared = _telling(groups)
     pack = make_pack(compared).to(model.device)
@@ -182,7 +199,7 @@ def _tried(
     fault = None if exact is None else exact.why_not
     if wanted is not Attention.padded:
         near = None if exact is None else exact.read
-        read = fault or by_length or _try_packed(model, pack, probe, expected, near)
+        read = fault or by_place or by_length or _try_packed(model, pack, probe, expected, near)
         if isinstance(read, Tensor):
             return Packing(Attention.packed, compared=compared, read=read)
         fault = read
@@ -279,6 +296,29 @@ def rescaled_rotation(model: PreTrainedModel, tokens: int) -> str | None:
             if tokens > limit:
                 return _longer(model, limit, tokens)
     return None
+
+
+def scaled_by_place(model: PreTrainedModel, tokens: int) -> str | None:
+    """A sentence if the model's layers scale a query by its place in a forward and not by its
+    position in its sequence, and a forward of `tokens` tokens is long enough for that; else None.
+
+    So do layers without rotations of Llama 4 (attention temperature, Nakanishi 2025,
+    https://arxiv.org/abs/2501.19399): by 1 below `floor_scale` tokens, and by more from there on.
+    """
+    limits = [
+        int(cast(Any, layer).floor_scale)
+        for layer in model.modules()
+        if getattr(layer, "attn_temperature_tuning", False) and not getattr(layer, "use_rope", True)
+    ]
+    return _by_place(model, min(limits), tokens) if limits and tokens >= min(limits) else None
+
+
+@execution_detail
+def _by_place(model: PreTrainedModel, limit: int, tokens: int) -> str:
+    return (
+        f"from {limit} tokens on {type(model).__name__} scales a query by its place in a forward, "
+        f"and a forward has up to {tokens}"
+    )
 
 
 @execution_detail

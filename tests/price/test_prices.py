@@ -12,6 +12,7 @@ from priced_steps import (
     price_breaks,
     price_is_missing,
     price_is_nonsense,
+    price_is_of_a_gpu,
     price_is_slow,
     sum_rows,
     unpriced,
@@ -210,6 +211,16 @@ def test_what_no_attempt_can_have_taken_is_not_believed(expected: float, took: f
 def experiences(store: Store) -> list[Experience]:
     run({"sum": sum_rows(write_rows(3))}, store, console=Console(quiet=True))
     return list(filter(None, map(experience_of, Catalog(store).history("sum_rows"))))
+
+
+def test_a_time_that_depends_on_the_kind_of_gpu_is_known_once_that_is_named(store: Store) -> None:
+    step = price_is_of_a_gpu().on(gpus=8)
+    text = shown(*planned(store, train=step))
+    assert "! price_is_of_a_gpu: how long it takes depends on the kind of GPU" in text
+    assert "accelerator=H100" in text
+    text = shown(*planned(store, train=step.on(accelerator="H100")))
+    assert "~60 s" in text
+    assert "!" not in text
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_runs(store: Store) -> None:

@@ -166,6 +166,26 @@ def long_rope() -> PreTrainedModel:
     return tiny("phi3", rope_parameters=rope, original_max_position_embeddings=40).float()
 
 
+def test_packs_are_not_longer_than_those_that_llama_4_reads_as_single_sequences() -> None:
+    """Its layers without rotations scale a query by its place in a forward. That is 1 in the few
+    examples that are compared, and more at the end of a pack of many."""
+    every = 4 * TRAINING
+    limit = sum(group.packed_tokens for group in TRAINING)
+    model = tiny(
+        "llama4_text", attn_temperature_tuning=True, floor_scale=limit, no_rope_layers=[0, 1]
+    )
+    scorer = Scorer(model, limit - 1)
+    assert choose_attention(scorer, every, Attention.auto).layout is Layout.packed
+    scorer = Scorer(model, 10 * limit)
+    with pytest.warns(UserWarning, match=f"from {limit} tokens on .* by its place in a forward"):
+        assert choose_attention(scorer, every, Attention.auto).layout is Layout.batched
+    found = torch.cat(scorer.logps(scorer.prepare(every)).result().tokens)
+    alone = [parity.own_logps(model, make_pack([group])) for group in every]
+    torch.testing.assert_close(found, torch.cat(alone))
+    known = check_packing(model, every, is_known=True, tokens_per_forward=10 * limit)
+    assert known.layout is Layout.batched
+
+
 def test_a_rotation_that_grows_with_its_sequence_forgets_longer_ones(tmp_path: Path) -> None:
     """transformers keeps the angles of the longest sequence so far, so that logps would depend on
     what was read before, and on where a run was interrupted. The angles are those of a whole

@@ -40,7 +40,11 @@ def _slow(call: Call) -> Foreseen:
     return Foreseen(note="plan again", wait=ASKED.append)
 
 
-SLOW = Estimator(_slow)
+def _by_kind(call: Call) -> Foreseen:
+    return Foreseen(seconds=60.0 if call.hardware.model else None)
+
+
+SLOW, BY_KIND = Estimator(_slow), Estimator(_by_kind)
 ROWS, SUM = Estimator(_rows, _of_rows), Estimator(_sum)
 BROKEN, NONSENSE = Estimator(_breaks), Estimator(_nonsense)
 
@@ -68,6 +72,11 @@ def price_is_nonsense(out: Output) -> None:
 
 @step(estimate="priced_steps:SLOW")
 def price_is_slow(out: Output) -> None:
+    (out.path / "file").write_text("x")
+
+
+@step(estimate="priced_steps:BY_KIND")
+def price_is_of_a_gpu(out: Output) -> None:
     (out.path / "file").write_text("x")
 
 

@@ -8,7 +8,7 @@ import torch
 from rank_processes import run_ranks
 from tiny_models import log_of, model_folder
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from benchmarks.architectures import TRAINING, tiny
 from steps.models.config import Dtype
@@ -160,3 +160,17 @@ def test_a_loss_of_another_form_is_not_added_in_silence(monkeypatch: pytest.Monk
     assert balancing is None
     assert notice is not None
     assert "the load of the experts is not balanced: Qwen3MoeForCausalLM" in notice
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("architecture", "is_told"), [("mixtral", True), ("llama", False)])
+def test_a_reward_model_whose_experts_are_not_balanced_says_so(
+    architecture: str, is_told: bool
+) -> None:
+    """Sequence classifiers of transformers have no such loss, whatever their config says."""
+    config = tiny(architecture, router_aux_loss_coef=COEFFICIENT, num_labels=1).config
+    model = AutoModelForSequenceClassification.from_config(config)
+    balancing, notice = find_balancing(model, None)
+    assert balancing is None
+    told = f"the load of the experts is not balanced: {type(model).__name__}"
+    assert (told in (notice or "")) == is_told

@@ -152,6 +152,10 @@ def find_balancing(
         ids = torch.arange(8, device=model.device)[None]
         with evaluating(model):
             outputs: Any = model(input_ids=ids, use_cache=False, output_router_logits=True)
+            if not hasattr(outputs, "aux_loss"):  # a classifier, which tells nothing of its routers
+                outputs = model.base_model(
+                    input_ids=ids, use_cache=False, output_router_logits=True
+                )
         if not getattr(outputs, "router_logits", None):
             return None, None  # a dense model of a family that has others
         assert isinstance(top_k, int)
