@@ -1609,7 +1609,7 @@ def test_an_entry_that_cannot_be_written_leaves_nothing(
     def refused(*_: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(os, "replace", refused)
+    monkeypatch.setattr("os.replace", refused)
     shelf.save(tmp_path / "kind" / "entry.json", 1)
     assert [*(tmp_path / "kind").iterdir()] == []
 
