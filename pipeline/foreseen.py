@@ -62,7 +62,8 @@ def message_of(
         return limit
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"
-    if isinstance(error, PermissionError) and error.filename and _is_met_by_temper(error):
+    has_name = isinstance(getattr(error, "filename", None), str | bytes)  # not a descriptor
+    if isinstance(error, PermissionError) and has_name and _is_met_by_temper(error):
         return f"{error.filename}: {error.strerror}; {_permit(Path(os.fsdecode(error.filename)))}"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):

@@ -60,9 +60,13 @@ def save(path: Path, value: Any) -> None:
         data = json.dumps(value, separators=(",", ":")).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_checksum(data) + b"\n" + data)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_checksum(data) + b"\n" + data)
+            os.replace(temporary, path)
+        except OSError:  # the disk is full, say
+            os.unlink(temporary)
+            raise
 
 
 def place(kind: str, about: bytes) -> Path:

@@ -11,6 +11,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from pipeline.installed import settle
 from pipeline.observed import taps
 from pipeline.observed.hook import HOOK, unobserved
 from pipeline.observed.observation import Observation
@@ -21,6 +22,7 @@ _RUNS_A_MODULE = "<frozen runpy>"
 def join_as_started() -> None:
     """Observe this process, and what it starts in turn."""
     if (observation := Observation.join()) is not None:
+        settle()
         _note_imports(observation)
         taps.follow_every_process()
 

@@ -11,7 +11,6 @@ import base64
 import json
 import marshal
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -19,11 +18,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import blake3
+
 from pipeline.code import shelf
 from pipeline.observed import marks, natives
 
 _RAN, _LOOKS = "__temper_ran__", "__temper_looks__"
-_NUMBER = b"the number of the mark of temper "
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,26 @@ class MarkedCode:
 
     units: list[str] | None
     _code: CodeType
+    _number: bytes
 
     def placed(self, path: str, ran: str, looks: str, first: int) -> CodeType:
         """The code of a file whose marks call ``ran``, with numbers from ``first`` on, and
         ``looks``."""
-        return _placed(self._code, path, {_RAN: ran, _LOOKS: looks}, first)
+        names = {_RAN: ran, _LOOKS: looks}
+
+        def value(constant: Any) -> Any:
+            if isinstance(constant, CodeType):
+                return placed(constant)
+            if isinstance(constant, bytes) and constant.startswith(self._number):
+                return first + int(constant.removeprefix(self._number))
+            return constant
+
+        def placed(code: CodeType) -> CodeType:
+            constants = tuple(map(value, code.co_consts))
+            called = tuple(names.get(name, name) for name in code.co_names)
+            return code.replace(co_filename=path, co_consts=constants, co_names=called)
+
+        return placed(self._code)
 
 
 def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
@@ -51,7 +66,7 @@ def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
     if is_plain:
         with suppress(OSError, ValueError, TypeError, EOFError):
             units, code = shelf.load(place)
-            return MarkedCode(units, marshal.loads(base64.b64decode(code)))
+            return MarkedCode(units, marshal.loads(base64.b64decode(code)), _number(content))
     made = _compiled(path, content, loader)
     if is_plain:
         code = base64.b64encode(marshal.dumps(made._code)).decode()
@@ -62,25 +77,18 @@ def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
 def _compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
     tree = ast.parse(content, path)
     functions = marks.functions(tree)
-    units = None
+    units, number = None, _number(content)
     if not marks.is_for_a_compiler(tree, content):
         units = [unit for unit, _ in functions]
-        marks.mark(functions, _RAN, [_NUMBER + b"%d" % number for number in range(len(units))])
+        marks.mark(functions, _RAN, [number + b"%d" % n for n in range(len(units))])
         natives.mark(tree, content, _LOOKS)
-    return MarkedCode(units, loader.source_to_code(tree, path))  # type: ignore[arg-type]
+    code = loader.source_to_code(tree, path)  # type: ignore[arg-type]
+    return MarkedCode(units, code, number)
 
 
-def _placed(code: CodeType, path: str, names: Mapping[str, str], first: int) -> CodeType:
-    def value(constant: Any) -> Any:
-        if isinstance(constant, CodeType):
-            return _placed(constant, path, names, first)
-        if isinstance(constant, bytes) and constant.startswith(_NUMBER):
-            return first + int(constant.removeprefix(_NUMBER))
-        return constant
-
-    constants = tuple(map(value, code.co_consts))
-    called = tuple(names.get(name, name) for name in code.co_names)
-    return code.replace(co_filename=path, co_consts=constants, co_names=called)
+def _number(content: bytes) -> bytes:
+    """What stands for numbers of marks in a module's code; no constant of its own begins so."""
+    return blake3.blake3(content).digest()
 
 
 _COMPILERS = shelf.version_of(

@@ -46,7 +46,9 @@ class Snapshot:
             path = loader.get_filename(fullname)
             if is_core(fullname):  # the core is never part of a project
                 return kept(loader, fullname)
-            if in_library(path) and fullname.partition(".")[0] != self._home:
+            with unobserved():  # it may read the file
+                is_installed = in_library(path)
+            if is_installed and fullname.partition(".")[0] != self._home:
                 return kept(loader, fullname)
             return self._compile(fullname, os.path.abspath(path), loader)
 

@@ -20,7 +20,7 @@ from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
-from pipeline.installed import SHIPPED_STEPS, in_library
+from pipeline.installed import SHIPPED_STEPS, in_library, settle
 from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
 from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.hook import unobserved
@@ -55,6 +55,7 @@ class Code:
     def __init__(self, spec: StepSpec):
         self._spec, self._earlier = spec, NO_EARLIER
         module = spec.function.partition(":")[0]
+        settle()
         try:
             self.observation = Observation.begin(_rules(spec, module))
         except OSError as error:
@@ -108,6 +109,7 @@ class Code:
 def join_step() -> None:
     """If a step started this process: import code as its worker does, and be observed."""
     if (observation := Observation.join()) is not None:
+        settle()
         Snapshot(observation).install()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.dag.step import Metrics
 from pipeline.installed import folder_of_packages, in_library
+from pipeline.observed.hook import unobserved
 from pipeline.store.layout import Store
 from pipeline.wire.spec import StepSpec
 
@@ -83,7 +84,8 @@ class ProgressWriter:
         if time.monotonic() - self._last < SILENCE_SECONDS:
             self._doing = ""
             return
-        doing = place_of(frame)
+        with unobserved():  # it may read the files of libraries
+            doing = place_of(frame)
         if doing and doing != self._doing:
             with contextlib.suppress(OSError, TypeError, ValueError), self._lock:
                 self._doing = doing

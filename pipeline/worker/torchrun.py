@@ -48,13 +48,14 @@ class Node:
 
 ALONE = Node(0, "")
 
-
 _OF_A_RANK = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
 )
-"""What ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job."""
+"""What ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job. Told to use an
+agent's store, even a step that makes a group of its own would wait for that agent."""
 
 
 def forget_other_ranks() -> None:

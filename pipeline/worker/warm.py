@@ -56,6 +56,7 @@ WORKER = "pipeline.worker.attempt"
 
 def main(wanted: Mapping[str, Any]) -> NoReturn:
     """Import the libraries, then fork workers until the driver ends."""
+    torchrun.forget_other_ranks()  # as its workers do, which find the environment unchanged
     functions, without = wanted["functions"], wanted["without"]
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)

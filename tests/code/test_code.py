@@ -1603,6 +1603,17 @@ def test_a_file_that_is_not_python_is_named_with_its_line(project: Project) -> N
 # --- what is kept of files that were read ------------------------------------------------------
 
 
+def test_an_entry_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.replace", refused)
+    shelf.save(tmp_path / "kind" / "entry.json", 1)
+    assert [*(tmp_path / "kind").iterdir()] == []
+
+
 def test_a_damaged_entry_of_the_shelf_is_read_anew(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,6 @@ def test_a_step_that_heeds_the_request_has_time_to_save_what_it_has(
 
 TWO_STEPS = """
 import sys
-from drivers import start_driver
 from job_steps import count_to, where
 from pipeline import run
 store, journal = sys.argv[1:]
@@ -226,7 +225,6 @@ def test_ranks_that_are_told_to_leave_all_save_and_go_on(
 
 DRIVER = """
 import sys
-from drivers import start_driver
 from job_steps import gang
 from pipeline import run
 run([gang(sys.argv[2], "leave").on(processes=2)], sys.argv[1])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -258,6 +259,21 @@ def test_damaged_and_foreign_code_in_the_cache_is_not_used(
         assert compiled("app.py", b"def f():\n    pass\n", loader) == code
     place.write_bytes(place.read_bytes()[:-9])
     assert compiled("app.py", b"def f():\n    pass\n", loader) == code
+
+
+def test_no_constant_of_a_module_is_taken_for_the_number_of_a_mark() -> None:
+    loader = SourceFileLoader("app", "app.py")
+    [mark] = {
+        constant
+        for code in compiled("app.py", b"def f():\n    pass\n", loader)._code.co_consts
+        if isinstance(code, CodeType)
+        for constant in code.co_consts
+        if isinstance(constant, bytes)
+    }
+    source = f"def f():\n    return {mark!r}\n".encode()
+    names: dict[str, Any] = {"mark": [].append}
+    exec(compiled("app.py", source, loader).placed("app.py", "mark", "look", 7), names)
+    assert names["f"]() == mark
 
 
 def test_code_for_a_compiler_of_byte_code_is_left_alone() -> None:

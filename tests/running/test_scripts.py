@@ -1,5 +1,7 @@
 """A script in a process of its own, and what it finds around it: programs, libraries, streams."""
 
+import base64
+import hashlib
 import os
 import subprocess
 import sys
@@ -69,23 +71,98 @@ def test_code_that_looks_at_the_program_of_its_process_is_cached(
     assert script.run() == ("False", False)
 
 
+LIBRARY = "import os\nos.listdir(os.path.dirname(__file__))\nVALUE = 1\n"
+
+
+def install(script: Script, text: str) -> None:
+    """Puts a library into the folder ``libraries``, as ``pip install --target`` does."""
+    script.write("libraries/a_library/__init__.py", text)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+    record = (
+        f"a_library/__init__.py,sha256={digest},{len(text)}\na_library-1.0.dist-info/RECORD,,\n"
+    )
+    record += "../neighbour.py,,\n"  # no file of this folder
+    script.write("libraries/a_library-1.0.dist-info/RECORD", record)
+
+
 def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_not(
     tmp_path: Path,
 ) -> None:
-    script = Script(tmp_path, "import a_library\nimport a_neighbour", "a_neighbour.VALUE")
-    library = "import os\nos.listdir(os.path.dirname(__file__))\nVALUE = 1\n"
-    script.write("libraries/a_library/__init__.py", library)
+    script = Script(
+        tmp_path,
+        "import a_library, a_neighbour, neighbour",
+        "a_neighbour.VALUE + neighbour.VALUE",
+    )
+    install(script, LIBRARY)
     script.write("libraries/a_neighbour.py", "VALUE = 1\n")
-    record = "a_library/__init__.py,sha256=x,1\na_library-1.0.dist-info/RECORD,,\n"
-    script.write("libraries/a_library-1.0.dist-info/RECORD", record)
+    script.write("neighbour.py", "VALUE = 0\n")
     folder = str(tmp_path / "libraries")
 
     assert script.run(folder) == ("1", True)
-    script.write("libraries/a_library/__init__.py", library + "CHANGED = 1\n")
+    install(script, LIBRARY + "CHANGED = 1\n")
     script.write("libraries/a_library/more.py", "")
     assert script.run(folder) == ("1", False)
     script.write("libraries/a_neighbour.py", "VALUE = 2\n")
     assert script.run(folder) == ("2", True)
+    script.write("neighbour.py", "VALUE = 1\n")
+    assert script.run(folder) == ("3", True)
+
+
+def test_an_installed_file_that_was_edited_in_place_is_code_of_the_project(tmp_path: Path) -> None:
+    script = Script(tmp_path, "import a_library", "a_library.VALUE")
+    install(script, LIBRARY)
+    folder = str(tmp_path / "libraries")
+    assert script.run(folder) == ("1", True)
+    for value in ("2", "3"):
+        script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", value))
+        assert script.run(folder) == (value, True)
+        assert script.run(folder) == (value, False)
+    install(script, LIBRARY)
+    assert script.run(folder) == ("1", False)
+
+
+def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_for_all(
+    tmp_path: Path,
+) -> None:
+    script = Script(
+        tmp_path,
+        "import sys; sys.path.insert(0, __file__.rpartition('/')[0] + '/libraries')\n"
+        "import a_library",
+        "a_library.VALUE",
+    )
+    install(script, LIBRARY)
+    assert script.run() == ("1", True)
+    install(script, LIBRARY + "CHANGED = 1\n")
+    assert script.run() == ("1", False)
+
+
+def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
+    tmp_path: Path,
+) -> None:
+    """A plan does not know the folder, so it could not see that the library is edited."""
+    script = Script(tmp_path, "import sys", "imported()")
+    install(script, LIBRARY)
+    text = (tmp_path / "script.py").read_text()
+    script.write(
+        "script.py",
+        """
+        def imported():
+            sys.path.insert(0, __file__.rpartition("/")[0] + "/libraries")
+            import a_library
+            return a_library.VALUE
+
+        """
+        + textwrap.indent(text, " " * 8),
+    )
+    assert script.run() == ("1", True)
+    script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", "2"))
+    assert script.run() == ("2", True)
+
+
+def test_a_path_that_holds_more_than_names_of_folders_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "a-1.0.dist-info").mkdir()
+    code = f"import sys; sys.path += [None, {os.fsencode(tmp_path)!r}]; import pipeline"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_program_without_standard_input_runs_its_steps(tmp_path: Path) -> None:
@@ -98,8 +175,12 @@ def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "3")
-    script = Script(tmp_path, "import os", "'WORLD_SIZE' in os.environ or 'RANK' in os.environ")
+    script = Script(
+        tmp_path, "import os, numpy", "'WORLD_SIZE' in os.environ or 'RANK' in os.environ"
+    )
     assert script.run() == ("False", True)
+    [log] = tmp_path.glob("store/attempts/look/*/*/log.txt")
+    assert "begins again" not in log.read_text()
 
 
 @pytest.mark.parametrize("name", ["folder/__main__.py", "train", "train.v2.py"])

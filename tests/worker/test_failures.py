@@ -61,6 +61,13 @@ def test_a_library_that_may_not_read_what_temper_asks_it_for_gives_a_message(fol
     assert str(said).startswith("rows.jsonl: Permission denied; let this user ")
 
 
+def test_a_descriptor_that_may_not_be_used_is_no_name_of_a_file() -> None:
+    library: dict[str, Any] = {"__name__": "some_library"}
+    code = "def read():\n    raise PermissionError(13, 'Permission denied', 5)\n    yield"
+    exec(compile(code, "/opt/site-packages/some_library.py", "exec"), library)
+    assert message_of(raised_by(lambda: splits_of(library["read"]()))) is None
+
+
 def test_a_step_s_raise_statement_is_a_message_and_an_expression_s_error_is_a_bug() -> None:
     said = failure_of(raised_by(own_message), __name__)
     assert said.message == "LookupError: there is no such row; name another"
