@@ -83,17 +83,17 @@ class _Records:
 
 
 def _recorded_in(folder: str) -> Iterator[tuple[str, str]]:
-    """The files in a folder that records there name, each with its digest, which may be empty."""
+    """The files in a folder that records there name with a digest, and that digest."""
     for name in os.listdir(folder):
         if name.endswith(".dist-info"):
             with (
                 suppress(OSError, ValueError, csv.Error),  # half removed
                 open(f"{folder}/{name}/RECORD", encoding="utf-8", newline="") as lines,
             ):
-                for file, *digest in filter(None, csv.reader(lines)):
+                for file, digest, *_ in (row for row in csv.reader(lines) if len(row) > 1):
                     path = os.path.normpath(os.path.join(folder, file))
-                    if path.startswith(f"{folder}/"):
-                        yield path, digest[0] if digest else ""
+                    if digest and path.startswith(f"{folder}/"):
+                        yield path, digest
 
 
 def _is_still(path: str, digest: str) -> bool:

@@ -28,15 +28,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from steps.export.config import GgufType
+from steps.export.gguf_kinds import MODEL_TYPES, require_model_type
 from steps.export.gguf_tokenizer import add_tokenizer
 
-_ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
-"""The architecture for each model type of a config."""
+_LLAMA, _QWENS = gguf.MODEL_ARCH.LLAMA, (gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3)
+_ARCHITECTURES: dict[str, gguf.MODEL_ARCH] = dict(
+    zip(MODEL_TYPES, (_LLAMA, _LLAMA, *_QWENS), strict=True)
+)
 _ROTATIONS = ("default", "linear", "llama3")
 """The rotation types that divisors of frequencies can express."""
 _TYPES = {
@@ -93,7 +91,8 @@ class _Source:
 
     def __init__(self, folder: Path, type: GgufType) -> None:
         self.config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-        self.architecture = _architecture(self.config)
+        require_model_type(self.config.model_type)
+        self.architecture = _ARCHITECTURES[self.config.model_type]
         _require_settings(self.config)
         self._folder, self._type = folder, _TYPES[type][0]
 
@@ -160,20 +159,11 @@ class _Source:
         return (plain / frequencies).to(torch.float32).numpy()
 
 
-def _architecture(config: PreTrainedConfig) -> gguf.MODEL_ARCH:
-    if (found := _ARCHITECTURES.get(config.model_type)) is None:
-        known = ", ".join(_ARCHITECTURES)
-        raise ValueError(
-            f"a {config.model_type} model cannot be written as GGUF; these can: {known}"
-        )
-    return found
-
-
 def _require_settings(config: PreTrainedConfig) -> None:
     """Raise ValueError for settings that llama.cpp would silently ignore or compute differently."""
     rotation: Any = config.rope_parameters
     kind = rotation.get("rope_type", "default")
-    known = _ROTATIONS if _architecture(config) is gguf.MODEL_ARCH.LLAMA else _ROTATIONS[:1]
+    known = _ROTATIONS if _ARCHITECTURES[config.model_type] is _LLAMA else _ROTATIONS[:1]
     if kind not in known:  # llama.cpp reads divisors only for the architecture Llama
         raise ValueError(
             f"rope_type {kind!r} of a {config.model_type} model cannot be written as GGUF; "

@@ -14,6 +14,7 @@ from gguf import GGUFWriter, TokenType
 
 from steps.data.tokens.encoding import LLAMA, QWEN, SPLIT
 from steps.data.tokens.rendering import load_bare_tokenizer
+from steps.export.gguf_kinds import require_byte_level
 
 _GPT2 = {"type": "ByteLevel", "use_regex": True}
 _BYTES = {"type": "ByteLevel", "use_regex": False}
@@ -83,9 +84,11 @@ def _name_of_rules(described: Mapping[str, Any]) -> str:
     """
     model, normalizer = described["model"], described["normalizer"]
     splits = described["pre_tokenizer"] or {"type": "none"}
-    if model["type"] != "BPE" or model.get("byte_fallback") or model.get("unk_token"):
-        kind = "BPE with byte fallback" if model.get("byte_fallback") else model["type"]
-        raise ValueError(f"a tokenizer of kind {kind} is not written as GGUF: only byte-level BPE")
+    require_byte_level(model)
+    if model.get("unk_token"):
+        raise ValueError(
+            "a tokenizer with an unknown token is not written as GGUF: only byte-level BPE"
+        )
     if not model["merges"]:  # GGUF has no empty lists, and llama.cpp reads no BPE without merges
         raise ValueError("a tokenizer without merges is not written as GGUF: nothing reads it")
     if normalizer is not None and normalizer["type"] != "NFC":

@@ -18,10 +18,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipeline import TemperError
+from pipeline import File, TemperError
 from steps.export.config import GgufType
 from steps.export.gguf_file import write_gguf
 from steps.export_gguf import export_gguf
+from steps.import_model import import_model
 from steps.models.folders import load_model, save_model
 
 TEXTS = ["the cat sat", " on  the\tmat\n\n42!", "Grüße, 你好 <|im_start|>user", ""]
@@ -205,6 +206,22 @@ def test_a_user_whose_model_gguf_cannot_hold_is_told_that_the_run_is_whole_witho
     step: Any = export_gguf
     with pytest.raises(TemperError, match=r"gpt2 .*; leave this step out \(export_gguf=null\)"):
         step.function(Folder(tmp_path / "out"), Folder(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_plan_refuses_a_model_that_gguf_cannot_hold_before_anything_is_trained(
+    kind: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", kind)
+    tokenizer = write_tokenizer(tmp_path / "model")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    imported = import_model(File(str(tmp_path / "model")))
+    if kind == "llama":
+        export_gguf(imported)
+        return
+    with pytest.raises(TemperError, match=r"export_gguf: .*gpt2 .*leave this step out"):
+        export_gguf(imported)
 
 
 @pytest.mark.parametrize(
