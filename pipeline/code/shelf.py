@@ -94,10 +94,11 @@ def _path(name: str, is_package: bool, source: bytes) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of this user's caches."""
+    """The folder of this user's caches. Where a user has no home, as in some containers, nothing
+    can be written to it."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    # unlike Path's, this never fails: a user of a container may have no home
-    return Path(os.path.expanduser(os.environ.get(FOLDER) or f"{home}/temper"))
+    folder = os.path.expanduser(os.environ.get(FOLDER) or f"{home}/temper")
+    return Path(os.devnull if folder.startswith("~") else folder)
 
 
 _folder = cache(cache_folder)

@@ -12,6 +12,9 @@ from pathlib import Path
 from pipeline.taken_names import require_ours
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
+UNOPTIMISED = {"PYTHONOPTIMIZE": ""}
+"""Makes a worker run assertions, as they are code of the step: no key says whether they ran."""
+
 
 def import_path(python: str = sys.executable) -> str:
     """A ``PYTHONPATH`` with which a worker imports the same modules as the driver, from the same
@@ -66,6 +69,7 @@ def job_environment(python: str | None) -> dict[str, str]:
     """
     return {
         "PYTHONPATH": import_path(python or sys.executable),
+        **UNOPTIMISED,
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         WORKER_ENVIRONMENT: "1",

@@ -1,6 +1,7 @@
 """A closure that was walked before is found again, and only while a walk would find the same."""
 
 import importlib
+import os
 import secrets
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.code import closure, forget, shelf, walk
+from pipeline.dag.digests import file_digests
 
 STEP = "import importlib\nfrom APP.helpers import double\ndef train(out):\n    return double(2)\n"
 HELPERS = """
@@ -139,3 +141,19 @@ def test_checkouts_of_one_project_keep_closures_side_by_side(
     assert found(other).digest != first.digest
     monkeypatch.syspath_prepend(app.parent)
     assert looked_up(app, monkeypatch) == first
+
+
+def test_a_user_without_a_home_has_no_cache_and_no_folder_called_tilde(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv(shelf.FOLDER)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", str)  # as for a user whom no file of users names
+    shelf._folder.cache_clear()
+    shelf.save(entry := shelf.place("kind", b"about"), 1)
+    with pytest.raises(OSError, match="directory"):
+        shelf.load(entry)
+    assert file_digests([str(app / "steps.py")])
+    assert not list(here.iterdir())

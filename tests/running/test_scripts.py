@@ -183,6 +183,13 @@ def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
     assert "begins again" not in log.read_text()
 
 
+def test_steps_run_their_assertions_however_python_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    assert Script(tmp_path, "import os", "__debug__").run() == ("True", True)
+
+
 @pytest.mark.parametrize("name", ["folder/__main__.py", "train", "train.v2.py"])
 def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
     tmp_path: Path, name: str
