@@ -382,11 +382,11 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
     Raises:
         TemperError: an option does not exist, a setting is wrong, or rows would be mixed.
     """
-    options = of_hydra.runtime.choices
+    options, typed = of_hydra.runtime.choices, _typed(of_hydra)
     if not of_hydra.searchpath:  # folders of the user's own
         with _searching(folder):
-            refuse_missing_options(_typed(of_hydra), options)
-    refuse_mixed_rows(cfg, options, folder, of_hydra.overrides.task)
+            refuse_missing_options(typed, options)
+    refuse_mixed_rows(cfg, options, folder, typed)
     return to_dataclass(cfg)
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline import File, Metrics, Output, Step, TemperError, step
+from pipeline import File, Metrics, Output, TemperError, step
 from steps.export.config import GgufType
 from steps.kinds import GgufModel, Model
 
@@ -31,25 +31,22 @@ def export_gguf(
     return {"bytes": file.stat().st_size, "type": str(type)}
 
 
-def refuse_unwritable(model: Step, **_: object) -> None:
+def refuse_unwritable(model: object, **_: object) -> None:
     """Refuse, when a plan is made, a model that began as a local folder which GGUF cannot hold. It
     takes the arguments of ``export_gguf``.
 
     Raises:
         TemperError: the type of the model, or the kind of its tokenizer, cannot be written.
     """
+    from pipeline.dag.step import as_input
+    from pipeline.plan.planning import topological
     from steps.export.gguf_kinds import require_writable
 
-    for folder in _imported_by(model):
-        try:
-            require_writable(folder)
-        except ValueError as error:
-            raise TemperError(f"{folder}: {error}; {_INSTEAD}") from error
-
-
-def _imported_by(step: Step) -> set[Path]:
-    """The local folders from which the models that a step is made of were imported."""
-    source = step.arguments.get("source") if step.name == "import_model" else None
-    if isinstance(source, File) and (folder := Path(source.url)).is_dir():
-        return {folder}
-    return {folder for reference in step.inputs for folder in _imported_by(reference.step)}
+    made = as_input(model)
+    for needed in topological([] if made is None else [made.step]):
+        source = needed.arguments.get("source") if needed.name == "import_model" else None
+        if isinstance(source, File) and (folder := Path(source.url)).is_dir():
+            try:
+                require_writable(folder)
+            except ValueError as error:
+                raise TemperError(f"{folder}: {error}; {_INSTEAD}") from error

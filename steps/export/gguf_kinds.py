@@ -21,7 +21,7 @@ def require_writable(folder: Path) -> None:
     require_model_type(json.loads((folder / "config.json").read_bytes()).get("model_type"))
     tokenizer = folder / "tokenizer.json"
     if tokenizer.is_file():  # a library can make one from other files
-        require_byte_level(json.loads(tokenizer.read_bytes())["model"])
+        require_byte_level(json.loads(tokenizer.read_bytes()).get("model") or {})
 
 
 def require_model_type(kind: str | None) -> None:

@@ -114,10 +114,7 @@ def _require_floats(config: PreTrainedConfig) -> None:
     described = getattr(config, "quantization_config", None)
     settings: dict[str, Any] = dict(described if isinstance(described, dict) else {})
     if settings and (method := settings.get("quant_method", "something")) not in DEQUANTISED:
-        raise ValueError(
-            f"its weights are quantised by {method}, and cannot be trained; take the model that "
-            "they were made from"
-        )
+        raise ValueError(f"quantised by {method}")
 
 
 def _file_of(source: str, name: str, where: dict[str, Any]) -> str | None:
@@ -144,6 +141,8 @@ _MEANINGS = {
     "read a `tiktoken` file": _TO_CONVERT,
     "requires the SentencePiece": _TO_CONVERT,
     "unpack_from requires a buffer": "its .gguf file is cut off; download it again",
+    "quantised by": "its weights are quantised, and cannot be trained; take the model that they "
+    "were made from",
     "both a whole model and an adapter": "an adapter (adapter_config.json) lies beside a whole "
     "model, which may have it merged already; take a folder with the one of them that you mean",
     "an adapter without its base": "it holds an adapter without its base; merge them with peft "
