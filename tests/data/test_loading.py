@@ -395,6 +395,18 @@ def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
 
 
+def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) -> None:
+    """A misspelt name would otherwise leave out the tools of all rows without a word."""
+    rows = [pair(0, tool=[{"name": "look"}]), *map(pair, range(1, 9))]
+    path = write(tmp_path / "rows.jsonl", rows)
+    fields = {"tools": "tool", "template_kwargs": "of.given", "score_chosen": "margin"}
+    _, metrics = loaded(tmp_path, path, format=FormatChoice("preference", fields))
+    assert metrics["notices"] == [
+        "no row of rows.jsonl has of.given, margin, which data.fields names; correct the name, or "
+        "leave it out"
+    ]
+
+
 def test_pairs_whose_sides_seem_exchanged_or_repeat_the_question_are_told_of(
     tmp_path: Path,
 ) -> None:
