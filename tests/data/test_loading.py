@@ -911,6 +911,32 @@ def test_pairs_are_left_out_by_margin_and_length_and_told(
     assert [e.row for e in out.ledger() if e.outcome == "kept"] == kept
 
 
+@pytest.mark.parametrize("splits", ["train", ("tran",), ("train", "test")])
+def test_splits_that_are_not_there_are_told_with_those_that_are(
+    tmp_path: Path, splits: Any
+) -> None:
+    path = write(tmp_path / "rows.jsonl", SCORED)
+    made, _ = loaded(tmp_path / "rows", File(path), test_fraction=0.0)
+    pairs = Artifact(made.path, "load_preferences", "")
+    with pytest.raises(TemperError, match=r"are no splits .* write one of \('train',\)"):
+        filter_pairs.function(Folder(tmp_path / "out"), pairs, FilterConfig(splits=splits))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_margin", float("nan")),
+        ("min_characters", -1),
+        ("max_characters", 0),
+        ("max_length_ratio", float("nan")),
+    ],
+)
+def test_a_filter_that_cannot_be_meant_is_refused(field: str, value: Any) -> None:
+    """No number is above or below NaN, so it would filter nothing."""
+    with pytest.raises(ValueError, match=field):
+        FilterConfig(**{field: value})
+
+
 @given(st.dictionaries(st.integers(1, 120), st.integers(1, 30), max_size=12), st.integers(20, 100))
 def test_packed_sequences_hold_all_rows_and_are_no_more_than_the_rows(
     lengths: dict[int, int], room: int

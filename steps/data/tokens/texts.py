@@ -18,6 +18,7 @@ from steps.data.rows.rows import TextRow
 from steps.data.tokens.encoding import Encoder, encoder
 from steps.data.tokens.lengths import RowTooLong
 from steps.data.tokens.tokenizing import Findings, Tokens, check_work, in_one_batch
+from steps.shared.checks import require_count, set_choice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,8 +52,8 @@ class TextConfig:
     workers: int = field(default=1, metadata={"identity": False})
 
     def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise ValueError(f"max_length must be at least 2 tokens, got {self.max_length}")
+        require_count(self, "max_length", least=2)
+        set_choice(self, "too_long", LongText)
         check_work(self.max_dropped, self.workers)
 
 
