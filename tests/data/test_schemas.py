@@ -948,6 +948,17 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     train = PreferenceData(path=str(tmp_path / "two")).train_source()
     assert isinstance(train, Files)
     assert all(n.startswith("train/") for n in train.names)
+    with pytest.raises(ValueError, match=r"as in .*two/train/\*, or"):
+        files_at(str(tmp_path / "two"))
+    assert read(tmp_path / "two/train/*") == [{"text": "a"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name)
+    write(tmp_path / "dataset_info.json", "not a row")
+    assert read(tmp_path) == [{"text": "a"}]
+    assert read(tmp_path / "*") == [{"text": "a"}]
 
 
 def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

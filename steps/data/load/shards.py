@@ -56,6 +56,9 @@ _UNREAD = re.compile(
 """File names of data in formats that are not supported (other files, such as a licence, are
 ignored)."""
 
+_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+"""Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")
 
@@ -125,7 +128,8 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     """The file `url`, the data files below the folder `url`, or those that the pattern matches.
 
     In a folder, files without data (`README.md`) are ignored; in a folder and in a pattern, also
-    files whose names (or folders' names) start with `.` or `_`. Files are sorted by name.
+    descriptions of data (`dataset_info.json`), and files whose names (or folders' names) start with
+    `.` or `_`. Files are sorted by name.
 
     Args:
         one_split: the caller selects the files of one split, so a folder may have several splits.
@@ -154,7 +158,8 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
             pattern = glob.escape(root) + path.removeprefix(above)
         names: Any = filesystem.glob(pattern)
         found = [name for name in sorted(names) if filesystem.isfile(name)]
-        return _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
+        found = [name for name in found if not _is_hidden(name, root)]
+        return _files(filesystem, _saved_by_datasets(found) or found, root)
     if filesystem.isfile(path):
         return (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
     return _folder(filesystem, path, url, one_split)
@@ -311,8 +316,7 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             f"{url} holds data that cannot be read: {_few(unread, root)}; convert it to one of "
             f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
         )
-    saved = _saved_by_datasets(filesystem, found, root)
-    files = saved or [name for name in found if name.lower().endswith(SUFFIXES)]
+    files = _saved_by_datasets(found) or [name for name in found if name.lower().endswith(SUFFIXES)]
     bare = Counter(_CODEC.sub("", name) for name in files)
     if twice := [name for name in files if bare[_CODEC.sub("", name)] > 1]:
         raise ValueError(
@@ -369,7 +373,7 @@ def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
     return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
 
 
-def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list[str]:
+def _saved_by_datasets(found: Sequence[str]) -> list[str]:
     """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files."""
     states = {name.rpartition("/")[0] for name in found if name.endswith("/state.json")}
     arrow = [name for name in found if name.endswith(".arrow")]
@@ -400,7 +404,7 @@ def _few(names: Sequence[str], root: str) -> str:
 
 def _is_hidden(name: str, root: str) -> bool:
     parts = name.removeprefix(root).strip("/").split("/")
-    return any(part.startswith((".", "_")) for part in parts)
+    return parts[-1] in _DESCRIPTIONS or any(part.startswith((".", "_")) for part in parts)
 
 
 def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard, ...]:
