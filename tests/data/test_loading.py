@@ -26,7 +26,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.mixture import Mixture, check_weights
-from steps.data.load.overlap import EvaluationSet
+from steps.data.load.overlap import EvaluationSet, words_of
 from steps.data.load.parsing import Parser
 from steps.data.load.shards import source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
@@ -774,6 +774,20 @@ def test_overlap_with_a_whole_message_is_found_in_scripts_without_spaces(text: s
 
     assert evaluation.overlap([text]) is not None
     assert evaluation.overlap([text[::-1]]) is None
+
+
+def test_a_mark_does_not_end_a_word_but_where_words_have_no_spaces() -> None:
+    """A run of 13 words must not be one of seven words, as half of a Hindi word's letters are
+    marks."""
+    hindi = "यह एक बहुत अच्छा दिन है और हम बाहर जा रहे हैं कल फिर मिलेंगे"
+    assert words_of(hindi) == hindi.split()
+    assert words_of("Zu\u0308rich, E\u0301te\u0301 e\u0301") == [
+        "z\u00fcrich",
+        "\u00e9t\u00e9",
+        "\u00e9",
+    ]
+    assert words_of("x\u0307y a_b's") == ["x\u0307y".replace("x\u0307", "\u1e8b"), "a_b", "s"]
+    assert len(words_of("ผมชอบกินข้าว")) > 1
 
 
 def test_overlap_within_a_chinese_text_is_found() -> None:
