@@ -938,6 +938,17 @@ def test_a_folder_behind_a_link_is_named_and_not_left_out(tmp_path: Path) -> Non
         files_at(str(tmp_path / "here"))
 
 
+def test_a_link_to_nothing_is_named_and_not_left_out(tmp_path: Path) -> None:
+    """As of a part of a dataset that was not downloaded."""
+    write(tmp_path / "part-1.jsonl")
+    (tmp_path / "part-2.jsonl").symlink_to(tmp_path / "gone")
+    (tmp_path / "_hidden.jsonl").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match="a link to nothing: part-2"):
+        files_at(str(tmp_path / "*.jsonl"))
+    (tmp_path / "gone").write_text("{}")
+    assert len(files_at(str(tmp_path / "*.jsonl"))) == 2
+
+
 def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}])

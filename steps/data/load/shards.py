@@ -16,7 +16,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -159,6 +159,7 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         names: Any = filesystem.glob(pattern)
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         found = [name for name in found if not _is_hidden(name, root)]
+        _refuse_broken_links(names, url, root)
         return _files(filesystem, _saved_by_datasets(found) or found, root)
     if filesystem.isfile(path):
         return (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
@@ -394,6 +395,16 @@ def _refuse_links(filesystem: Any, root: str, url: str) -> None:
         raise ValueError(
             f"{url} holds a link to a folder: {_few(sorted(linked), root)}; its rows would be left "
             "out; name that folder as a source of its own (data.mixture), or put its files here"
+        )
+
+
+def _refuse_broken_links(names: Iterable[str], url: str, root: str) -> None:
+    """Refuse links to nothing, as in a copy of a dataset of which a part was not downloaded."""
+    broken = [name for name in names if os.path.islink(name) and not os.path.exists(name)]
+    if broken := [name for name in sorted(broken) if not _is_hidden(name, root)]:
+        raise ValueError(
+            f"{url} matches a link to nothing: {_few(broken, root)}; its rows would be left out; "
+            "get the file that it stands for, or delete it"
         )
 
 
