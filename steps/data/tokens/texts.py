@@ -104,10 +104,15 @@ def tokenize_texts(
 
     def finish(row: TextRow, text: str, ids: list[int]) -> TokenizedText:
         made = _within_limit(tokenization.config, row.row, ids)
-        spelled = not special.isdisjoint(ids[1:-1])
+        spelled = specials_within(ids) > of_frame
         return replace(made, findings=replace(made.findings, spelled=spelled))
 
+    def specials_within(ids: list[int]) -> int:
+        return sum(index in special for index in ids[1:-1])
+
     special = set(tokenization.encoder.anchors.values()) - {tokenization.encoder.unknown}
+    (frame,) = encode([""])
+    of_frame = specials_within(frame)  # GLM's tokenizer begins a text with two
     return in_one_batch(rows, lambda row: row.text, encode, finish)
 
 
