@@ -428,9 +428,12 @@ class Present:
             return []
         code = discovered.code.items()
         phrases = [_of_code(name) for name, digest in code if now.code[name] != digest]
+        of_files: dict[str, str] = {}  # by the file, which may have two names
         for name, digest in discovered.files.items():
             if now.files[name] != digest:
-                phrases.append(_of_file(name, digest, now.files[name]))
+                phrase = _of_file(name, digest, now.files[name])
+                of_files.setdefault(home.path(name) or name, phrase)
+        phrases += of_files.values()
         for name, digest in discovered.folders.items():
             if now.folders[name] != digest:
                 phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
@@ -531,7 +534,8 @@ def _unit(name: str) -> str:
 def _shown(name: str) -> str:
     """A file's name as text, without the module; its bytes need not be valid text."""
     within = name.partition(">/")[2] if name.startswith("<") else name
-    return within.encode("utf-8", "backslashreplace").decode()
+    where = " beside an input" if InputFolders.has(name) else ""
+    return within.encode("utf-8", "backslashreplace").decode() + where
 
 
 def _what_was_done(digest: str) -> str:

@@ -222,7 +222,8 @@ def test_a_file_beside_an_input_is_the_one_beside_the_input_at_hand(
     a, b = (str(data / folder / "rows/rows.jsonl") for folder in ("a", "b"))
     assert made(a, a) == "a"
     assert is_cached(a, a)
-    assert not is_cached(b, b)
+    [planned] = make_plan({"look": look(b, b)}, project.store).steps
+    assert planned.reason == f"{place} beside an input, which it read, changed"
     assert made(b, b) == "b"
     assert is_cached(a, a)
     assert is_cached(b, b)
@@ -234,6 +235,9 @@ def test_a_file_beside_an_input_is_the_one_beside_the_input_at_hand(
     assert made("rows.jsonl", "rows.jsonl") == "b"
     (data / "a/rows" / place).write_text("c")
     assert made(a, a) == "c"
+    (data / "a/rows" / place).write_text("d")
+    [planned] = make_plan({"look": look(a, a)}, project.store).steps
+    assert planned.reason.count("which it read, changed") == 1, "it has two names"
 
 
 INTERRUPTED = """
