@@ -498,6 +498,13 @@ def test_a_mixture_with_a_source_without_rows_is_refused(tmp_path: Path) -> None
         loaded(tmp_path, Mixed(parts))
 
 
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "")])
+def test_parts_of_a_mixture_have_names_that_differ(names: tuple[str, str]) -> None:
+    """Their rows are counted by name."""
+    with pytest.raises(ValueError, match="names that differ"):
+        Mixed(tuple(MixturePart(name, File("rows.jsonl")) for name in names))
+
+
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
 def test_a_weight_that_is_no_proportion_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
