@@ -706,6 +706,13 @@ def test_prompts_load_with_their_answers(name: str) -> None:
     assert (row.prompt, row.answer) == ((user("q"),), "42")
 
 
+@pytest.mark.parametrize("answer", ["", "  \n", None])
+def test_a_blank_answer_is_none(answer: str | None) -> None:
+    """Otherwise an empty box would be right."""
+    (row,) = loaded([{"prompt": "q", "answer": answer}], PromptRow, name="prompt")
+    assert row.answer is None
+
+
 def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
     record = {"messages": [user("Hi"), assistant("Hello."), user("q"), assistant("a")], "label": 0}
     (row,) = loaded([record], UnpairedRow)

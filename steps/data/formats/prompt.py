@@ -24,7 +24,7 @@ _MARKED = re.compile(r"(?:.*\n)?#### *(\S[^\n]*)", re.DOTALL)
 class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
-    `answer` is a string or a whole number, and may be absent. Of a solution whose last line begins
+    `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last line begins
     with `####`, as in GSM8K, the rest of that line is the answer.
     """
 
@@ -70,6 +70,8 @@ def _answer(value: Any, field: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     said = text(value, field, "answer not a string")
+    if not said.strip():
+        return None
     marked = _MARKED.fullmatch(said.rstrip())
     return marked[1].strip() if marked else said
 
