@@ -24,8 +24,8 @@ _MARKED = re.compile(r"(?:.*\n)?#### *(\S[^\n]*)", re.DOTALL)
 class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
-    `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last line begins
-    with `####`, as in GSM8K, the rest of that line is the answer.
+    `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last
+    line begins with `####`, as in GSM8K, the rest of that line is the answer.
     """
 
     prompt: str = "prompt"
