@@ -1,5 +1,6 @@
 """From a user's files to shards of rows: what is kept, what is dropped, and what a kill costs."""
 
+import gzip
 import json
 import multiprocessing
 import shutil
@@ -286,6 +287,18 @@ def test_tallies_add_up_in_parts_and_survive_json() -> None:
 
 
 # --- splits and limits -------------------------------------------------------------------------
+
+
+def test_a_compressed_copy_gives_the_bytes_of_the_file_itself(tmp_path: Path) -> None:
+    """So the steps after it need not run again, though the file is another one."""
+    plain = Path(write(tmp_path / "rows.jsonl", [pair(n) for n in range(20)]))
+    packed = tmp_path / "packed/rows.jsonl.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    (one, _), (other, _) = loaded(tmp_path / "1", str(plain)), loaded(tmp_path / "2", str(packed))
+    assert one.files() == other.files()
+    (folder, _) = loaded(tmp_path / "3", File(str(packed.parent)))
+    assert one.files() == folder.files()
 
 
 def test_held_out_prompts_are_new_and_adding_rows_moves_none(tmp_path: Path) -> None:

@@ -537,7 +537,7 @@ def test_objects_are_read_like_files(store_url: str) -> None:
 
     for url in (f"{store_url}/a", f"{store_url}/a/*.jsonl*"):
         source = source_of(url)
-        assert names(source) == ["1.jsonl.gz", "2.jsonl"]
+        assert names(source) == ["1.jsonl", "2.jsonl"]
         rows = [item[1] for _, item in take(Reader(source))]
         assert rows == [*RECORDS, {"id": "second"}]
 

@@ -65,7 +65,7 @@ _ID_FIELDS = ("id", "prompt_id")
 
 @dataclass(frozen=True)
 class FileShard:
-    """One file of rows; `name` is its name in labels and reports."""
+    """One file of rows; `name` is its name in labels and reports, whatever its compression."""
 
     url: str
     name: str
@@ -162,7 +162,7 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         _refuse_broken_links(names, url, root)
         return _files(filesystem, _saved_by_datasets(found) or found, root)
     if filesystem.isfile(path):
-        return (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
+        return (FileShard(url, _bare(path.rstrip("/").rpartition("/")[2])),)
     return _folder(filesystem, path, url, one_split)
 
 
@@ -318,8 +318,8 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
         )
     files = _saved_by_datasets(found) or [name for name in found if name.lower().endswith(SUFFIXES)]
-    bare = Counter(_CODEC.sub("", name) for name in files)
-    if twice := [name for name in files if bare[_CODEC.sub("", name)] > 1]:
+    bare = Counter(map(_bare, files))
+    if twice := [name for name in files if bare[_bare(name)] > 1]:
         raise ValueError(
             f"{url} holds the same file in two compressions: {_few(twice, root)}; its rows would "
             "be read twice; remove one, or say which files are meant with a pattern"
@@ -408,6 +408,12 @@ def _refuse_broken_links(names: Iterable[str], url: str, root: str) -> None:
         )
 
 
+def _bare(name: str) -> str:
+    """A file's name without the end that tells its compression: rows are known by these names, and
+    are the same in a compressed copy."""
+    return _CODEC.sub("", name)
+
+
 def _few(names: Sequence[str], root: str) -> str:
     shown = [name.removeprefix(root).lstrip("/") for name in names[:5]]
     return ", ".join(shown) + (", …" if len(names) > 5 else "")
@@ -423,7 +429,7 @@ def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard,
     return tuple(
         FileShard(
             name if local else filesystem.unstrip_protocol(name),
-            name.removeprefix(root).lstrip("/"),
+            _bare(name.removeprefix(root).lstrip("/")),
         )
         for name in names
     )
