@@ -24,9 +24,10 @@ class OnlineDpo(Method):
     loss: ReferenceLoss = field(default_factory=Dpo)
 
     def __post_init__(self) -> None:
-        if self.loss.needs_tokens or self.loss.needs_batch or self.loss.needs_alignment:
+        loss = self.loss
+        if loss.needs_tokens or loss.needs_batch or loss.needs_alignment or loss.needs_divergence:
             raise ValueError(
-                f"the loss {self.loss.name} looks at tokens or at whole batches of a cached "
+                f"the loss {loss.name} looks at tokens or at whole batches of a cached "
                 "reference; train with it on select_pairs and reference_logprobs"
             )
 

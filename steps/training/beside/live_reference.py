@@ -1,0 +1,100 @@
+"""The reference of a policy as a model that computes while the policy is trained.
+
+Cached logps of a reference are one number a token. A loss that needs its whole distribution runs
+the reference's model too, on the packs of the policy. That is the policy's own model without its
+adapters, or else a second one, loaded from the folder from which the policy starts. It is frozen,
+so a run that goes on from a checkpoint needs nothing of it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.models.adapters import without_adapters
+from steps.models.folders import evaluating
+from steps.scoring.architectures.pack_layouts import Layout, layout_of, read_batches
+from steps.scoring.architectures.routing import Routing
+from steps.scoring.embedding import add_to_embeddings, embed
+from steps.scoring.head import Head, output_head
+from steps.scoring.logps import GroupLoss, Scored, backward, predicting_rows
+from steps.scoring.packing import Pack
+from steps.scoring.scorer import Readout
+from steps.training.beside.token_kl import logps_and_divergences
+from steps.training.policy import Role
+from steps.training.trainer import DivergentLogps, TrainedReadout
+
+
+class LiveReference:
+    """The frozen reference of a policy.
+
+    Args:
+        model: the reference's model, or the policy's, whose adapters are then left out.
+    """
+
+    def __init__(self, model: PreTrainedModel, is_policy: bool) -> None:
+        self._model, self._is_policy = model, is_policy
+        if not is_policy:
+            model.requires_grad_(False)
+
+    def beside(self, readout: TrainedReadout) -> TrainedReadout:
+        """The `readout` of a language model, with a backward that compares it with this."""
+        divergences = Readout(
+            self._divergences, lambda model, pack, _: self._divergences(model, pack), readout.probe
+        )
+        return replace(readout, backward=self._backward, divergences=divergences)
+
+    def read_like(self, policy: PreTrainedModel) -> None:
+        """Read packs as `policy` does, which `parity` has made ready.
+
+        Raises ValueError if that reads each response by its model's own forward.
+        """
+        if layout_of(policy) is Layout.alone:
+            raise ValueError(
+                f"{type(policy).__name__} reads each response alone, with a head of its own, so a "
+                "reference cannot be compared with it token by token; take a loss that needs no "
+                "divergence, such as dpo"
+            )
+        if self._is_policy:
+            return
+        self._model.set_attn_implementation(policy.config._attn_implementation)
+        if layout_of(policy) is Layout.batched:
+            read_batches(self._model)
+
+    def _backward(
+        self, model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None
+    ) -> Scored:
+        """As `scoring.logps.forward_backward`, for a loss of `DivergentLogps`."""
+        theirs, embedded = self._rows(pack), embed(model, pack)
+        rows = predicting_rows(model, pack, embedded, routing)
+        both = logps_and_divergences(pack, output_head(model), rows, self._head, theirs)
+        logps, divergences = both.double().unbind(dim=1)
+        of_pack = DivergentLogps(logps, pack.lengths, divergences)
+        scored = backward(of_pack, pack, loss, routing)
+        add_to_embeddings(embedded)
+        return scored
+
+    @torch.no_grad()
+    def _divergences(self, model: PreTrainedModel, pack: Pack) -> Tensor:
+        with evaluating(model):
+            rows = predicting_rows(model, pack, embed(model, pack))
+        heads = output_head(model), self._head
+        return logps_and_divergences(pack, heads[0], rows, heads[1], self._rows(pack))[:, 1]
+
+    @torch.no_grad()
+    def _rows(self, pack: Pack) -> Tensor:
+        """The reference's hidden states that predict the pack's scored tokens, [S, H]."""
+        with evaluating(self._model), without_adapters(self._model):
+            return predicting_rows(self._model, pack, embed(self._model, pack))
+
+    @property
+    def _head(self) -> Head:
+        head = output_head(self._model)
+        module: Any = head.module
+        return replace(head, module=getattr(module, "base_layer", module))
+
+
+BESIDE_REFERENCE = Role(reference=LiveReference)
+"""A language model whose loss needs the reference's distribution at each token."""
