@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from waiting import leaving_at
 
+from benchmarks.architectures import tiny
 from steps.evaluation.preferences import preference_metrics
 from steps.losses.combined import CombinedReference
 from steps.losses.dpo import Dpo
@@ -35,6 +36,7 @@ from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.methods.online_dpo import OnlineDpo
 from steps.scoring import logps as scoring
+from steps.scoring.architectures.pack_layouts import Layout, read_batches
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup
@@ -125,7 +127,7 @@ def pair_by_hand(
 def test_a_batch_has_the_textbook_s_loss_and_gradient_however_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, name: str
 ) -> None:
-    """Into forwards, and within a forward into pieces of the vocabulary's logits."""
+    """Into forwards, in every layout, and within a forward into a few rows of logits at a time."""
     loss, build = LOSSES[name], ARCHITECTURES[architecture]
     folders = [model_folder(tmp_path / str(seed), build, seed) for seed in (0, 1)]
     groups = pairs()
@@ -141,10 +143,19 @@ def test_a_batch_has_the_textbook_s_loss_and_gradient_however_it_is_cut(
 
         expected = oracle.gradients(slow, textbook)
         value = textbook().item()
-    for budget, logits in ((1, 2**28), (60, 2**28), (10**6, 2**28), (10**6, 1)):
+    whole, cut = 2**28, 1
+    for layout, budget, logits in (
+        (Layout.packed, 1, whole),
+        (Layout.packed, 60, whole),
+        (Layout.packed, 10**6, whole),
+        (Layout.packed, 10**6, cut),
+        (Layout.batched, 60, whole),
+        (Layout.batched, 60, cut),
+        (Layout.alone, 1, whole),
+    ):
         monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", logits)
         with oracle.Float64():
-            trainer, model = compared(folders[0], folders[1], budget)
+            trainer, model = compared(folders[0], folders[1], budget, layout)
         with pytest.MonkeyPatch.context() as patch:
             in_float64(patch, trainer)
             of_batch = preference_objective(groups, loss, theirs).batch_loss(range(9), None)
@@ -178,10 +189,15 @@ def test_at_the_reference_the_gradient_is_that_of_dpo(folder: Path, name: str) -
     assert_same_gradients(model, expected)
 
 
-def compared(policy: Path, reference: Path, budget: int) -> tuple[Trainer, PreTrainedModel]:
+def compared(
+    policy: Path, reference: Path, budget: int, layout: Layout = Layout.packed
+) -> tuple[Trainer, PreTrainedModel]:
     """A trainer of one folder's model, with another one's as its frozen reference."""
     model, other = (load_model(each, Dtype.float64) for each in (policy, reference))
-    use_packed_attention(model)
+    if layout is Layout.packed:
+        use_packed_attention(model)
+    elif layout is Layout.batched:
+        read_batches(model)
     live = LiveReference(other, is_policy=False)
     live.read_like(model)
     readout = live.beside(TRAINED_LOGPS)
@@ -317,6 +333,35 @@ def test_a_run_goes_on_to_the_bit(folder: Path, tmp_path: Path, lora: LoraConfig
         trained(folder, tmp_path, config, replace(parts, stopping=leaving_at(3)))
     trained(folder, tmp_path, config, parts)
     assert folder_bytes(parts.output) == folder_bytes(whole.output)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_a_mixture_of_experts_starts_from_its_reference_too(
+    tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    folder = model_folder(tmp_path / "model", lambda: tiny("qwen3_moe"))
+    config = replace(CONFIG, dtype=Dtype.float32, lora=lora, router_aux_loss_coef=0.5)
+    first, second, *_ = trained(folder, tmp_path, config)
+    assert first["loss"] == math.log(2) + 0.5 * first["aux_loss"]
+    assert first["kl/chosen"] == first["kl/rejected"] == 0
+    assert second["kl/rejected"] > 0
+
+
+def test_adapters_are_compared_with_their_base(tmp_path: Path) -> None:
+    """Also those of the head."""
+    untied = model_folder(tmp_path / "untied", lambda: llama(tied=False))
+    lora = replace(LORA, target_modules=("q_proj", "lm_head"))
+    config = replace(CONFIG, lora=lora, max_steps=3, eval_every_steps=3)
+    records, reference = pair_records(8), tmp_path / "reference-float64"
+    run_reference(untied, records, config.reference(), place(reference))
+    log = trained(untied, tmp_path, config, held_out=(records, reference))
+    base, policy = oracle.load(untied), oracle.load(tmp_path / "out")
+    with torch.no_grad():
+        kls = [
+            kl_by_hand(policy, base, row["prompt_ids"], row["rejected_ids"])
+            for row in pair_records(8)
+        ]
+    assert log[-1]["eval_kl/rejected"] == pytest.approx((sum(kls) / 8).item(), rel=1e-5)
 
 
 def test_beside_other_losses_it_logs_its_distances_too(folder: Path, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ adapters, or else a second one, loaded from the folder from which the policy sta
 so a run that goes on from a checkpoint needs nothing of it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,14 +18,17 @@ from steps.models.adapters import without_adapters
 from steps.models.folders import evaluating
 from steps.scoring.architectures.pack_layouts import Layout, layout_of, read_batches
 from steps.scoring.architectures.routing import Routing
-from steps.scoring.embedding import add_to_embeddings, embed
+from steps.scoring.embedding import Embedded, add_to_embeddings, embed
 from steps.scoring.head import Head, output_head
 from steps.scoring.logps import GroupLoss, Scored, backward, predicting_rows
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Readout
-from steps.training.beside.token_kl import logps_and_divergences
+from steps.scoring.unpacked import unpacked_logits
+from steps.training.beside.token_kl import compared, logps_and_divergences
 from steps.training.policy import Role
 from steps.training.trainer import DivergentLogps, TrainedReadout
+
+Result = TypeVar("Result")
 
 
 class LiveReference:
@@ -47,16 +51,7 @@ class LiveReference:
         return replace(readout, backward=self._backward, divergences=divergences)
 
     def read_like(self, policy: PreTrainedModel) -> None:
-        """Read packs as `policy` does, which `parity` has made ready.
-
-        Raises ValueError if that reads each response by its model's own forward.
-        """
-        if layout_of(policy) is Layout.alone:
-            raise ValueError(
-                f"{type(policy).__name__} reads each response alone, with a head of its own, so a "
-                "reference cannot be compared with it token by token; take a loss that needs no "
-                "divergence, such as dpo"
-            )
+        """Read packs as `policy` does, which `parity` has made ready."""
         if self._is_policy:
             return
         self._model.set_attn_implementation(policy.config._attn_implementation)
@@ -67,33 +62,54 @@ class LiveReference:
         self, model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None
     ) -> Scored:
         """As `scoring.logps.forward_backward`, for a loss of `DivergentLogps`."""
-        theirs, embedded = self._rows(pack), embed(model, pack)
-        rows = predicting_rows(model, pack, embedded, routing)
-        both = logps_and_divergences(pack, output_head(model), rows, self._head, theirs)
-        logps, divergences = both.double().unbind(dim=1)
+        embedded = _embedded(model, pack)
+        logps, divergences = self._both(model, pack, embedded, routing).double().unbind(dim=1)
         of_pack = DivergentLogps(logps, pack.lengths, divergences)
         scored = backward(of_pack, pack, loss, routing)
-        add_to_embeddings(embedded)
+        if embedded is not None:
+            add_to_embeddings(embedded)
         return scored
 
     @torch.no_grad()
     def _divergences(self, model: PreTrainedModel, pack: Pack) -> Tensor:
         with evaluating(model):
-            rows = predicting_rows(model, pack, embed(model, pack))
-        heads = output_head(model), self._head
-        return logps_and_divergences(pack, heads[0], rows, heads[1], self._rows(pack))[:, 1]
+            return self._both(model, pack, _embedded(model, pack))[:, 1]
+
+    def _both(
+        self,
+        model: PreTrainedModel,
+        pack: Pack,
+        embedded: Embedded | None,
+        routing: Routing | None = None,
+    ) -> Tensor:
+        """The logps of `model` and the KL, [S, 2], differentiable by autograd."""
+        if embedded is None:
+            theirs = self._computed(lambda reference: list(unpacked_logits(reference, pack)))
+            ours = unpacked_logits(model, pack, routing)
+            pairs = zip(ours, theirs, strict=True)
+            # Of its own logits a model may need the values in the backward.
+            return torch.cat([compared(z.clone(), other, ids) for (z, ids), (other, _) in pairs])
+        theirs = self._computed(
+            lambda reference: predicting_rows(reference, pack, embed(reference, pack))
+        )
+        rows = predicting_rows(model, pack, embedded, routing)
+        return logps_and_divergences(pack, output_head(model), rows, self._head, theirs)
 
     @torch.no_grad()
-    def _rows(self, pack: Pack) -> Tensor:
-        """The reference's hidden states that predict the pack's scored tokens, [S, H]."""
+    def _computed(self, read: Callable[[PreTrainedModel], Result]) -> Result:
         with evaluating(self._model), without_adapters(self._model):
-            return predicting_rows(self._model, pack, embed(self._model, pack))
+            return read(self._model)
 
     @property
     def _head(self) -> Head:
         head = output_head(self._model)
         module: Any = head.module
         return replace(head, module=getattr(module, "base_layer", module))
+
+
+def _embedded(model: PreTrainedModel, pack: Pack) -> Embedded | None:
+    """The pack as input of a model; None for a model that reads each response alone."""
+    return None if layout_of(model) is Layout.alone else embed(model, pack)
 
 
 BESIDE_REFERENCE = Role(reference=LiveReference)

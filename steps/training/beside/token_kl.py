@@ -5,8 +5,9 @@ For the logits z of the policy and z' of the reference, with probabilities p and
     KL = Σ_v p'_v (log p'_v − log p_v)        dKL/dz_v = p_v − p'_v
 
 No gradient flows into the reference. Logits exist for a few rows at a time, and are computed once
-more in the backward. The logps have the bits that `Head.softmax` gives them; where both models give
-equal logits, KL and its gradient are exactly 0.
+more in the backward; `compared` is given those of a model that reads each response alone. The logps
+have the bits that `Head.softmax` gives them; where both models give equal logits, KL and its
+gradient are exactly 0.
 """
 
 from typing import Any
@@ -35,9 +36,14 @@ def logps_and_divergences(
     def of_chunk(rows: Tensor, reference_rows: Tensor, targets: Tensor) -> Tensor:
         with torch.no_grad():
             theirs = reference.logits(reference_rows)
-        return torch.stack(_Compared.apply(head.logits(rows), theirs, targets), dim=1)
+        return compared(head.logits(rows), theirs, targets)
 
     return by_chunks(pack, head, of_chunk, rows, reference_rows, buffers=_BUFFERS)
+
+
+def compared(logits: Tensor, reference: Tensor, targets: Tensor) -> Tensor:
+    """The same, [S, 2], from the logits [S, V] of both models, whose values are overwritten."""
+    return torch.stack(_Compared.apply(logits, reference, targets), dim=1)
 
 
 class _Compared(torch.autograd.Function):
