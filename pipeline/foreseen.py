@@ -29,6 +29,7 @@ from pipeline.errors import TemperError
 from pipeline.extras import how_to_install, is_extra
 from pipeline.installed import in_library
 from pipeline.misused import SHIPPED, explained
+from pipeline.processes import working_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -171,17 +172,12 @@ def _limit(error: BaseException, places: Iterable[str]) -> str | None:
         )
     if any(isinstance(e, OSError) and e.errno == errno.EFBIG for e in chain):
         return "a file may not become larger here (ulimit -f); raise the limit, and run again"
-    if any(isinstance(e, FileNotFoundError) and not e.filename for e in chain) and _is_nowhere():
+    if (
+        any(isinstance(e, FileNotFoundError) and not e.filename for e in chain)
+        and not working_folder()
+    ):
         return "the working folder is no longer there; change to another one (cd), and run again"
     return None
-
-
-def _is_nowhere() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _is_no_room(error: BaseException) -> bool:

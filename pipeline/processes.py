@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Processes of this machine, and this one."""
 
 import os
 from pathlib import Path
@@ -24,3 +24,11 @@ def status(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def working_folder() -> str:
+    """This process's working folder; empty if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

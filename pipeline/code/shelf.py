@@ -2,13 +2,16 @@
 
 Analysing the source of a large project takes a second, and every plan needs it. The cache belongs
 to the user of the machine, not to a store: whoever can write to it can run code anyway. An entry
-that is damaged, or was written by another version of this room, is ignored.
+that is damaged, or was written by another version of this room, is ignored. One that nothing has
+read for a month is deleted.
 """
 
 import json
 import os
+import re
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -25,6 +28,14 @@ if TYPE_CHECKING:
 
 FOLDER = "TEMPER_CACHE"
 """The environment variable that names another folder for this user's caches."""
+
+_DAY = 24 * 60 * 60.0
+_KEPT = 30 * _DAY
+"""How many seconds an entry is kept behind the day of its last use."""
+_SWEPT = "swept"
+"""An empty file; its time is that of the last `forget_unused`."""
+_OURS = re.compile(r"([0-9a-f]{38}|half-\w+)\.json")
+"""The names of entries, and of what was half written when its process died."""
 
 
 def find(name: str, is_package: bool, source: bytes) -> "Module | None":
@@ -51,6 +62,9 @@ def load(path: Path) -> Any:
     digest, _, data = path.read_bytes().partition(b"\n")
     if digest != _checksum(data):
         raise ValueError(f"{path} is damaged")
+    if _age(path) > _DAY:
+        with suppress(OSError):  # others' entries can be read, say, and not touched
+            os.utime(path)
     return json.loads(data)
 
 
@@ -59,7 +73,7 @@ def save(path: Path, value: Any) -> None:
     with suppress(OSError, RecursionError, UnicodeError):
         data = json.dumps(value, separators=(",", ":")).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        descriptor, temporary = tempfile.mkstemp(".json", "half-", path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_checksum(data) + b"\n" + data)
@@ -67,6 +81,25 @@ def save(path: Path, value: Any) -> None:
         except OSError:  # the disk is full, say
             os.unlink(temporary)
             raise
+
+
+def forget_unused() -> None:
+    """Delete the entries that nothing has read for a month; do nothing if this was done today."""
+    folder = _folder()
+    swept = folder / _SWEPT
+    with suppress(OSError):
+        if swept.is_file() and _age(swept) <= _DAY:
+            return
+        swept.touch()
+        for file in folder.glob("*/??/*.json"):
+            with suppress(OSError):  # another process may do the same
+                if _OURS.fullmatch(file.name) and _age(file) > _KEPT:
+                    file.unlink()
+
+
+def _age(file: Path) -> float:
+    """The seconds since a file was written or marked as used."""
+    return time.time() - file.stat().st_mtime
 
 
 def place(kind: str, about: bytes) -> Path:

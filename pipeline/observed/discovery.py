@@ -32,8 +32,9 @@ from pipeline.dag.digests import file_digests
 from pipeline.errors import TemperError
 from pipeline.installed import in_library
 from pipeline.observed.observation import Observation
-from pipeline.observed.rules import Rules, working_folder
+from pipeline.observed.rules import Rules
 from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
+from pipeline.processes import working_folder
 from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
 

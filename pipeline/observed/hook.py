@@ -26,8 +26,9 @@ from pipeline.observed.callers import (
     readers_of_source,
 )
 from pipeline.observed.commands import files_named, paths_in, pieces
-from pipeline.observed.rules import Rules, working_folder
+from pipeline.observed.rules import Rules
 from pipeline.observed.states import file_digest, folder_digest, state_of, target_of
+from pipeline.processes import working_folder
 
 _STARTED = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "started"))
 _MOST_GIVEN = 1000

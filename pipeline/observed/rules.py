@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.installed import folder_of_packages
+from pipeline.processes import working_folder
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
@@ -83,11 +84,3 @@ def _elsewhere() -> Iterator[str]:
         is_cache = name in _CACHE_VARIABLES or name.endswith(_ENDS_OF_CACHES)
         if is_cache and os.path.isabs(value):
             yield value
-
-
-def working_folder() -> str:
-    """The working folder; empty if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
+from pipeline.code.shelf import forget_unused
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import TemperError
 from pipeline.plan.planning import make_plan
@@ -43,11 +44,13 @@ script that calls :func:`run` then ends after it has shown the plan."""
 
 @contextlib.contextmanager
 def _then_look_again() -> Iterator[None]:
-    """Steps that are built afterwards see the files as they are then, also if all were cached."""
+    """Steps that are built afterwards see the files as they are then, also if all were cached. What
+    the user's cache has long not been asked for is deleted."""
     try:
         yield
     finally:
         look_again()
+        forget_unused()
 
 
 @_then_look_again()

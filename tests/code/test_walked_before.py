@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,3 +158,28 @@ def test_a_user_without_a_home_has_no_cache_and_no_folder_called_tilde(
         shelf.load(entry)
     assert file_digests([str(app / "steps.py")])
     assert not list(here.iterdir())
+
+
+def test_entries_that_nothing_read_for_a_month_are_deleted(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, unused, new = (shelf.place("kind", about) for about in (b"used", b"unused", b"new"))
+    for entry in (used, unused, new):
+        shelf.save(entry, 1)
+    half_written = unused.with_name("half-written.json")
+    others = tmp_path / "cache" / "objects" / "ab" / "photo.json"
+    others.parent.mkdir(parents=True)
+    for file in (half_written, others):
+        file.touch()
+    long_ago = time.time() - 40 * 24 * 60 * 60
+    for file in (used, unused, half_written, others):
+        os.utime(file, (long_ago, long_ago))
+    assert shelf.load(used) == 1
+    shelf.forget_unused()
+    assert [f.exists() for f in (used, unused, half_written)] == [True, False, False]
+    assert new.exists()
+    assert others.exists()
+
+    os.utime(new, (long_ago, long_ago))
+    shelf.forget_unused()  # once a day is enough
+    assert new.exists()
