@@ -276,6 +276,12 @@ class PreferenceLoss(Loss):
         return False
 
     @property
+    def is_of_sums(self) -> bool:
+        """Whether the four sums of a pair are all that `per_pair` uses."""
+        needs = (self.needs_tokens, self.needs_batch, self.needs_alignment, self.needs_divergence)
+        return not any(needs)
+
+    @property
     def total_nll_weight(self) -> float:
         """The weight of the likelihood term, including those of losses within this one."""
         return self.nll_weight

@@ -325,16 +325,17 @@ def _require_alignment(config: PreferenceConfig) -> None:
 
 def _require_divergence(config: PreferenceConfig) -> None:
     """Raise ValueError if a run cannot have its reference beside the policy."""
-    faults = {
-        "it needs backend=null": config.backend is not None,
-        "it needs compile_layers=false": config.compile_layers,
-        "it needs follow_every=null": config.follow_every is not None,
-        "which starts from it, so it needs check_start=true": not config.check_start,
+    missing = {
+        "backend=null": config.backend is not None,
+        "compile_layers=false": config.compile_layers,
+        "follow_every=null": config.follow_every is not None,
+        "check_start=true, as the policy starts from it": not config.check_start,
     }
-    for fault, holds in faults.items():
-        if holds:
+    for needed, is_missing in missing.items():
+        if is_missing:
             raise ValueError(
-                f"the loss {config.loss.name} runs a frozen reference beside the policy; {fault}"
+                f"the loss {config.loss.name} runs a frozen reference beside the policy, so it "
+                f"needs {needed}"
             )
 
 

@@ -5,7 +5,8 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import oracle
 import pytest
@@ -27,6 +28,7 @@ from waiting import leaving_at
 
 from benchmarks.architectures import tiny
 from steps.evaluation.preferences import preference_metrics
+from steps.jax_backend.config import InfluenceConfig
 from steps.losses.combined import CombinedReference
 from steps.losses.dpo import Dpo
 from steps.losses.token_level.ld_dpo import LdDpo
@@ -384,6 +386,11 @@ def test_what_cannot_run_a_reference_beside_the_policy_is_refused(
             DpoConfig(loss=SECOND, **setting)
     with pytest.raises(ValueError, match="looks at tokens or at whole batches"):
         OnlineDpo(loss=SECOND)
+    with pytest.raises(ValueError, match="no influence is computed"):
+        InfluenceConfig(loss=SECOND)
+    ranks = cast("Any", SimpleNamespace(count=2))
+    with pytest.raises(ValueError, match="on one device; use one process"):
+        run_dpo(folder, [], folder, CONFIG, replace(place(tmp_path / "two"), ranks=ranks))
     with pytest.raises(ValueError, match="alpha must be above 0"):
         Tdpo(alpha=0)
     with pytest.raises(ValueError, match="whole distribution, which is missing"):

@@ -24,10 +24,9 @@ class OnlineDpo(Method):
     loss: ReferenceLoss = field(default_factory=Dpo)
 
     def __post_init__(self) -> None:
-        loss = self.loss
-        if loss.needs_tokens or loss.needs_batch or loss.needs_alignment or loss.needs_divergence:
+        if not self.loss.is_of_sums:
             raise ValueError(
-                f"the loss {loss.name} looks at tokens or at whole batches of a cached "
+                f"the loss {self.loss.name} looks at tokens or at whole batches of a cached "
                 "reference; train with it on select_pairs and reference_logprobs"
             )
 
