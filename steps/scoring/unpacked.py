@@ -34,11 +34,16 @@ def unpacked_logps(
     """
     parts = []
     for logits, targets in unpacked_logits(model, pack, routing):
-        logps = -functional.cross_entropy(logits, targets, reduction="none")
+        logps = target_logps(logits, targets)
         if aligned:
             logps = logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1)
         parts.append(logps)
     return torch.cat(parts)
+
+
+def target_logps(logits: Tensor, targets: Tensor) -> Tensor:
+    """The log-probabilities [n] of `targets` [n] by `logits` [n, V]."""
+    return -functional.cross_entropy(logits, targets, reduction="none")
 
 
 def unpacked_logits(

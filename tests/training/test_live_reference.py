@@ -15,6 +15,7 @@ from oracle import assert_same_gradients
 from test_losses_of_batches import in_float64
 from tiny_models import (
     ARCHITECTURES,
+    SIZES,
     folder_bytes,
     llama,
     log_of,
@@ -23,7 +24,7 @@ from tiny_models import (
 )
 from token_groups import pairs, reference_logps
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from waiting import leaving_at
 
 from benchmarks.architectures import tiny
@@ -270,6 +271,24 @@ def test_the_first_step_is_exactly_that_of_dpo(
         assert second["kl/rejected"] > 0
         close = {Dtype.float64: 1e-8, Dtype.float32: 1e-5, Dtype.bfloat16: 2e-2}[dtype]
         assert first["grad_norm"] == pytest.approx(dpo[0]["grad_norm"], rel=close)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_so_it_is_for_a_model_that_reads_each_response_alone(
+    tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    def turning() -> PreTrainedModel:  # by the length of the longest sequence
+        rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        config = LlamaConfig(**SIZES, max_position_embeddings=12, rope_parameters=rope)
+        return LlamaForCausalLM(config)
+
+    folder = model_folder(tmp_path / "model", turning)
+    config = replace(CONFIG, lora=lora, dtype=Dtype.float32)
+    with pytest.warns(UserWarning, match="read alone"):
+        first, second, *_ = trained(folder, tmp_path, config)
+    assert first["loss"] == math.log(2)
+    assert first["kl/chosen"] == first["kl/rejected"] == first["rewards/margins"] == 0
+    assert second["kl/rejected"] > 0
 
 
 @pytest.mark.parametrize("name", LOSSES)

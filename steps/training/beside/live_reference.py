@@ -23,7 +23,7 @@ from steps.scoring.head import Head, output_head
 from steps.scoring.logps import GroupLoss, Scored, backward, predicting_rows
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Readout
-from steps.scoring.unpacked import unpacked_logits
+from steps.scoring.unpacked import target_logps, unpacked_logits
 from steps.training.beside.token_kl import compared, logps_and_divergences
 from steps.training.policy import Role
 from steps.training.trainer import DivergentLogps, TrainedReadout
@@ -35,7 +35,8 @@ class LiveReference:
     """The frozen reference of a policy.
 
     Args:
-        model: the reference's model, or the policy's, whose adapters are then left out.
+        model: the reference's.
+        is_policy: it is the policy's own, whose adapters are left out.
     """
 
     def __init__(self, model: PreTrainedModel, is_policy: bool) -> None:
@@ -87,8 +88,7 @@ class LiveReference:
             theirs = self._computed(lambda reference: list(unpacked_logits(reference, pack)))
             ours = unpacked_logits(model, pack, routing)
             pairs = zip(ours, theirs, strict=True)
-            # Of its own logits a model may need the values in the backward.
-            return torch.cat([compared(z.clone(), other, ids) for (z, ids), (other, _) in pairs])
+            return torch.cat([_of_logits(*mine, other) for mine, (other, _) in pairs])
         theirs = self._computed(
             lambda reference: predicting_rows(reference, pack, embed(reference, pack))
         )
@@ -105,6 +105,13 @@ class LiveReference:
         head = output_head(self._model)
         module: Any = head.module
         return replace(head, module=getattr(module, "base_layer", module))
+
+
+def _of_logits(logits: Tensor, targets: Tensor, reference: Tensor) -> Tensor:
+    """The logps and the KL, [n, 2], from a response's logits by both models. The logps have the
+    bits of `unpacked_logps`."""
+    divergences = compared(logits.clone(), reference, targets)[:, 1]  # it overwrites them
+    return torch.stack([target_logps(logits, targets), divergences], dim=1)
 
 
 def _embedded(model: PreTrainedModel, pack: Pack) -> Embedded | None:
