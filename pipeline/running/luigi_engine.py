@@ -10,12 +10,15 @@ import json
 import os
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import luigi
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of a setting of luigi's that changes nothing here
+    import luigi
 from luigi.rpc import RemoteScheduler
 from luigi.scheduler import Scheduler
 from luigi.task_status import DONE, FAILED

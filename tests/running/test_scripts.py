@@ -206,3 +206,10 @@ def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
     assert done.returncode == 1
     assert f"look is defined in {Path(name).name}, which no worker can import" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_warnings_that_are_errors_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert Script(tmp_path, "", "1").run() == ("1", True)
