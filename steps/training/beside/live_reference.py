@@ -55,7 +55,7 @@ class LiveReference:
         """Read packs as `policy` does, which `parity` has made ready."""
         if self._is_policy:
             return
-        self._model.set_attn_implementation(policy.config._attn_implementation)
+        self._model.set_attn_implementation(str(policy.config._attn_implementation))
         if layout_of(policy) is Layout.batched:
             read_batches(self._model)
 
