@@ -28,7 +28,8 @@ def preference_metrics(
     ``eval_logps/accuracies`` is the raw preference: how often the model, without a reference, gives
     the chosen response the higher probability. Given a loss, ``eval_loss`` is the quantity that
     training minimises, with the weights of the pairs; all other metrics count each pair once. A
-    loss that `needs_alignment` has none: logps alone do not give the probabilities of all tokens.
+    loss that `needs_alignment` or `needs_divergence` has none: logps alone do not give the
+    probabilities of all tokens.
     Metrics of rewards exist if the loss defines rewards. If the policy is its own reference, a loss
     with a reference defines none. Further metrics are
 
@@ -41,7 +42,7 @@ def preference_metrics(
     logps = _logps(pairs, policy_logps, reference_logps, loss)
     is_own_reference = policy_logps == reference_logps
     metrics: dict[str, Any] = {}
-    if loss is not None and not loss.needs_alignment:
+    if loss is not None and not (loss.needs_alignment or loss.needs_divergence):
         metrics["eval_loss"] = _mean_loss(pairs, logps, loss)
     if loss is not None and not (is_own_reference and isinstance(loss, ReferenceLoss)):
         metrics |= _rewards(logps, loss)
@@ -114,9 +115,12 @@ def _logps(
             tokens=policy.tokens_of(pairs).tokens,
             reference_tokens=reference.tokens_of(pairs).tokens,
         )
-    if loss is not None and loss.needs_alignment:  # for its rewards, which do not depend on them
+    if loss is not None:  # for its rewards, which do not depend on these
         zeros = torch.zeros_like(chosen)
-        logps = replace(logps, aligned_chosen=zeros, aligned_rejected=zeros)
+        if loss.needs_alignment:
+            logps = replace(logps, aligned_chosen=zeros, aligned_rejected=zeros)
+        if loss.needs_divergence:
+            logps = replace(logps, chosen_kl=zeros, rejected_kl=zeros)
     return logps.as_batch()
 
 

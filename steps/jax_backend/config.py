@@ -89,6 +89,11 @@ class InfluenceConfig:
     check: bool = detail_field(True)
 
     def __post_init__(self) -> None:
+        if not self.loss.is_of_sums:
+            raise ValueError(
+                f"the loss {self.loss.name} looks at more than the log-probabilities of a pair's "
+                "responses, for which no influence is computed; take another one, such as dpo"
+            )
         set_choice(self, "dtype", Dtype)
         require_count(self, "tokens_per_forward")
         require_count(self, "projection", "seed", least=0)

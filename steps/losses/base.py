@@ -13,9 +13,10 @@ however the batch was cut.
 The preference term is a mean over pairs, the likelihood term a mean over tokens. A mean of
 micro-batch means would give a token a weight that depends on the other tokens of its micro-batch.
 
-Most losses are functions of a pair's own sums. A loss may also use single tokens (`needs_tokens`)
-or the whole global batch as it was before the step (`needs_batch`). `PairLogps` carries these
-values, so that the loss remains a function of each pair.
+Most losses are functions of a pair's own sums. A loss may also use single tokens (`needs_tokens`),
+the whole global batch as it was before the step (`needs_batch`), or how far the reference's
+distribution is from the policy's (`needs_divergence`). `PairLogps` carries these values, so that
+the loss remains a function of each pair.
 
 There are three families, each with its own type, because they need different steps before them:
 
@@ -52,6 +53,8 @@ class PairLogps:
     places: the indices of these pairs in `batch`, int64 [n].
     aligned_chosen, aligned_rejected: sums of log p(token) − log Σ_v p(v)² over the policy's scored
         tokens, without gradients; for a loss that `needs_alignment`.
+    chosen_kl, rejected_kl: sums of KL(π_ref ‖ π) over the vocabulary at each scored token, with
+        gradients; for a loss that `needs_divergence`.
     last: the logged metrics of the previous step, for a loss that continues them; empty in the
         first step.
     """
@@ -68,6 +71,8 @@ class PairLogps:
     places: "Tensor | None" = None
     aligned_chosen: "Tensor | None" = None
     aligned_rejected: "Tensor | None" = None
+    chosen_kl: "Tensor | None" = None
+    rejected_kl: "Tensor | None" = None
     last: Mapping[str, float] = field(default_factory=dict)
 
     def as_batch(self) -> "PairLogps":
@@ -104,6 +109,12 @@ class PairLogps:
         if self.aligned_chosen is None or self.aligned_rejected is None:
             raise ValueError("this loss uses the probabilities of all tokens, which are missing")
         return self.aligned_chosen, self.aligned_rejected
+
+    def required_divergence(self) -> tuple["Tensor", "Tensor"]:
+        """The sequential KL of the responses; raises ValueError if they are missing."""
+        if self.chosen_kl is None or self.rejected_kl is None:
+            raise ValueError("this loss uses the reference's whole distribution, which is missing")
+        return self.chosen_kl, self.rejected_kl
 
     @property
     def lengths(self) -> "Tensor":
@@ -256,6 +267,19 @@ class PreferenceLoss(Loss):
         """Whether `per_pair` uses the policy's expected probabilities of sampled tokens. A pass
         without gradients then computes them before each step."""
         return False
+
+    @property
+    def needs_divergence(self) -> bool:
+        """Whether `per_pair` uses KL(π_ref ‖ π) over the vocabulary. The reference's model then
+        computes beside the policy in each step, as no cached number is enough. Rewards must not
+        depend on it, because an evaluation has logps only."""
+        return False
+
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether the four sums of a pair are all that `per_pair` uses."""
+        needs = (self.needs_tokens, self.needs_batch, self.needs_alignment, self.needs_divergence)
+        return not any(needs)
 
     @property
     def total_nll_weight(self) -> float:

@@ -72,6 +72,10 @@ class CombinedLoss(PreferenceLoss):
         return any(loss.needs_alignment for loss in self.losses.values())
 
     @property
+    def needs_divergence(self) -> bool:
+        return any(loss.needs_divergence for loss in self.losses.values())
+
+    @property
     def total_nll_weight(self) -> float:
         within = (w * self.losses[n].total_nll_weight for n, w in self._all_weights.items())
         return self.nll_weight + sum(within)

@@ -11,6 +11,7 @@ separately, in the format that `peft` loads onto a base.
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -209,6 +210,19 @@ def draw_by_example(model: PreTrainedModel) -> ExampleNoise | None:
                 number += 1
         module.train()
     return noise if number else None
+
+
+@contextmanager
+def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model` compute inside the block as it would without its adapters, if it has any."""
+    layers: list[Any] = list(filter(_is_adapted, model.modules()))
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def save_adapter(adapted: "PeftModel", folder: Path) -> None:

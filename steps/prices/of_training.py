@@ -5,7 +5,8 @@ parameter and token; 12 for each layer, channel and attended pair of tokens) and
 parameter. A device holds weights, gradients, the two moments of AdamW and, for a bfloat16 model,
 float32 master weights; the activations of one pack; and the logits of a slice of the pack. Several
 devices share the weights, gradients and moments, and divide the packs among them; with
-`gather_once` each also holds all weights and gradients during a step.
+`gather_once` each also holds all weights and gradients during a step. A loss that needs its
+reference's distribution runs a forward of the reference, which without adapters is a second model.
 """
 
 import math
@@ -176,7 +177,7 @@ def _loop_seconds(
     held_out = _rows(call.size("held_out"), demonstrations)
     if held_out is None or not config.eval_every_steps:
         return seconds
-    evaluations = math.ceil(steps / config.eval_every_steps)
+    evaluations = math.ceil(steps / config.eval_every_steps) * (3 if _is_beside(config) else 1)
     return seconds + evaluations * forward_seconds(call, speed, model, config, held_out)
 
 
@@ -190,7 +191,10 @@ def update_seconds(
     tokens = batch.tokens * batch.count
     backward = 3 * again if config.lora is None else 2 * again
     padded = max(tokens, _FEWEST_TOKENS) / tokens
-    flops = _flops(model, batch) * batch.count * backward * padded / devices
+    work = _flops(model, batch) * backward
+    if _is_beside(config):  # its forward, and each head once more
+        work += _flops(model, batch) + 4 * model["vocabulary"] * model["hidden"] * batch.scored
+    flops = work * batch.count * padded / devices
     traffic = _UPDATE_TRAFFIC * trained / devices
     itemsize = BYTES[Dtype(config.dtype)]
     traffic += 3 * itemsize * model["parameters"] * forwards
@@ -225,6 +229,9 @@ def update_memory(
     scored = tokens if batch is None else tokens * batch.scored / batch.tokens
     logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
     working = _activations(model, tokens, config, itemsize) + 2 * logits
+    if _is_beside(config) and config.lora is None:  # and the gradient of the head, to be added
+        held += weights_bytes(model, Dtype(config.dtype), None)
+        working += max(4, itemsize) * model["vocabulary"] * model["hidden"]
     return held + working + (0.0 if is_device else PROCESS + WORKING)
 
 
@@ -241,6 +248,11 @@ def _unsharded(call: Call, model: Sizes, config: Any, trained: float) -> float:
         return everything
     ends = model["vocabulary"] * model["hidden"]
     return 2 * itemsize * (body(model) / model["layers"] + ends)
+
+
+def _is_beside(config: Any) -> bool:
+    """Whether the reference computes beside the policy."""
+    return getattr(getattr(config, "loss", None), "needs_divergence", False)
 
 
 def _has_masters(config: Any) -> bool:
@@ -326,7 +338,7 @@ def forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: R
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=7)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=8)
 
 
 IMITATION = _learns("init", demonstrations=True)

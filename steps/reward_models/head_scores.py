@@ -20,7 +20,7 @@ from steps.models.value_head import scaled, scores_of
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.embedding import Embedded, add_to_embeddings, embed
-from steps.scoring.logps import GroupLoss, Scored, backward, predicting_rows
+from steps.scoring.logps import GroupLoss, Scored, TokenLogps, backward, predicting_rows
 from steps.scoring.packing import Pack, ResponseSpan
 from steps.scoring.scorer import Readout
 
@@ -58,7 +58,7 @@ def backward_values(
         return backward(recorded_values(model, pack, routing), pack, loss, routing)
     embedded = embed(model, pack)
     scores = scores_of(model, predicting_rows(model, pack, embedded, routing))
-    scored = backward(scores, pack, loss, routing)
+    scored = backward(TokenLogps(scores.double(), pack.lengths), pack, loss, routing)
     add_to_embeddings(embedded)
     return scored
 

@@ -109,7 +109,7 @@ def _of_chunks(model: PreTrainedModel, pack: Pack, value: Callable[[Softmax], Te
     """A value of each scored token, [S], from the head's softmax over chunks of rows."""
     head, rows = output_head(model), predicting_rows(model, pack, embed(model, pack))
     parts = [
-        value(head.softmax(*_padded(rows, pack.targets, cut)))[: _length(cut)]
+        value(head.softmax(_padded(rows, cut), _padded(pack.targets, cut)))[: _length(cut)]
         for _, cuts in _parts(pack, head, rows)
         for cut in cuts
     ]
@@ -131,7 +131,7 @@ def forward_backward(
     """
     if layout_of(model) is Layout.alone or not output_head(model).is_plain:
         per_token = differentiable_logps(model, pack, routing)
-        return backward(per_token, pack, loss, routing)
+        return backward(TokenLogps(per_token.double(), pack.lengths), pack, loss, routing)
     head, embedded = output_head(model), embed(model, pack)
     rows = predicting_rows(model, pack, embedded, routing)
     gradient = torch.empty_like(rows)
@@ -155,7 +155,8 @@ def differentiable_logps(
     if layout_of(model) is Layout.alone:
         return unpacked_logps(model, pack, routing)
     tokens = Embedded(seen_or_ids(model, pack), pack.input_ids)
-    return _head_logps(output_head(model), predicting_rows(model, pack, tokens, routing), pack)
+    head, rows = output_head(model), predicting_rows(model, pack, tokens, routing)
+    return by_chunks(pack, head, head.logps, rows)
 
 
 @torch.no_grad()
@@ -204,7 +205,7 @@ def _fused(
     If a group is cut, the logits of each cut are computed twice, so that only one cut's logits
     exist at a time.
     """
-    inputs = [_padded(rows, pack.targets, cut) for cut in cuts]
+    inputs = [(_padded(rows, cut), _padded(pack.targets, cut)) for cut in cuts]
     with torch.no_grad():
         softmax = None
         logps = []
@@ -236,37 +237,43 @@ def loss_gradients(
 
 
 def backward(
-    per_token: Tensor, pack: Pack, loss: GroupLoss, routing: Routing | None = None
+    logps: TokenLogps, pack: Pack, loss: GroupLoss, routing: Routing | None = None
 ) -> Scored:
-    """Add the gradient of the losses of a pack's groups to `.grad`, through the graph of
-    `per_token` [S]; with `routing`, also that of the pack's share of the load-balancing loss."""
-    logps = TokenLogps(per_token.double(), pack.lengths)
+    """Add the gradient of the losses of a pack's groups to `.grad`, through the graph of `logps`;
+    with `routing`, also that of the pack's share of the load-balancing loss."""
     losses, metrics = loss(logps, slice(0, len(pack.groups)))
     total = losses.sum() if routing is None else losses.sum() + routing.loss()
     total.backward()
     return detached(losses, logps, metrics)
 
 
-def _head_logps(head: Head, rows: Tensor, pack: Pack) -> Tensor:
-    """Differentiable logps [S]. Checkpointing keeps the logits of only one chunk at a time."""
+def by_chunks(
+    pack: Pack, head: Head, value: Callable[..., Tensor], *rows: Tensor, buffers: int = 1
+) -> Tensor:
+    """Differentiable values of the scored tokens, [S] or [S, …]. Checkpointing keeps the logits of
+    only one chunk at a time.
 
-    def chunk(padded: Tensor, targets: Tensor) -> Tensor:
-        return head.logps(padded, targets)
-
+    Args:
+        value: computes them from a chunk of each of `rows` [S, H], and from its targets.
+        buffers: how many tensors of the size of the chunk's logits that takes at once.
+    """
     parts = []
-    for _, cuts in _parts(pack, head, rows):
+    for _, cuts in _parts(pack, head, rows[0], buffers):
         for cut in cuts:
-            inputs = _padded(rows, pack.targets, cut)
-            logps = checkpoint(chunk, *inputs, use_reentrant=False)
-            assert isinstance(logps, Tensor)
-            parts.append(logps[: _length(cut)])
+            *chunks, targets = (_padded(each, cut) for each in (*rows, pack.targets))
+            found = checkpoint(value, *chunks, targets, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            parts.append(found[: _length(cut)])
     return torch.cat(parts)
 
 
-def _parts(pack: Pack, head: Head, rows: Tensor) -> Iterator[tuple[slice, list[slice]]]:
+def _parts(
+    pack: Pack, head: Head, rows: Tensor, buffers: int = 1
+) -> Iterator[tuple[slice, list[slice]]]:
     """Split the groups into runs whose logits fit the memory budget. Each run comes with the slice
     of its scored rows. A group that exceeds the budget by itself gets several equal slices."""
-    limit = max(padded_rows(1), head.rows_within(_LOGITS_BYTES.get(rows.device.type, 2**30)))
+    budget = _LOGITS_BYTES.get(rows.device.type, 2**30) // buffers
+    limit = max(padded_rows(1), head.rows_within(budget))
     first = 0
     for number, group in enumerate(pack.groups):
         start = pack.groups[first].scored_start
@@ -283,10 +290,10 @@ def _cuts(start: int, stop: int, limit: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
-def _padded(rows: Tensor, targets: Tensor, cut: slice) -> tuple[Tensor, Tensor]:
-    """The rows and targets of a cut, padded with zeros to `padded_rows`."""
+def _padded(values: Tensor, cut: slice) -> Tensor:
+    """A cut of rows [S, H] or of targets [S], padded with zeros to `padded_rows`."""
     missing = padded_rows(_length(cut)) - _length(cut)
-    return functional.pad(rows[cut], (0, 0, 0, missing)), functional.pad(targets[cut], (0, missing))
+    return functional.pad(values[cut], (*(0, 0) * (values.ndim - 1), 0, missing))
 
 
 def _length(cut: slice) -> int:

@@ -8,7 +8,7 @@ token, which predicts nothing, so that the length is that of the whole sequence.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,24 +32,39 @@ def unpacked_logps(
 
     Gradients are recorded if autograd is on. Dropout is on if the model is in training mode.
     """
+    parts = []
+    for logits, targets in unpacked_logits(model, pack, routing):
+        logps = target_logps(logits, targets)
+        if aligned:
+            logps = logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1)
+        parts.append(logps)
+    return torch.cat(parts)
+
+
+def target_logps(logits: Tensor, targets: Tensor) -> Tensor:
+    """The log-probabilities [n] of `targets` [n] by `logits` [n, V]."""
+    return -functional.cross_entropy(logits, targets, reduction="none")
+
+
+def unpacked_logits(
+    model: PreTrainedModel, pack: Pack, routing: Routing | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each response of the pack the logits of its scored tokens, [n, V] in float32 or float64,
+    and these tokens [n]. Gradients and dropout as in `unpacked_logps`."""
     keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
     images = pack.images or ((),) * len(pack.responses)
-    return torch.cat(
-        [
-            _logps(model, pack, span, keeps_some, routing, own, aligned)
-            for span, own in zip(pack.responses, images, strict=True)
-        ]
-    )
+    for span, own in zip(pack.responses, images, strict=True):
+        targets = pack.targets[span.scored_start : span.scored_stop]
+        yield _logits(model, pack, span, keeps_some, routing, own), targets
 
 
-def _logps(
+def _logits(
     model: PreTrainedModel,
     pack: Pack,
     span: ResponseSpan,
     keeps_some: bool,
     routing: Routing | None,
     images: "Sequence[ImageOfRow]",
-    aligned: bool,
 ) -> Tensor:
     prompt, own = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
     scored = slice(span.scored_start, span.scored_stop)
@@ -70,10 +85,7 @@ def _logps(
 
     places = (pack.predictors[scored] - span.start).clamp(min=-1) + prompt_tokens - first
     logits = _rows(logits, places)
-    accurate = torch.promote_types(logits.dtype, torch.float32)
-    logits = logits.to(accurate)
-    logps = -functional.cross_entropy(logits, pack.targets[scored], reduction="none")
-    return logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1) if aligned else logps
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _rows(logits: Tensor, places: Tensor) -> Tensor:

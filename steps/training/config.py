@@ -277,6 +277,8 @@ class PreferenceConfig(TrainConfig):
         require_count(self, "follow_every", or_null=True)
         if self.loss.needs_alignment:
             _require_alignment(self)
+        if self.loss.needs_divergence:
+            _require_divergence(self)
         if self.follow_alpha != 1:
             _require_mixture(self)
         if self.follow_every is None:
@@ -319,6 +321,22 @@ def _require_alignment(config: PreferenceConfig) -> None:
         raise ValueError(f"the loss {name} with align=true needs backend=null")
     if config.loss.needs_batch:
         raise ValueError(f"the loss {name} combines align=true with a loss over whole batches")
+
+
+def _require_divergence(config: PreferenceConfig) -> None:
+    """Raise ValueError if a run cannot have its reference beside the policy."""
+    missing = {
+        "backend=null": config.backend is not None,
+        "compile_layers=false": config.compile_layers,
+        "follow_every=null": config.follow_every is not None,
+        "check_start=true, as the policy starts from it": not config.check_start,
+    }
+    for needed, is_missing in missing.items():
+        if is_missing:
+            raise ValueError(
+                f"the loss {config.loss.name} runs a frozen reference beside the policy, so it "
+                f"needs {needed}"
+            )
 
 
 @dataclass(frozen=True)

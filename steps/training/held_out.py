@@ -16,10 +16,10 @@ from steps.scoring.scorer import Scorer
 from steps.training.config import TrainConfig
 from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import Objective
-from steps.training.trainer import reading_aligned
+from steps.training.trainer import DivergentLogps, reading_aligned, reading_divergences
 
 _DEFAULT_METRIC = "eval_loss"
-_FALLS = re.compile(r"eval_((.*/)?\w*loss|(.*/)?loss/.*|kl)$")
+_FALLS = re.compile(r"eval_((.*/)?\w*loss|(.*/)?loss/.*|(.*/)?kl(/.*)?)$")
 
 
 @torch.no_grad()
@@ -38,6 +38,9 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
         baseline = logps
     elif objective.baseline_groups is not None:
         baseline = _logps(scorer, objective.baseline_groups, config.batch_size)
+    if (beside := reading_divergences(scorer)) is not None:
+        divergences = _logps(beside, objective.groups, config.batch_size)
+        logps = DivergentLogps(logps.tokens, logps.lengths, divergences.tokens)
     everything = range(len(objective.groups))
     loss = objective.batch_loss(everything, baseline)
     losses, metrics = loss(logps, torch.tensor(everything))

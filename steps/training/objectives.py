@@ -23,7 +23,7 @@ from steps.losses.sft import Sft
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
-from steps.training.trainer import BatchLoss, GroupLosses
+from steps.training.trainer import BatchLoss, DivergentLogps, GroupLosses
 
 
 @dataclass(frozen=True)
@@ -290,6 +290,9 @@ class _PairBatch(_OnDevice):
         if self.aligned is not None:
             chosen, rejected = self.aligned[members].unbind(1)
             pairs = replace(pairs, aligned_chosen=chosen, aligned_rejected=rejected)
+        if isinstance(logps, DivergentLogps):
+            chosen, rejected = logps.divergence_sums().unbind(1)
+            pairs = replace(pairs, chosen_kl=chosen, rejected_kl=rejected)
         return _of(self.loss.shares(pairs, self.totals, self.weights[members]))
 
     def _pairs(self, logps: Tensor, members: Tensor) -> PairLogps:

@@ -46,6 +46,8 @@ from steps.training.trainer import (
 if TYPE_CHECKING:
     from peft import PeftModel
 
+    from steps.training.beside.live_reference import LiveReference
+
 
 class Policy(Protocol):
     """A model that is opened for training."""
@@ -92,6 +94,8 @@ class Role:
     adapt: adds adapters to its layers, in place, and sets which parameters are trained.
     readout: the output of the model that the loss uses.
     keeps_adapter: adapters are also saved separately, in `peft`'s format.
+    reference: lets the model as it was before training compute beside it, for the loss; of the
+        model without its adapters if the second argument is true.
     """
 
     load: Callable[[Path, Dtype, bool, Quantization | None], PreTrainedModel] = load_model
@@ -99,6 +103,7 @@ class Role:
     adapt: "Callable[[PreTrainedModel, LoraConfig, int], PeftModel]" = add_adapter
     readout: TrainedReadout = TRAINED_LOGPS
     keeps_adapter: bool = True
+    reference: "Callable[[PreTrainedModel, bool], LiveReference] | None" = None
 
 
 LANGUAGE_MODEL = Role()
@@ -147,6 +152,10 @@ class TorchPolicy:
         self._model = role.load(folder, config.dtype, ranks.count > 1, config.quantization)
         self._adapted = self._adapt(self._model)
         self.vocabulary = vocabulary_size(self._model)
+        self._reference = self._beside()
+        readout = role.readout
+        if self._reference is not None:
+            readout = self._reference.beside(readout)
         self.trainer = build_trainer(
             self._model,
             config.tokens_per_forward,
@@ -154,7 +163,7 @@ class TorchPolicy:
             config.optimizer,
             config.master_weights,
             dropout,
-            role.readout,
+            readout,
             config.gather_once,
         )
 
@@ -173,6 +182,8 @@ class TorchPolicy:
         (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, self._folder, packed))
         every, scorer = [*groups, *others], self.trainer.scorer
         packing = choose_attention(scorer, every, config.attention, ranks, is_known)
+        if self._reference is not None:
+            self._reference.read_like(model)
         how, is_packed = config.activation_checkpointing, packing.attention is Attention.packed
         if self._is_compiled and is_packed:
             compile_layers(model, how)
@@ -207,6 +218,14 @@ class TorchPolicy:
                 save_adapter(adapted, output / "adapter")
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
+
+    def _beside(self) -> "LiveReference | None":
+        """The reference that computes beside the policy, if the role has one."""
+        if (reference := self._role.reference) is None:
+            return None
+        if self._adapted is not None:
+            return reference(self._model, True)
+        return reference(self._role.load(self._folder, self._config.dtype, False, None), False)
 
     @property
     def _is_saved_by_another(self) -> bool:

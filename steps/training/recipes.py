@@ -24,6 +24,7 @@ from steps.scoring.examples import (
     read_unpaired,
 )
 from steps.scoring.reference import Reference, read_reference
+from steps.training.beside.live_reference import BESIDE_REFERENCE
 from steps.training.config import DpoConfig, KtoConfig, ReferenceFreeConfig, TrainConfig
 from steps.training.objectives import (
     Objective,
@@ -31,7 +32,7 @@ from steps.training.objectives import (
     sft_objective,
     unpaired_objective,
 )
-from steps.training.policy import open_policy
+from steps.training.policy import LANGUAGE_MODEL, Role, open_policy
 from steps.training.run import Records, Run
 
 Examples = tuple[Records, Path]
@@ -84,6 +85,11 @@ def run_dpo(
 
     if config.follow_alpha < 1 and place.ranks.count > 1:
         raise ValueError("follow_alpha below 1 mixes the weights of one device; use one process")
+    if config.loss.needs_divergence and place.ranks.count > 1:
+        raise ValueError(
+            f"the loss {config.loss.name} runs its reference beside the policy on one device; use "
+            "one process"
+        )
 
     def objective(pairs: Sequence[TokenGroup], reference: Reference) -> Objective:
         tokens = reference.tokens_of(pairs) if config.loss.needs_tokens else None
@@ -100,6 +106,7 @@ def run_dpo(
         check_start=config.check_start,
         read=read_pairs,
         objective=objective,
+        role=BESIDE_REFERENCE if config.loss.needs_divergence else LANGUAGE_MODEL,
     )
 
 
@@ -175,6 +182,7 @@ def _against_reference(
     check_start: bool,
     read: Callable[[Records, int], list[TokenGroup]],
     objective: Callable[[Sequence[TokenGroup], Reference], Objective],
+    role: Role = LANGUAGE_MODEL,
 ) -> dict[str, Any]:
     """Like `_train`, with a reference. Dropout is off, as in the computation of the reference.
 
@@ -185,7 +193,7 @@ def _against_reference(
     two references come from different models.
     """
     records, folder = examples
-    opened = open_policy(policy, config, place.ranks)
+    opened = open_policy(policy, config, place.ranks, role=role)
     groups = read(records, opened.vocabulary)
     reference = read_reference(folder)
     references, trained, evaluated = [reference], objective(groups, reference), None

@@ -86,20 +86,47 @@ class TrainedReadout(Readout):
     """The output of a trained model that the loss uses, and its backward.
 
     backward: adds the gradient of the summed losses of a pack's groups to the parameters' `.grad`.
+    divergences: KL(π_ref ‖ π) in the place of logps, if a reference computes beside the model; its
+        losses are given `DivergentLogps`.
     """
 
     backward: Callable[[PreTrainedModel, Pack, GroupLoss, Routing | None], Scored]
+    divergences: Readout | None = None
 
 
 TRAINED_LOGPS = TrainedReadout(token_logps, differentiable_logps, token_logps, forward_backward)
 """The readout of a language model: log-probabilities of tokens."""
 
 
+@dataclass(frozen=True)
+class DivergentLogps(TokenLogps):
+    """Logps of a policy whose reference computes beside it.
+
+    divergences: KL(π_ref ‖ π) over the vocabulary at each scored token, float64 [S].
+    """
+
+    divergences: Tensor
+
+    def divergence_sums(self) -> Tensor:
+        """The sum over each response's scored tokens, float64 [n, k]."""
+        return TokenLogps(self.divergences, self.lengths).sums()
+
+
+def reading_divergences(scorer: Scorer) -> Scorer | None:
+    """The same scorer, whose scores are KL(π_ref ‖ π); None if no reference is beside its model."""
+    divergences = getattr(scorer.readout, "divergences", None)
+    return None if divergences is None else _reading(scorer, divergences)
+
+
+def _reading(scorer: Scorer, readout: Readout) -> Scorer:
+    other = copy.copy(scorer)
+    other.readout = readout
+    return other
+
+
 def reading_aligned(scorer: Scorer) -> Scorer:
     """The same scorer, whose scores are `aligned_logps`."""
-    other = copy.copy(scorer)
-    other.readout = _ALIGNED_LOGPS
-    return other
+    return _reading(scorer, _ALIGNED_LOGPS)
 
 
 _ALIGNED_LOGPS = Readout(

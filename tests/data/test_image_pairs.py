@@ -39,6 +39,7 @@ from steps.kinds import Evaluation, Model, PairTokens, Preferences, ReferenceLog
 from steps.load_conversations import load_conversations
 from steps.load_preferences import load_preferences
 from steps.losses.dpo import Dpo
+from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.reference_logprobs import reference_logprobs
@@ -449,6 +450,22 @@ def test_adapters_are_trained_in_the_tower_too_and_merged(
         assert torch.equal(weights, merged[name]), name
     moved = {name.split(".")[1] for name in merged if not torch.equal(merged[name], before[name])}
     assert {"vision_model", "text_model"} <= moved
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "adapters"])
+def test_a_reference_beside_the_policy_sees_the_images_too(
+    model: Path, tokens: Path, tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    base, pairs = artifact(Model, model), artifact(PairTokens, tokens / "train")
+    optimizer = OptimizerConfig(learning_rate=1e-2)
+    config = DpoConfig(loss=Tdpo(), batch_size=3, epochs=2, lora=lora, optimizer=optimizer)
+    reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
+    reference = artifact(ReferenceLogps, tmp_path / "ref")
+    summary = train_dpo.function(Folder(tmp_path / "dpo"), pairs, base, reference, config)
+    assert summary
+    first, final = summary["first"], summary["final"]
+    assert final["loss"] < first["loss"] == math.log(2)
+    assert first["kl/chosen"] == first["kl/rejected"] == 0 < final["kl/rejected"]
 
 
 def test_a_model_that_reads_images_is_no_one_to_talk_to(model: Path) -> None:

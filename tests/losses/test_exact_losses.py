@@ -42,6 +42,7 @@ from steps.losses.with_reference.f_dpo import Divergence, FDpo
 from steps.losses.with_reference.nca_pair import NcaPair
 from steps.losses.with_reference.sigmoid_norm import SigmoidNorm
 from steps.losses.with_reference.sppo_hard import SppoHard
+from steps.losses.with_reference.tdpo import Tdpo
 from steps.losses.with_reference.wpo import Wpo
 
 DIGITS = 50
@@ -54,7 +55,10 @@ Logps = Sequence[Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """Token by token, the logps of a chosen and of a rejected response, and the reference's."""
+    """Token by token, the logps of a chosen and of a rejected response, and the reference's.
+
+    d_w, d_l: what stands here for the divergences of the two, some function of the same tokens.
+    """
 
     w: Logps
     l: Logps  # noqa: E741
@@ -68,6 +72,18 @@ class Pair:
     @property
     def h_l(self) -> Any:
         return mpmath.fsum(self.l) - mpmath.fsum(self.rl)
+
+    @property
+    def d_w(self) -> Any:
+        return mpmath.fsum(
+            (ours - theirs) ** 2 for ours, theirs in zip(self.w, self.rw, strict=True)
+        )
+
+    @property
+    def d_l(self) -> Any:
+        return mpmath.fsum(
+            (ours - theirs) ** 2 for ours, theirs in zip(self.l, self.rl, strict=True)
+        )
 
     @property
     def m(self) -> Any:
@@ -148,6 +164,15 @@ def wpo(pairs: Sequence[Pair], still: Sequence[Pair], smoothing: Any = SMOOTHING
     return mpmath.fsum(weight * nll(p.m, smoothing) for weight, p in terms)
 
 
+def tdpo1(pairs: Sequence[Pair], _: Sequence[Pair]) -> Any:
+    return mpmath.fsum(nll(p.m + BETA * (p.d_w - p.d_l)) for p in pairs)
+
+
+def tdpo2(pairs: Sequence[Pair], still: Sequence[Pair]) -> Any:
+    margins = (p.m + ALPHA * BETA * (q.d_w - p.d_l) for p, q in zip(pairs, still, strict=True))
+    return mpmath.fsum(map(nll, margins))
+
+
 def aot(pairs: Sequence[Pair], _: Sequence[Pair]) -> Any:
     mine = sorted(mpmath.fsum(p.w) - mpmath.fsum(p.l) for p in pairs)
     theirs = sorted(mpmath.fsum(p.rw) - mpmath.fsum(p.rl) for p in pairs)
@@ -190,6 +215,8 @@ EQUATIONS: list[tuple[PreferenceLoss, Equation]] = [
     ),
     (Wpo(0.3, label_smoothing=0.2), wpo),
     (LdDpo(0.3, alpha=0.25, label_smoothing=0.2), each(ld_dpo)),
+    (Tdpo(0.3, alpha=1.0, stop_gradient=False), tdpo1),
+    (Tdpo(0.3, alpha=0.25), tdpo2),
     (BetaDpo(0.3), each(lambda p: nll(p.m))),  # in the first step; see below for the others
     (Aot(0.3, label_smoothing=0.2), aot),
     (AotUnpaired(0.3, label_smoothing=0.2), aot_unpaired),
@@ -255,6 +282,9 @@ def logps_of(pairs: Sequence[Pair]) -> tuple[PairLogps, Tensor]:
         tokens,
         reference,
     )
+    apart = (tokens - reference).square().split(lengths.flatten().tolist())
+    chosen, rejected = torch.stack([part.sum() for part in apart]).view(-1, 2).unbind(1)
+    logps = replace(logps, chosen_kl=chosen, rejected_kl=rejected)
     return logps.as_batch(), tokens
 
 

@@ -119,7 +119,7 @@ EVERY_LOSS: list[PreferenceLoss] = [
     AlphaPo(alpha=0.5, beta=2.5, gamma=0.7),
 ]
 """What is a function of a pair's four sums; `test_exact_losses` has their equations. Other losses
-are in `test_losses_of_batches`."""
+are in `test_losses_of_batches` and `test_live_reference`."""
 REGRESSIONS = (Ipo, CpoIpo, SppoHard)
 """Losses whose targets grow as beta vanishes."""
 ONE_BY_ONE = (ApoDown, NcaPair, BcoPair, SppoHard)
@@ -141,7 +141,7 @@ def test_every_loss_over_pairs_is_looked_at_here() -> None:
     combinations = {CombinedReference, CombinedReferenceFree}
     tested = {type(loss) for loss in EVERY_LOSS}
     others = {*shipped_losses().values()} - combinations
-    assert {kind for kind in others if not kind().needs_tokens and not kind().needs_batch} == tested
+    assert {kind for kind in others if kind().is_of_sums} == tested
 
 
 # --- where the policy is the reference, where nothing is asked, where sides are changed -----------

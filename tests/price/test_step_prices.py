@@ -24,6 +24,8 @@ from pipeline.dag.step import StepFunction
 from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made, Sizes
 from steps.evaluation.config import EvaluateConfig
 from steps.jax_backend.config import JaxTraining
+from steps.losses.dpo import Dpo
+from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.online.config import RlConfig
 from steps.online.rewarding.judging import count_verdicts
@@ -222,6 +224,23 @@ def test_adapters_need_less(tmp_path: Path) -> None:
     small = of_training.PREFERENCE.foresee(dpo(DpoConfig(optimizer=optimizer), hardware))
     assert small.memory < 0.8 * whole.memory  # type: ignore[operator]
     assert adapted.scratch < whole.scratch / 50
+
+
+def test_a_reference_beside_the_policy_is_a_second_model_and_a_forward() -> None:
+    hardware = Hardware("NVIDIA H100 80GB HBM3", 1)
+
+    def foreseen(**settings: Any) -> tuple[Foreseen, Foreseen]:
+        configs = (DpoConfig(loss=loss, **settings) for loss in (Dpo(), Tdpo()))
+        alone, beside = (of_training.PREFERENCE.foresee(dpo(each, hardware)) for each in configs)
+        assert alone.seconds
+        assert beside.seconds
+        assert alone.seconds < beside.seconds < 1.7 * alone.seconds
+        return alone, beside
+
+    alone, beside = foreseen(dtype=Dtype.bfloat16)
+    assert 1 < (beside.memory - alone.memory) / 16.1e9 < 1.2  # type: ignore[operator]
+    alone, beside = foreseen(dtype=Dtype.bfloat16, lora=LoraConfig(r=8))
+    assert beside.memory == alone.memory  # the policy's own, without its adapters
 
 
 def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_its_lag() -> None:

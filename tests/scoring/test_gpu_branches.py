@@ -39,6 +39,7 @@ from steps.scoring.parity import slow_on_gpu
 from steps.scoring.scorer import Scorer
 from steps.training.objectives import Objective, preference_objective, unpaired_objective
 from steps.training.policy import require_deterministic_kernels
+from steps.training.trainer import DivergentLogps
 from steps.training.usage import PackCosts, Usage
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -289,9 +290,10 @@ def test_the_loss_of_a_pack_stays_on_its_device(name: str) -> None:
     objective = of_loss(loss, groups, logps)
     batch = objective.batch_loss(range(4), logps if objective.baseline_groups else None)
     tokens = torch.empty(int(lengths[1:3].sum()), dtype=torch.float64, device="meta")
-    found, metrics = batch.to(torch.device("meta"))(
-        TokenLogps(tokens.requires_grad_(), lengths[1:3].to("meta")), torch.arange(1, 3).to("meta")
-    )
+    given = TokenLogps(tokens.requires_grad_(), lengths[1:3].to("meta"))
+    if isinstance(loss, PreferenceLoss) and loss.needs_divergence:
+        given = DivergentLogps(given.tokens, given.lengths, given.tokens.square())
+    found, metrics = batch.to(torch.device("meta"))(given, torch.arange(1, 3).to("meta"))
     (gradient,) = torch.autograd.grad(found.sum(), tokens)
     assert gradient.is_meta
     assert (found.dtype, found.shape) == (torch.float64, (2,))

@@ -20,6 +20,9 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from steps.losses.base import ReferenceLoss
+from steps.losses.dpo import Dpo
+from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model
 from steps.models.quantized import count_of, put_rounded_weights, rounded_weights
@@ -57,14 +60,23 @@ def dpo(policy: Path, config: DpoConfig, work: Path) -> tuple[dict[str, Any], di
     return summary, load_file(work / "model/model.safetensors")
 
 
-@pytest.mark.parametrize(("build", "dtype"), [(gpt2, Dtype.float32), (llama, Dtype.bfloat16)])
+@pytest.mark.parametrize(
+    ("build", "dtype", "loss"),
+    [
+        (gpt2, Dtype.float32, Dpo()),
+        (llama, Dtype.bfloat16, Dpo()),
+        (llama, Dtype.float32, Tdpo()),  # whose reference is the rounded model without adapters
+    ],
+    ids=["gpt2", "llama", "tdpo"],
+)
 def test_a_run_over_rounded_weights_is_that_of_a_model_which_has_these_weights(
-    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype
+    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype, loss: ReferenceLoss
 ) -> None:
     policy = model_folder(tmp_path / "policy", build)
-    config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=NF4)
+    config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=NF4, loss=loss)
     found, weights = dpo(policy, config, tmp_path / "four")
     assert found["first"]["loss"] == math.log(2)
+    assert found["first"].get("kl/rejected", 0) == 0
     (notice,) = found["notices"]
     assert "rounded to 4 bits (nf4_double)" in notice
     assert "packed" not in notice

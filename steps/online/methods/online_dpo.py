@@ -24,7 +24,7 @@ class OnlineDpo(Method):
     loss: ReferenceLoss = field(default_factory=Dpo)
 
     def __post_init__(self) -> None:
-        if self.loss.needs_tokens or self.loss.needs_batch or self.loss.needs_alignment:
+        if not self.loss.is_of_sums:
             raise ValueError(
                 f"the loss {self.loss.name} looks at tokens or at whole batches of a cached "
                 "reference; train with it on select_pairs and reference_logprobs"
