@@ -7,8 +7,7 @@ notes what has no audit event, ``marks`` records which functions ran, ``natives`
 native code opens. ``snapshot`` serves project modules from the bytes that were hashed, compiled by
 ``marked_code``. A Python that the step starts joins through ``started`` and ``joining``.
 ``discovery`` derives the discovered dependencies of an artifact from the observation, and tells a
-plan whether they have changed since; ``input_folders`` names those that lie beside inputs.
-``earlier`` does so for attempts that left results in scratch.
+plan whether they have changed since. ``earlier`` does so for attempts that left results in scratch.
 
 Uses ``store`` and what lies below it.
 """

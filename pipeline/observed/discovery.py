@@ -31,9 +31,9 @@ from pipeline import cells
 from pipeline.code import Closure, digests_of
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
+from pipeline.dag.input_folders import InputFolders
 from pipeline.errors import TemperError
 from pipeline.installed import in_library
-from pipeline.observed.input_folders import InputFolders
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
