@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import blake3
 
@@ -42,25 +43,31 @@ class InputFolders:
 
     def names(self, path: str, folder: str) -> Iterator[str]:
         """The name of a file that was found beside the inputs in this folder, if there are any."""
-        same = (own for own in self.folders or () if _is_same(own, folder))
-        if (own := next(same, None)) is not None:
-            number = (self.folders or ()).index(own)
-            yield f"<{number}:{self._groups}>/{os.path.relpath(path, folder)}"
+        folders = self.folders or ()
+        number = next((n for n, own in enumerate(folders) if _is_same(own, folder)), None)
+        if number is not None:
+            yield f"<{number}:{_groups(folders)}>/{os.path.relpath(path, folder)}"
 
     def path(self, name: str) -> str | None:
         """The file that has this name now; None if inputs of one folder do not lie in one now."""
         found = _NAME.fullmatch(name)
-        if found is None or self.folders is None or found[2] != self._groups:
+        if found is None or self.folders is None or found[2] != _groups(self.folders):
+            return None
+        if int(found[1]) >= len(self.folders):  # no worker wrote that
             return None
         return os.path.normpath(os.path.join(self.folders[int(found[1])], found[3]))
 
-    @property
-    def _groups(self) -> str:
-        """A digest of the first input in the folder of each."""
-        folders = self.folders or ()
-        return blake3.blake3(str([*map(folders.index, folders)]).encode()).hexdigest(4)
+
+@cache
+def _groups(folders: tuple[str, ...]) -> str:
+    """A digest of the first input in the folder of each."""
+    firsts: dict[str, int] = {}
+    for number, folder in enumerate(folders):
+        firsts.setdefault(folder, number)
+    return blake3.blake3(str([firsts[folder] for folder in folders]).encode()).hexdigest(4)
 
 
+@cache
 def _is_same(own: str, folder: str) -> bool:
     return folder.rstrip("/") in (own.rstrip("/"), os.path.realpath(own).rstrip("/"))
 
