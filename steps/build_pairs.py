@@ -13,6 +13,7 @@ from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow
 from steps.kinds import Completions, Preferences
+from steps.shared.checks import require_count
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class PairConfig:
     test_fraction: float = added_field(0.0, before=0.0)
 
     def __post_init__(self) -> None:
-        if self.max_pairs is not None and self.max_pairs < 1:
-            raise ValueError(f"max_pairs must be at least 1 or null, got {self.max_pairs}")
+        require_count(self, "max_pairs", or_null=True)
         if not 0 <= self.test_fraction < 1:
             raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
 
@@ -52,7 +52,7 @@ def build_pairs(
     The rule-based checker finds the chosen response right and the rejected one wrong.
 
     Raises:
-        TemperError: no prompt has both a right and a wrong completion.
+        TemperError: no prompt for training has both a right and a wrong completion.
         ValueError: a prompt has no answer.
     """
     from steps.data.load.splits import in_test_split
@@ -63,6 +63,11 @@ def build_pairs(
     rounds = [list(_pairs(record, config.keep_cut)) for record in records]
     held = [in_test_split(record["prompt"], config.test_fraction) for record in records]
     kept = _in_turn(compress(rounds, map(not_, held)))[: config.max_pairs]
+    if not kept and any(rounds):
+        raise TemperError(
+            f"every prompt with a right and a wrong completion ({sum(map(bool, rounds))}) is held "
+            f"out by test_fraction={config.test_fraction}; lower it, or sample from more prompts"
+        )
     if not kept:
         raise TemperError(
             f"none of {len(records)} prompts has both a right and a wrong completion that ended; "

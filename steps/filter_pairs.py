@@ -1,5 +1,6 @@
 """``filter_pairs``: keep preference pairs of sufficient score margin and of suitable lengths."""
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,6 +9,7 @@ from steps.data.load.language import Languages
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
 from steps.kinds import Preferences
+from steps.shared.checks import require, require_count
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,13 @@ class FilterConfig:
     languages: Languages | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
-        if self.max_characters is not None and self.max_characters < max(1, self.min_characters):
-            raise ValueError(f"max_characters={self.max_characters} leaves no response")
-        if self.max_length_ratio is not None and self.max_length_ratio < 1:
-            raise ValueError(f"max_length_ratio must be 1 or more, got {self.max_length_ratio}")
+        margin, ratio = self.min_margin, self.max_length_ratio
+        require(
+            margin is None or math.isfinite(margin), "min_margin must be finite or null", margin
+        )
+        require_count(self, "min_characters", least=0)
+        require_count(self, "max_characters", least=max(1, self.min_characters), or_null=True)
+        require(ratio is None or ratio >= 1, "max_length_ratio must be 1 or more, or null", ratio)
 
 
 @step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")

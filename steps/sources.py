@@ -77,6 +77,9 @@ class Mixed:
 
     def __post_init__(self) -> None:
         check_weights([part.weight for part in self.parts], self.until)
+        names = [part.name for part in self.parts]
+        if len(names) > 1 and ("" in names or len(set(names)) < len(names)):
+            raise ValueError(f"the parts of a mixture need names that differ, got {names}")
 
 
 DataSource = File | Files | HubDataset | Mixed

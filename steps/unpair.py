@@ -14,8 +14,7 @@ from steps.kinds import Preferences, UnpairedSplits
 def unpair(out: Output, pairs: Preferences) -> Metrics:
     """Write ``SPLIT/completions-*.parquet`` for every split of ``pairs``.
 
-    All chosen responses come before all rejected ones. KTO estimates its reference point by
-    pairing each prompt with the response of the row before, which must belong to another prompt.
+    All chosen responses come before all rejected ones.
     """
     splits = sorted({path.parent for path in pairs.path.glob("*/pairs-*.parquet")})
     if not splits:

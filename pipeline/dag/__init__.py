@@ -1,8 +1,9 @@
 """The author's side of a DAG: values that describe what to make. Nothing here runs a step.
 
 ``step`` holds the decorator and the nodes that it makes; begin there. ``artifact`` defines what
-flows along an edge, ``inputs`` what comes in from outside (``adopt`` copies it in). ``resources``
-are what a step requests of a machine, ``grid`` makes many configs from one. The key of a step is
+flows along an edge, ``inputs`` what comes in from outside (``adopt`` copies it in);
+``input_folders`` names files that lie beside such inputs. ``resources`` are what a step requests of
+a machine, ``grid`` makes many configs from one. The key of a step is
 built from ``canonical``, the encoding of argument values, ``value_types``, the names of their
 classes, and ``files`` and ``digests``, the BLAKE3 of files. ``settings`` lists the settings in a
 recipe.

@@ -11,14 +11,16 @@ digests are unchanged (Mokhov et al., 2018, call this verifying traces).
 
 The name of a file in the project is relative to the folder from which the step's module is
 imported, or another module that the step has loaded, as `<module>/…`. So a copy of the project
-elsewhere has the same names, and its own files are looked at. Other files have absolute paths.
+elsewhere has the same names, and its own files are looked at. Other files have absolute paths. A
+file that the step found beside an input file has a second name, relative to that file's folder: an
+input is known by its content, so another one may lie beside other files.
 """
 
 import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
@@ -29,6 +31,7 @@ from pipeline import cells
 from pipeline.code import Closure, digests_of
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
+from pipeline.dag.input_folders import InputFolders
 from pipeline.errors import TemperError
 from pipeline.installed import in_library
 from pipeline.observed.observation import Observation
@@ -54,10 +57,17 @@ Pairs = Sequence[tuple[Json, Json]]
 
 @dataclass(frozen=True)
 class Home:
-    """The module of a step, and the folder from which it is imported."""
+    """The module of a step, the folder from which it is imported, and where its input files lie."""
 
     module: str
     folder: str
+    inputs: InputFolders = field(default_factory=InputFolders)
+
+    @classmethod
+    def read(cls, text: str) -> "Home":
+        """The home whose fields were written as JSON."""
+        module, folder, (inputs,) = json.loads(text)
+        return cls(module, folder, InputFolders(None if inputs is None else tuple(inputs)))
 
     @classmethod
     def of(cls, module: str, file: str) -> "Home":
@@ -87,7 +97,10 @@ class Home:
         return path
 
     def path(self, name: str) -> str | None:
-        """The file with this name; None if it is named after a module that is there no more."""
+        """The file with this name; None if it is named after a module that is there no more, or
+        after input files that do not lie in one folder any more."""
+        if InputFolders.has(name):
+            return self.inputs.path(name)
         start = working_folder() if name.startswith(_RELATIVE) else self.folder
         if name.startswith("<"):
             module, _, name = name[1:].partition(">/")
@@ -111,10 +124,11 @@ def _project_of(folder: str) -> str:
     return next(marked, folder)
 
 
-def home_of(function: Any) -> Home:
-    """The location of a step function's code."""
+def home_of(function: Any, arguments: Mapping[str, Json] | None = None) -> Home:
+    """The location of a step function's code, and of the input files among the arguments."""
     inner = inspect.unwrap(function.function)
-    return Home.of(function.reference.partition(":")[0], cells.project_file(inner))
+    home = Home.of(function.reference.partition(":")[0], cells.project_file(inner))
+    return replace(home, inputs=InputFolders.of(arguments))
 
 
 # --- the worker's side ---------------------------------------------------------------------------
@@ -123,7 +137,7 @@ def home_of(function: Any) -> Home:
 def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
     """The observed dependencies that are in no key."""
     modules = _modules(observation)
-    reads, folders, names = _events(observation.events)
+    reads, folders, names = _events(observation.events, home.inputs)
     code, sources = _code(modules, home, closure, observation)
     for path in sources:
         reads[path] = modules[path].digest
@@ -166,7 +180,7 @@ def discover_earlier(folder: Path, home: Home, rules: Rules, closure: Closure) -
     known = set(map(os.path.abspath, closure.sources))
     of_details = {unit.partition(":")[0] for unit in closure.details}
     loaded = {path: (name, digest) for name, path, digest, _ in _records(f"{folder}/modules")}
-    reads, folders, names = _events(f"{folder}/events")
+    reads, folders, names = _events(f"{folder}/events", home.inputs)
     modules: dict[str, str] = {}
     for path, (name, digest) in loaded.items():
         is_known = _file_of(name) in known or name in of_details
@@ -319,34 +333,39 @@ class _Names:
     Attributes:
         relative: the paths that it gave relative to its working folder.
         bases: the paths that it made absolute from there; ``start`` if it asked for the folder.
+        beside: the names of paths that it found beside input files.
     """
 
     relative: set[str]
     bases: set[str]
+    beside: dict[str, set[str]]
 
     def of(self, path: str, name: str, start: str) -> list[str]:
-        """The names under which a file is recorded; ``name`` is the one apart from working
-        folders."""
+        """The names under which a file is recorded; ``name`` is the one apart from working folders
+        and inputs."""
         from_start = _RELATIVE + os.path.relpath(path, start or "/")
         parents = {path, *map(str, Path(path).parents)} & self.bases
+        beside = sorted(self.beside.get(path, ()))
         if path in self.relative or parents - {start}:
-            return [from_start]
-        return [name, from_start] if parents else [name]
+            return [from_start, *beside]
+        return [name, from_start, *beside] if parents else [name, *beside]
 
 
-def _events(file: str) -> tuple[dict[str, Any], dict[str, str], _Names]:
+def _events(file: str, inputs: InputFolders) -> tuple[dict[str, Any], dict[str, str], _Names]:
     """For each file that the step read before it wrote it: its state or its digest. For each folder
     that the step listed and did not make: its digest. How it named them."""
     reads: dict[str, Any] = {}
     folders: dict[str, str] = {}
     links: dict[str, str] = {}
-    names = _Names(set(), set())
+    names = _Names(set(), set(), {})
     kept: dict[str, str] = {}
     own: set[str] = set()
     made: list[str] = []
     for kind, path, *details in _records(file):
         if kind in ("relative", "base"):
             (names.relative if kind == "relative" else names.bases).add(path)
+        elif kind == "beside":
+            names.beside.setdefault(path, set()).update(inputs.names(path, details[0]))
         elif kind == "read" and path in kept:
             reads[path] = kept.pop(path)
         elif path in own or path.startswith(tuple(made)):
@@ -410,9 +429,12 @@ class Present:
             return []
         code = discovered.code.items()
         phrases = [_of_code(name) for name, digest in code if now.code[name] != digest]
+        of_files: dict[str, str] = {}  # by the file, which may have two names
         for name, digest in discovered.files.items():
             if now.files[name] != digest:
-                phrases.append(_of_file(name, digest, now.files[name]))
+                phrase = _of_file(name, digest, now.files[name])
+                of_files.setdefault(home.path(name) or name, phrase)
+        phrases += of_files.values()
         for name, digest in discovered.folders.items():
             if now.folders[name] != digest:
                 phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
@@ -435,6 +457,9 @@ class Present:
         }
         files = {name: self._of(look, home.path(name)) for name, look in looks.items()}
         folders = {name: self._of(folder_digest, home.path(name)) for name in discovered.folders}
+        if home.inputs.folders is None:  # where they lie now is not known
+            files |= {n: d for n, d in discovered.files.items() if InputFolders.has(n)}
+            folders |= {n: d for n, d in discovered.folders.items() if InputFolders.has(n)}
         return Discovered(code, files, folders)
 
     def _of(self, look: Any, path: str | None) -> str:
@@ -510,7 +535,8 @@ def _unit(name: str) -> str:
 def _shown(name: str) -> str:
     """A file's name as text, without the module; its bytes need not be valid text."""
     within = name.partition(">/")[2] if name.startswith("<") else name
-    return within.encode("utf-8", "backslashreplace").decode()
+    where = " beside an input" if InputFolders.has(name) else ""
+    return within.encode("utf-8", "backslashreplace").decode() + where
 
 
 def _what_was_done(digest: str) -> str:

@@ -117,9 +117,8 @@ def _earlier(
 
 
 def _of(folder: Path, closure: Closure) -> Earlier:
-    roots, others, *names = json.loads((folder / "rules").read_text())
-    rules = Rules(tuple(roots), tuple(others), *names)
-    home = Home(*json.loads((folder / "home").read_text()))
+    rules = Rules.read((folder / "rules").read_text())
+    home = Home.read((folder / "home").read_text())
     return discover_earlier(folder, home, rules, closure)
 
 

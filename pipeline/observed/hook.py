@@ -429,6 +429,7 @@ class Hook:
         name = os.fsdecode(name)
         if not name.startswith("/"):
             self._note_relative(name)
+        self._note_beside(name)
         if name.startswith(self._fast) and "/../" not in name:
             return None
         return os.path.abspath(name)
@@ -440,6 +441,18 @@ class Hook:
         self._seen.add(("relative", name))
         if working_folder() == self._recorder.rules.start:
             self._recorder.add_event("relative", os.path.abspath(name))
+
+    def _note_beside(self, name: str) -> None:
+        """Record that a path begins with the folder of an input file: another file of the same
+        content has others beside it."""
+        beside = () if self._recorder is None else self._recorder.rules.beside
+        given = os.path.join(working_folder(), name) if beside else name
+        if not given.startswith(beside) or ("beside", given) in self._seen:
+            return
+        self._seen.add(("beside", given))
+        if self._counts(path := os.path.abspath(given)):
+            for folder in filter(given.startswith, beside):
+                self._add("beside", path, folder)
 
     def _counts(self, path: str) -> bool:
         return self._recorder is not None and self._recorder.rules.counts(path)
@@ -462,7 +475,7 @@ class _Witness:
     seen: list[tuple[str, str]] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
-        if kind not in ("module", "relative", "base"):
+        if kind not in ("module", "relative", "base", "beside"):
             self.seen.append((kind, path))
 
 

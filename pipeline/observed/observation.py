@@ -41,7 +41,7 @@ ENVIRONMENT = "TEMPER_OBSERVED"
 MOST_MARKS = 2**20
 """The most marks that all modules may have in all processes together. A mark's number is a byte
 offset in the file of module records; see :meth:`Observation.add_module`."""
-_REPEATED = frozenset({"relative", "base", "list", "link", "module", "python"})
+_REPEATED = frozenset({"relative", "base", "beside", "list", "link", "module", "python"})
 """The kinds of events of which a repetition says nothing new."""
 _MOST_HASHED_AT_ONCE = 64 * 2**20
 """The bytes of the largest file of which scratch is told the digest and not only the state."""
@@ -108,8 +108,7 @@ class Observation:
         folder = os.environ.get(ENVIRONMENT, "")
         if not os.path.isdir(folder):
             return None
-        roots, others, *names = json.loads(Path(folder, "rules").read_text())
-        joined = cls(folder, Rules(tuple(roots), tuple(others), *names))
+        joined = cls(folder, Rules.read(Path(folder, "rules").read_text()))
         for file in (joined.events, joined.modules):
             joined._recorded |= frozenset(Path(file).read_bytes().splitlines(keepends=True))
         if not any(line.startswith(b'["kept"') for line in joined._recorded):

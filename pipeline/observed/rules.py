@@ -3,10 +3,11 @@
 A file or folder *counts* unless it lies in a place that is no dependency or is in the key already:
 libraries, the store, inputs, temporary folders, caches. If several rules match a path, the longest
 prefix wins: code in ``/tmp/project`` counts although ``/tmp`` does not, and a store inside the
-project does not count.
+project does not count. What lies beside an input file counts like code.
 """
 
 import contextlib
+import json
 import os
 import sys
 import sysconfig
@@ -35,18 +36,29 @@ class Rules:
         others: folders that do not count.
         package: the step's package, which is project code wherever it lies.
         start: the working folder in which the step starts.
+        beside: the folders in which input files lie.
     """
 
     roots: tuple[str, ...]
     others: tuple[str, ...]
     package: str
     start: str = ""
+    beside: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
+    def of(
+        cls, package: str, roots: Iterable[str], known: Iterable[str], beside: Iterable[str] = ()
+    ) -> "Rules":
         """The rules for these roots; nothing of ``known`` counts: the store, inputs and others."""
         others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
-        return cls(tuple(_variants(roots)), others, package, working_folder())
+        near = (folder for folder in _variants(beside) if folder not in others)
+        return cls(tuple(_variants(roots)), others, package, working_folder(), tuple(near))
+
+    @classmethod
+    def read(cls, text: str) -> "Rules":
+        """The rules whose fields were written as JSON."""
+        fields = json.loads(text)
+        return cls(*(tuple(value) if isinstance(value, list) else value for value in fields))
 
     def counts(self, path: str) -> bool:
         """Whether a file or folder counts as a dependency."""
@@ -57,14 +69,16 @@ class Rules:
         if below.startswith(self.others):  # a fast check, which decides most paths
             longest = max(len(other) for other in self.others if below.startswith(other))
         longest = max(longest, len(folder_of_packages(path)))
-        return longest == 0 or self._root(below) > longest
+        return longest == 0 or _longest(below, (*self.roots, *self.beside)) > longest
 
     def is_project(self, path: str) -> bool:
         """Whether a path lies in a folder of project code."""
-        return self._root(f"{path}/") > 0 and self.counts(path)
+        return f"{path}/".startswith(self.roots) and self.counts(path)
 
-    def _root(self, below: str) -> int:
-        return max((len(root) for root in self.roots if below.startswith(root)), default=0)
+
+def _longest(below: str, folders: Iterable[str]) -> int:
+    """The length of the longest of the folders in which a path lies."""
+    return max((len(folder) for folder in folders if below.startswith(folder)), default=0)
 
 
 def _variants(folders: Iterable[str]) -> Iterator[str]:

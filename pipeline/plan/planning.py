@@ -328,7 +328,8 @@ class _Planner:
         if step.function.version is not None:
             return []
         with contextlib.suppress(OSError):  # a run may delete the folder at any time
-            home, closure = home_of(step.function), step.function.closure(step.types)
+            home = home_of(step.function, step.portable_arguments)
+            closure = step.function.closure(step.types)
             return what_results_need(scratch, home, closure, self._present)[1]
         return []
 

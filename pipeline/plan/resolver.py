@@ -138,7 +138,7 @@ class Resolver:
     def changes(self, step: Step, manifest: Manifest) -> list[str]:
         """The discovered dependencies that have changed, in words, also for a step with a
         version."""
-        home, pairs = home_of(step.function), lambda: self._pairs(step)
+        home, pairs = home_of(step.function, step.portable_arguments), lambda: self._pairs(step)
         return self._present.changes(home, manifest.discovered, pairs)
 
     def _is_usable(self, step: Step, manifest: Manifest) -> bool:

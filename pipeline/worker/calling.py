@@ -83,7 +83,7 @@ class Code:
     def go_on_from(self, scratch: Path) -> bool:
         """Prepare scratch for the step. Return whether it holds results of earlier attempts; it is
         emptied if these depend on what has changed."""
-        home = home_of(self.function)
+        home = home_of(self.function, self._spec.arguments)
         self._earlier, changes = go_on_from(
             scratch,
             self.observation,
@@ -102,7 +102,8 @@ class Code:
         self.observation.end()
         if started_python(self.observation):
             _check_code(self._spec, self.function)
-        found = discover(self.observation, home_of(self.function), self.closure)
+        home = home_of(self.function, self._spec.arguments)
+        found = discover(self.observation, home, self.closure)
         return with_earlier(found, self._earlier, self.observation)
 
 
@@ -191,7 +192,8 @@ def _rules(spec: StepSpec, module: str) -> Rules:
     files = [url for url in urls if "://" not in url]
     known = [str(scratch), *inputs, *files, *([store.root] if store.is_local else [])]
     package = module.partition(".")[0]
-    return Rules.of(package, project_roots(package), known)
+    beside = map(os.path.dirname, map(os.path.abspath, files))
+    return Rules.of(package, project_roots(package), known, beside)
 
 
 def project_roots(package: str) -> list[str]:

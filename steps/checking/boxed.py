@@ -1,6 +1,7 @@
 r"""An answer in `\boxed{...}`, the usual form of mathematical answers."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +16,8 @@ _BRACE = re.compile(r"\\(boxed|fbox)\s*\{|\\[{}]|[{}]")
 class Boxed(Checker):
     r"""Right if `\boxed{...}` holds the row's answer, compared as text: `042` is not `42`.
 
-    White space around an answer does not matter, nor the script of digits and minus signs.
+    White space around an answer does not matter, nor the script of digits and minus signs, nor how
+    Unicode spells a letter with an accent (NFC).
     A text without `\boxed` may have its answer in `\fbox{...}`.
 
     Args:
@@ -92,4 +94,5 @@ def require_answers(records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _is_same(found: str, answer: str) -> bool:
-    return plain_numerals(found) == plain_numerals(answer.strip())
+    one, other = (unicodedata.normalize("NFC", side) for side in (found, answer.strip()))
+    return plain_numerals(one) == plain_numerals(other)

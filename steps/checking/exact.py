@@ -1,5 +1,6 @@
 """A text that must equal the answer."""
 
+import unicodedata
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,8 @@ from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_ver
 
 @dataclass(frozen=True)
 class Exact(Checker):
-    """Right if the text equals the row's answer, apart from white space around it.
+    """Right if the text equals the row's answer, apart from white space around it and from how
+    Unicode spells a letter with an accent (NFC).
 
     Args:
         ignore_case: ignore upper and lower case: `Paris` equals `paris`.
@@ -21,7 +23,8 @@ class Exact(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no answer")
-        text, answer = answered.text.strip(), answered.answer.strip()
+        sides = (answered.text, answered.answer)
+        text, answer = (unicodedata.normalize("NFC", side).strip() for side in sides)
         if self.ignore_case:
             text, answer = text.casefold(), answer.casefold()
         return judged(text == answer)

@@ -108,3 +108,4 @@ class HarnessConfig:
         require_count(self, "limit", or_null=True)
         require_count(self, "batch_size")
         require_count(self, "seed", least=0)
+        set_choice(self, "dtype", Dtype)

@@ -23,10 +23,12 @@ def keep_pairs(
     splits as they are, and ``ledger.parquet``. Return counts and notices.
 
     Raises:
-        TemperError: a split has no pairs left.
+        TemperError: there is no such split, or it has no pairs left.
     """
     tally, kept = Tally(), dict[str, int]()
-    for path in sorted(pairs.path.glob("*/pairs-*.parquet")):
+    files = sorted(pairs.path.glob("*/pairs-*.parquet"))
+    _require_splits(splits, {path.parent.name for path in files})
+    for path in files:
         split, name = path.parent.name, f"{path.parent.name}/{path.name}"
         records, entries = iter_rows(path), list[Entry]()
         if split in splits:
@@ -36,12 +38,22 @@ def keep_pairs(
         for entry in entries:
             tally.add(entry)
     if missing := [split for split in splits if not kept.get(split)]:
-        raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.metrics()}")
+        raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.worst_reasons()}")
     for split in kept:
         copy_images(pairs.path / split, out.path / split)
     lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
     write_rows(out.path / "ledger.parquet", LEDGER, lines)
     return {**kept, **tally.metrics()}
+
+
+def _require_splits(splits: tuple[str, ...], there: set[str]) -> None:
+    if isinstance(splits, str) or not there.issuperset(splits):
+        known = ", ".join(f"({split!r},)" for split in sorted(there))
+        raise TemperError(
+            f"splits={splits!r} are no splits of these pairs; write one of {known}, or several"
+            if known
+            else "there is no SPLIT/pairs-*.parquet; pass the whole artifact"
+        )
 
 
 def _kept(

@@ -185,7 +185,10 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
         **({"ignored_keys": loaded.ignored} if loaded.ignored else {}),
         **every.metrics(),
     }
-    told = (_unread(load, loaded), _leaked(loaded), _ignored(loaded), _doubtful(loaded))
+    told = (
+        _unread(load, loaded), _leaked(loaded), _ignored(loaded), _missing(load, loaded),
+        _doubtful(loaded),
+    )  # fmt: skip
     if notices := [*metrics.get("notices", []), *chain(*told)]:
         metrics["notices"] = notices
     return metrics
@@ -218,6 +221,18 @@ def _ignored(loaded: Loaded) -> Iterator[str]:
             f"columns that look as if they mattered are not read: {', '.join(columns)}; name them "
             "in data.fields if they do, or one of images with data.images=COLUMN"
         )
+
+
+def _missing(load: Load, loaded: Loaded) -> Iterator[str]:
+    """A notice for each source of which no row has a column that the config names."""
+    for split, reading in load.readings():
+        for index, part in enumerate(reading.parts):
+            there = loaded.named.get(f"{split} {index}", ())
+            if missing := [column for column in part.named if column not in there]:
+                yield (
+                    f"no row of {part.name or reading.name} has {', '.join(missing)}, which "
+                    "data.fields names; correct the name, or leave it out"
+                )
 
 
 _EXTRA = ", ".join(EXTRA_KEYS)

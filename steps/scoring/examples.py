@@ -148,14 +148,22 @@ def longest(groups: Sequence[TokenGroup]) -> tuple[str, int]:
 
 
 def mismatched(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """Each prompt with the responses of the group before it; the first prompt with the last
-    group's. KTO estimates its baseline from them.
+    """Each prompt with the responses of the nearest group before it that has another prompt; before
+    the first group comes the last one. KTO estimates its baseline from them.
 
     The result depends only on the order of all rows, so the reference can score it once.
     """
+    befores, before = list[TokenGroup](), groups[-1]
+    for group, last in zip(groups, [groups[-1], *groups[:-1]], strict=True):
+        if last.prompt_ids != group.prompt_ids:
+            before = last
+        elif not befores:  # if there is one prompt alone, its own responses stand for others
+            unlike = (g for g in reversed(groups) if g.prompt_ids != group.prompt_ids)
+            before = next(unlike, last)
+        befores.append(before)
     return [
         replace(group, group_id=_both(group, before), responses=before.responses)
-        for before, group in zip([groups[-1], *groups[:-1]], groups, strict=True)
+        for before, group in zip(befores, groups, strict=True)
     ]
 
 

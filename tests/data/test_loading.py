@@ -1,5 +1,6 @@
 """From a user's files to shards of rows: what is kept, what is dropped, and what a kill costs."""
 
+import gzip
 import json
 import multiprocessing
 import shutil
@@ -26,7 +27,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.mixture import Mixture, check_weights
-from steps.data.load.overlap import EvaluationSet
+from steps.data.load.overlap import EvaluationSet, words_of
 from steps.data.load.parsing import Parser
 from steps.data.load.shards import source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
@@ -288,6 +289,18 @@ def test_tallies_add_up_in_parts_and_survive_json() -> None:
 # --- splits and limits -------------------------------------------------------------------------
 
 
+def test_a_compressed_copy_gives_the_bytes_of_the_file_itself(tmp_path: Path) -> None:
+    """So the steps after it need not run again, though the file is another one."""
+    plain = Path(write(tmp_path / "rows.jsonl", [pair(n) for n in range(20)]))
+    packed = tmp_path / "packed/rows.jsonl.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    (one, _), (other, _) = loaded(tmp_path / "1", str(plain)), loaded(tmp_path / "2", str(packed))
+    assert one.files() == other.files()
+    (folder, _) = loaded(tmp_path / "3", File(str(packed.parent)))
+    assert one.files() == folder.files()
+
+
 def test_held_out_prompts_are_new_and_adding_rows_moves_none(tmp_path: Path) -> None:
     few = [pair(n % 100, id=str(n)) for n in range(200)]
     more = [*(pair(n, id=f"new {n}") for n in range(500, 600)), *few]
@@ -395,6 +408,18 @@ def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
 
 
+def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) -> None:
+    """A misspelt name would otherwise leave out the tools of all rows without a word."""
+    rows = [pair(0, tool=[{"name": "look"}]), *map(pair, range(1, 9))]
+    path = write(tmp_path / "rows.jsonl", rows)
+    fields = {"tools": "tool", "template_kwargs": "of.given", "score_chosen": "margin"}
+    _, metrics = loaded(tmp_path, path, format=FormatChoice("preference", fields))
+    assert metrics["notices"] == [
+        "no row of rows.jsonl has of.given, margin, which data.fields names; correct the name, or "
+        "leave it out"
+    ]
+
+
 def test_pairs_whose_sides_seem_exchanged_or_repeat_the_question_are_told_of(
     tmp_path: Path,
 ) -> None:
@@ -484,6 +509,13 @@ def test_a_mixture_with_a_source_without_rows_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(TemperError, match=r"bare has no rows"):
         loaded(tmp_path, Mixed(parts))
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "")])
+def test_parts_of_a_mixture_have_names_that_differ(names: tuple[str, str]) -> None:
+    """Their rows are counted by name."""
+    with pytest.raises(ValueError, match="names that differ"):
+        Mixed(tuple(MixturePart(name, File("rows.jsonl")) for name in names))
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
@@ -764,6 +796,20 @@ def test_overlap_with_a_whole_message_is_found_in_scripts_without_spaces(text: s
     assert evaluation.overlap([text[::-1]]) is None
 
 
+def test_a_mark_does_not_end_a_word_but_where_words_have_no_spaces() -> None:
+    """A run of 13 words must not be one of seven words, as half of a Hindi word's letters are
+    marks."""
+    hindi = "यह एक बहुत अच्छा दिन है और हम बाहर जा रहे हैं कल फिर मिलेंगे"
+    assert words_of(hindi) == hindi.split()
+    assert words_of("Zu\u0308rich, E\u0301te\u0301 e\u0301") == [
+        "z\u00fcrich",
+        "\u00e9t\u00e9",
+        "\u00e9",
+    ]
+    assert words_of("x\u0307y a_b's") == ["x\u0307y".replace("x\u0307", "\u1e8b"), "a_b", "s"]
+    assert len(words_of("ผมชอบกินข้าว")) > 1
+
+
 def test_overlap_within_a_chinese_text_is_found() -> None:
     evaluation = EvaluationSet()
     evaluation.add("t1", ["请问法国的首都是哪一座城市呢谢谢"])
@@ -897,6 +943,32 @@ def test_pairs_are_left_out_by_margin_and_length_and_told(
     assert metrics is not None
     assert metrics["dropped"] == len(SCORED) - len(kept)
     assert [e.row for e in out.ledger() if e.outcome == "kept"] == kept
+
+
+@pytest.mark.parametrize("splits", ["train", ("tran",), ("train", "test")])
+def test_splits_that_are_not_there_are_told_with_those_that_are(
+    tmp_path: Path, splits: Any
+) -> None:
+    path = write(tmp_path / "rows.jsonl", SCORED)
+    made, _ = loaded(tmp_path / "rows", File(path), test_fraction=0.0)
+    pairs = Artifact(made.path, "load_preferences", "")
+    with pytest.raises(TemperError, match=r"are no splits .* write one of \('train',\)"):
+        filter_pairs.function(Folder(tmp_path / "out"), pairs, FilterConfig(splits=splits))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_margin", float("nan")),
+        ("min_characters", -1),
+        ("max_characters", 0),
+        ("max_length_ratio", float("nan")),
+    ],
+)
+def test_a_filter_that_cannot_be_meant_is_refused(field: str, value: Any) -> None:
+    """No number is above or below NaN, so it would filter nothing."""
+    with pytest.raises(ValueError, match=field):
+        FilterConfig(**{field: value})
 
 
 @given(st.dictionaries(st.integers(1, 120), st.integers(1, 30), max_size=12), st.integers(20, 100))

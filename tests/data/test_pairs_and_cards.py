@@ -63,6 +63,13 @@ def test_no_more_pairs_than_asked_for(tmp_path: Path) -> None:
     assert [p["row"] for p in pairs] == ["q0/0", "q2/0"]
 
 
+def test_pairs_that_are_all_held_out_are_told_of(tmp_path: Path) -> None:
+    """Not that no prompt has both a right and a wrong completion, for sampling more does not
+    help."""
+    with pytest.raises(TemperError, match=r"\(2\) is held out by test_fraction=0.999; lower it"):
+        pairs_of(tmp_path, MIXED, PairConfig(test_fraction=0.999))
+
+
 def test_shuffled_labels_swap_half_of_the_pairs_and_nothing_else(tmp_path: Path) -> None:
     many = [(str(i), [str(i), "x"]) for i in range(40)]
     plain = pairs_of(tmp_path, many, PairConfig())

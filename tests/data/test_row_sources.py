@@ -238,8 +238,8 @@ def test_a_line_of_text_is_a_record(tmp_path: Path) -> None:
 RECORDS = [{"id": str(n), "chosen": [{"role": "user", "content": "é" * n}]} for n in range(700)]
 
 
-def write_table(path: Path, records: list[dict[str, Any]] = RECORDS) -> Path:
-    table = pa.Table.from_pylist(records)
+def write_table(path: Path, rows: list[dict[str, Any]] | pa.Table = RECORDS) -> Path:
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=300)
     elif path.name.startswith("stream"):
@@ -287,6 +287,14 @@ def test_a_file_can_be_opened_at_any_row(tmp_path: Path, name: str, start: int) 
         write(path, "\n".join(map(json.dumps, RECORDS)).encode())
 
     assert read(path, start) == list(enumerate(RECORDS, start=1))[start - 1 :]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_with_a_column_twice_is_refused_as_a_csv_file_is(tmp_path: Path, name: str) -> None:
+    """Python would take the last one."""
+    names = ["prompt", "chosen", "chosen"]
+    write_table(tmp_path / name, pa.Table.from_arrays([pa.array(["a"])] * 3, names))
+    assert read(tmp_path / name) == [(1, "file cut off")]
 
 
 def test_a_text_of_a_table_that_is_no_text_costs_only_its_row(tmp_path: Path) -> None:
@@ -529,7 +537,7 @@ def test_objects_are_read_like_files(store_url: str) -> None:
 
     for url in (f"{store_url}/a", f"{store_url}/a/*.jsonl*"):
         source = source_of(url)
-        assert names(source) == ["1.jsonl.gz", "2.jsonl"]
+        assert names(source) == ["1.jsonl", "2.jsonl"]
         rows = [item[1] for _, item in take(Reader(source))]
         assert rows == [*RECORDS, {"id": "second"}]
 

@@ -17,7 +17,7 @@ from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, 
 from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
 from steps.glue.load import check_load
 from steps.sources import Files, PreferenceData
 
@@ -691,6 +691,8 @@ GIVEN = ("good", "first")
 
 PROMPTS: Mapping[str, dict[str, Any]] = {
     "GSM8K": {"question": "q", "answer": "Six times seven.\n#### 42"},
+    "GSM8K, with a line break at the end": {"question": "q", "answer": "So:\n#### 42 \r\n\n"},
+    "GSM8K, only the answer": {"question": "q", "answer": "#### 42"},
     "RLVR": {"messages": [user("q")], "ground_truth": "42"},
     "DeepScaleR": {"problem": "q", "answer": "42", "solution": "Six times seven."},
     "DAPO": {"prompt": [user("q")], "reward_model": {"ground_truth": "42"}},
@@ -702,6 +704,13 @@ PROMPTS: Mapping[str, dict[str, Any]] = {
 def test_prompts_load_with_their_answers(name: str) -> None:
     (row,) = loaded([PROMPTS[name]], PromptRow)
     assert (row.prompt, row.answer) == ((user("q"),), "42")
+
+
+@pytest.mark.parametrize("answer", ["", "  \n", None])
+def test_a_blank_answer_is_none(answer: str | None) -> None:
+    """Otherwise an empty box would be right."""
+    (row,) = loaded([{"prompt": "q", "answer": answer}], PromptRow, name="prompt")
+    assert row.answer is None
 
 
 def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
@@ -808,6 +817,40 @@ def test_cells_are_texts_numbers_and_messages(tmp_path: Path, name: str, separat
     assert [(row.score_chosen, row.score_rejected) for row in rows] == [(1.5, None)] * 3
 
 
+def test_an_answer_that_is_json_is_the_text_of_its_cell(tmp_path: Path) -> None:
+    """So are texts; only messages, and what a format reads as JSON, are taken out of a cell."""
+    answers = ['["Paris"]', '{"a": 1,  "b": [2]}', "[1, 2]", "[]", "{}"]
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["prompt", "completion", "text", "tools"])
+        tools = json.dumps([{"name": "look"}])
+        writer.writerows([f"q{n}", said, said, tools] for n, said in enumerate(answers))
+
+    rows = loaded(read(path), ConversationRow)
+
+    assert [row.messages[-1] for row in rows] == [assistant(said) for said in answers]
+    assert [row.tools for row in rows] == [({"name": "look"},)] * len(answers)
+    assert [row.text for row in loaded(read(path), TextRow)] == answers
+    pairs = [{"prompt": "q", "chosen": row["completion"], "rejected": "no"} for row in read(path)]
+    assert [row.chosen[0]["content"] for row in loaded(pairs)] == answers
+
+
+def test_messages_as_json_text_with_a_key_twice_are_refused() -> None:
+    twice = '[{"role": "assistant", "content": "a", "content": "b"}]'
+    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    assert loaded([good, good | {"chosen": twice}])[1] == "content not a string"
+
+
+def test_fields_within_objects_are_named_with_a_dot_also_for_texts_and_the_template() -> None:
+    (text,) = loaded([{"of": {"text": "t"}}], TextRow, name="text", fields={"text": "of.text"})
+    assert text.text == "t"
+    record = {"prompt": "q", "chosen": "a", "rejected": "b", "of": {"given": {"thinking": False}}}
+    fields = {"template_kwargs": "of.given"}
+    (pair,) = loaded([record], name="preference", fields=fields)
+    assert pair.template_kwargs == {"thinking": False}
+
+
 def test_a_table_with_a_cell_too_many_or_bad_bytes_costs_those_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"prompt,completion\nq,a\nq,a,b\nq,\xff\n\nq,b")
@@ -902,6 +945,17 @@ def test_a_folder_behind_a_link_is_named_and_not_left_out(tmp_path: Path) -> Non
         files_at(str(tmp_path / "here"))
 
 
+def test_a_link_to_nothing_is_named_and_not_left_out(tmp_path: Path) -> None:
+    """As of a part of a dataset that was not downloaded."""
+    write(tmp_path / "part-1.jsonl")
+    (tmp_path / "part-2.jsonl").symlink_to(tmp_path / "gone")
+    (tmp_path / "_hidden.jsonl").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match="a link to nothing: part-2"):
+        files_at(str(tmp_path / "*.jsonl"))
+    (tmp_path / "gone").write_text("{}")
+    assert len(files_at(str(tmp_path / "*.jsonl"))) == 2
+
+
 def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}])
@@ -912,6 +966,17 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     train = PreferenceData(path=str(tmp_path / "two")).train_source()
     assert isinstance(train, Files)
     assert all(n.startswith("train/") for n in train.names)
+    with pytest.raises(ValueError, match=r"as in .*two/train/\*, or"):
+        files_at(str(tmp_path / "two"))
+    assert read(tmp_path / "two/train/*") == [{"text": "a"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name)
+    write(tmp_path / "dataset_info.json", "not a row")
+    assert read(tmp_path) == [{"text": "a"}]
+    assert read(tmp_path / "*") == [{"text": "a"}]
 
 
 def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

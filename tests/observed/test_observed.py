@@ -21,7 +21,7 @@ from forked_workers import FRESH
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pipeline import Step, Store, look_again, run
+from pipeline import File, Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.launchers import local
 from pipeline.observed.discovery import Home
@@ -177,6 +177,67 @@ def test_a_file_of_a_project_is_named_after_a_module_wherever_the_run_begins(
     assert name(top / "data/rule.txt") == "<mine>/../data/rule.txt"
     assert name(tmp_path / "rule.txt") == str(tmp_path / "rule.txt")
     assert name(tmp_path / "project-2/rule.txt") == str(tmp_path / "project-2/rule.txt")
+
+
+READS_BESIDE = """
+from pathlib import Path
+from pipeline import File, Output, step
+
+@step
+def look(out: Output, one: File, other: File) -> dict:
+    result = (Path(one.url).parent / "PLACE").read_text()
+    (out.path / "result.txt").write_text(result)
+    return {"result": result}
+"""
+
+
+@pytest.mark.parametrize(("top", "place"), [("", "rule.txt"), ("code", "../rules/rule.txt")])
+def test_a_file_beside_an_input_is_the_one_beside_the_input_at_hand(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: str, place: str
+) -> None:
+    """As of the images that rows name relative to their data file: a copy of that file in another
+    folder has the same key. A folder for temporary files does not count by itself."""
+    data = tmp_path / top
+    project.write("steps.py", READS_BESIDE.replace("PLACE", place))
+    for folder in ("a", "b"):
+        (data / folder / "rows").mkdir(parents=True)
+        (data / folder / "rows/rows.jsonl").write_text("{}")
+        rule = data / folder / "rows" / place
+        rule.parent.mkdir(exist_ok=True)
+        rule.write_text(folder)
+
+    def look(one: str, other: str) -> Step:
+        look_again()
+        module = importlib.import_module(f"{project.name}.steps")
+        return module.look(File(one), File(other))
+
+    def is_cached(one: str, other: str) -> bool:
+        [planned] = make_plan({"look": look(one, other)}, project.store).steps
+        return planned.state is State.CACHED
+
+    def made(one: str, other: str) -> str:
+        step = {"look": look(one, other)}
+        return run(step, project.store, console=Console(quiet=True))["look"].metrics["result"]
+
+    a, b = (str(data / folder / "rows/rows.jsonl") for folder in ("a", "b"))
+    assert made(a, a) == "a"
+    assert is_cached(a, a)
+    [planned] = make_plan({"look": look(b, b)}, project.store).steps
+    assert planned.reason == f"{place} beside an input, which it read, changed"
+    assert made(b, b) == "b"
+    assert is_cached(a, a)
+    assert is_cached(b, b)
+    assert not is_cached(b, a), "two inputs do not lie in one folder any more"
+    assert made(b, a) == "b"
+    assert made(a, b) == "a"
+    assert is_cached(b, a)
+    monkeypatch.chdir(data / "b/rows")
+    assert made("rows.jsonl", "rows.jsonl") == "b"
+    (data / "a/rows" / place).write_text("c")
+    assert made(a, a) == "c"
+    (data / "a/rows" / place).write_text("d")
+    [planned] = make_plan({"look": look(a, a)}, project.store).steps
+    assert planned.reason.count("which it read, changed") == 1, "it has two names"
 
 
 INTERRUPTED = """

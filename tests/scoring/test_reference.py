@@ -313,6 +313,29 @@ def test_single_responses_are_scored_beside_other_prompts_too(model: Path, tmp_p
         run_kto(model, shuffled, tmp_path / "out", KtoConfig(), Workplace(tmp_path / "k", tmp_path))
 
 
+def test_a_response_of_another_prompt_stands_beside_each_prompt() -> None:
+    """Also where the responses of one prompt follow one another, as good and bad ones do in many
+    data sets: to its own prompt, a response tells nothing of KTO's baseline."""
+
+    def others(*prompts: int) -> list[int]:
+        records = [
+            {
+                "row": str(index),
+                "completion_id": str(index),
+                "prompt_ids": [prompt],
+                "completion_ids": [index],
+                "label": True,
+            }
+            for index, prompt in enumerate(prompts)
+        ]
+        return [o.responses[0].ids[0] for o in mismatched(read_unpaired(records, VOCABULARY))]
+
+    assert others(1, 2, 3) == [2, 0, 1]
+    assert others(1, 1, 2, 2, 2, 1) == [4, 4, 1, 1, 1, 4]
+    assert others(1, 1, 1) == [2, 2, 2]
+    assert others(1) == [0]
+
+
 def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) -> None:
     broken = load_model(model)
     with torch.no_grad():

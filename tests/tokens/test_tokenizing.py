@@ -673,8 +673,25 @@ def test_different_texts_with_equal_tokens_are_identical_responses() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_length": 0}, {"max_prompt_length": -1}])
 def test_a_limit_below_one_token_is_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1 token"):
+    with pytest.raises(ValueError, match="at least 1"):
         TokenizeConfig(**limits)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("field", "word"),
+    [
+        ("train_on", "all"),
+        ("inserted", "no"),
+        ("lost", "drop"),
+        ("too_long", "cut"),
+        ("prompt_too_long", "cut"),
+    ],
+)
+def test_a_choice_is_one_of_those_that_there_are(field: str, word: str) -> None:
+    """Any other word would fall through to some other behaviour, such as the last turn alone."""
+    with pytest.raises(ValueError, match=f"{field} must be one of"):
+        TokenizeConfig(**{field: word})
+    assert TokenizeConfig(train_on="all_turns").train_on is TrainOn.all_turns  # pyright: ignore
 
 
 TOKENIZERS = {

@@ -207,6 +207,17 @@ def test_a_text_that_goes_on_after_its_end_is_told() -> None:
     assert found == [True, False]
 
 
+def test_a_frame_of_two_special_tokens_is_not_spelled_by_the_text() -> None:
+    """As GLM's, whose tokenizer writes two before each text."""
+    tokenizer = letters(single="</s> <s> $A")
+    rows = [TextRow("1", "ab"), TextRow("2", "a<s>b"), TextRow("3", "a")]
+
+    results = tokenize_texts(text_tokenization(tokenizer), rows)
+
+    found = [result.findings.spelled for result in results if isinstance(result, TokenizedText)]
+    assert found == [False, True, False]
+
+
 def test_what_a_text_spells_out_within_itself_stays() -> None:
     result = made(FRAMES["both"], "a</s><s>b")
 
@@ -292,5 +303,5 @@ def test_texts_need_no_chat_template(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_leaves_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 tokens"):
+    with pytest.raises(ValueError, match="at least 2"):
         TextConfig(max_length=1)

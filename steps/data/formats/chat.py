@@ -19,7 +19,15 @@ from steps.data.records.conversations import (
     with_system,
 )
 from steps.data.records.one_message import listed_calls
-from steps.data.records.record_fields import are_texts, for_template, found, is_list, show, text
+from steps.data.records.record_fields import (
+    are_texts,
+    as_written,
+    for_template,
+    found,
+    is_list,
+    show,
+    text,
+)
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages
 from steps.data.rows.turn_order import ordered
@@ -146,14 +154,14 @@ class CompletionFormat(RecordFormat):
 
     def _answer(self, record: Mapping[str, Any]) -> Messages:
         value = found(record, self.completion)
-        may_call = self.completion == "answers" or not isinstance(value, str)
+        may_call = self.completion == "answers" or not isinstance(as_written(value), str)
         if may_call and (calls := listed_calls(value)) is not None:
             answer: Messages = ({"role": "assistant", "content": "", "tool_calls": calls},)
         else:
             answer = response_messages(value, self.completion, "no completion")
         if self.reasoning is None or (thought := found(record, self.reasoning)) is None:
             return answer
-        if are_texts(thought) and len(thought) == 1:
+        if are_texts(thought := as_written(thought)) and len(thought) == 1:
             thought = thought[0]
         *before, last = answer
         return (*before, {**last, "reasoning_content": text(thought, self.reasoning)})

@@ -8,7 +8,7 @@ of one data set. Columns with a single step of an answer are never used as answe
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steps.data.records.conversations import is_dialogue, unpacked
+from steps.data.records.conversations import is_dialogue, said_in, unpacked
 from steps.data.records.one_message import is_bare
 from steps.data.records.record_fields import is_number
 
@@ -164,7 +164,7 @@ def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layou
     scores = (pair for pair in _SCORES if all(name in record for name in pair))
     if (scored := next(scores, _SCORES[0])) != _SCORES[0]:
         names |= {"score_chosen": scored[0], "score_rejected": scored[1]}
-    sides = [unpacked(record.get(name)) for name in (chosen, rejected)]
+    sides = [unpacked(said_in(record.get(name))) for name in (chosen, rejected)]
     asked = record.get("input")
     if isinstance(asked, Mapping) and asked.get("messages") is not None:
         return names | {"prompt": "input.messages", "tools": "input.tools"}

@@ -16,7 +16,7 @@ _ANSWERS = (
     "answer", "reward_model.ground_truth", "ground_truth", "final_answer", "expected_answer",
     "gold_answer", "reference_answer", "solution",
 )  # fmt: skip
-_MARKED = re.compile(r".*\n#### *(\S[^\n]*)", re.DOTALL)
+_MARKED = re.compile(r"(?:.*\n)?#### *(\S[^\n]*)", re.DOTALL)
 """A solution in the form of GSM8K, whose last line is the answer."""
 
 
@@ -24,8 +24,8 @@ _MARKED = re.compile(r".*\n#### *(\S[^\n]*)", re.DOTALL)
 class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
-    `answer` is a string or a whole number, and may be absent. Of a solution whose last line begins
-    with `####`, as in GSM8K, the rest of that line is the answer.
+    `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last
+    line begins with `####`, as in GSM8K, the rest of that line is the answer.
     """
 
     prompt: str = "prompt"
@@ -70,7 +70,9 @@ def _answer(value: Any, field: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     said = text(value, field, "answer not a string")
-    marked = _MARKED.fullmatch(said)
+    if not said.strip():
+        return None
+    marked = _MARKED.fullmatch(said.rstrip())
     return marked[1].strip() if marked else said
 
 

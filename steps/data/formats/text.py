@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from steps.data.formats import RecordFormat
-from steps.data.records.record_fields import text
+from steps.data.records.record_fields import as_written, found, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import TextRow
 
@@ -20,12 +20,12 @@ class TextFormat(RecordFormat):
 
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> Self | None:
-        return cls() if isinstance(record.get("text"), str) else None
+        return cls() if isinstance(as_written(record.get("text")), str) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> TextRow:
-        value = record.get(self.text)
+        value = found(record, self.text)
         if value is None:
             raise MalformedRow("no text", f"{self.text} is missing")
-        if not (found := text(value, self.text)).strip():
+        if not (said := text(value, self.text)).strip():
             raise MalformedRow("no text", f"{self.text} is blank")
-        return TextRow(row, found)
+        return TextRow(row, said)

@@ -47,13 +47,19 @@ Progress = Callable[[int, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Part:
-    """A source of a mixture; its `name`, if it has one, prefixes the labels of its rows."""
+    """A source of a mixture.
+
+    Attributes:
+        name: if there is one, it prefixes the labels of rows.
+        named: columns that the config names though rows need not have them.
+    """
 
     source: Source
     format: RecordFormat
     weight: float = 1.0
     name: str = ""
     images: ImageColumn | None = None
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Loaded:
         asked_again: the number of pairs of which both responses begin with the question.
         ignored: columns and keys of messages that are not read, with the number of rows.
         verdicts: for each part, values of `better` that were read as not `first`.
+        named: for each part, those of the columns named in the config that a row has.
         ended_by: for each split, the part that ended the mixture while others had more rows.
     """
 
@@ -112,6 +119,7 @@ class Loaded:
     scored_lower: int
     asked_again: int
     verdicts: dict[str, list[str]]
+    named: dict[str, list[str]]
 
 
 def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Loaded:
@@ -154,7 +162,7 @@ def part_of(
         if said := advice(records):
             raise ValueError(f"{source.name}: {said}") from error
         raise
-    return Part(source, chosen, weight, name, images)
+    return Part(source, chosen, weight, name, images, choice.named)
 
 
 class _Work:
@@ -187,7 +195,8 @@ class _Work:
         this one. Files of images are always read by this one, which is observed."""
         config, compared = self.load.config, self.load.test is not None
         fraction = None if compared else config.test_fraction
-        parser = Parser(part.format, part.images, fraction, config.deduplicate, compared)
+        keys = config.deduplicate, compared
+        parser = Parser(part.format, part.images, fraction, *keys, part.named)
         others = (config.workers or os.cpu_count() or 1) - 1
         if others > number and part.images is None:
             processes = others // parts + (number < others % parts)
@@ -251,6 +260,7 @@ class _Work:
             return
         self._note_ignored(parsed.ignored)
         self._note_verdict(parsed.verdict, f"{split} {index}")
+        self._note_named(parsed.named, f"{split} {index}")
         for made in parsed.rows:
             entry = self._judge_row(made, name + made.row.row, part, shard, parsed.pictures)
             yield entry, None if entry.outcome == "dropped" else made.row, made.size
@@ -315,6 +325,10 @@ class _Work:
         if other is not None and other not in found and len(found) < _MOST_VERDICTS:
             found.append(other)
 
+    def _note_named(self, columns: Iterable[str], part: str) -> None:
+        found = self.state["named"].setdefault(part, [])
+        found += [column for column in columns if column not in found]
+
     def _compare(self, made: ParsedRow, split: str) -> None:
         """Count test rows whose prompt is also in train, which is read first."""
         if self.load.test is None:
@@ -370,6 +384,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "asked_again": 0,
         "ignored": {},
         "verdicts": {},
+        "named": {},
         "drawn": {name: [] for name in names},
         "ended_by": dict.fromkeys(names),
         "tallies": {name: Tally().to_json() for name in names},

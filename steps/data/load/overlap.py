@@ -5,8 +5,9 @@ no white space at the ends, plain line feeds. Case and indentation matter; score
 rows do not.
 
 *Overlap* is a run of `n` words that a row shares with a text of the evaluation set (Brown et al.
-2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words consist of letters
-and digits; case, punctuation and spacing are ignored. In Chinese and Japanese, which have no spaces
+2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words consist of letters,
+with their marks (in Hindi, vowels are marks), and digits; case, punctuation and spacing are
+ignored. In Chinese and Japanese, which have no spaces
 between words, each character counts as a word. An evaluation text of fewer than `n` words matches
 only a message with exactly these words, and only if it has at least `SHORTEST` words, or `n`
 letters in Thai, Lao, Burmese or Khmer, where words are hard to separate.
@@ -28,8 +29,10 @@ SHORTEST = 4
 """Texts with fewer words ("yes", "what is it") do not indicate a common source."""
 
 _HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_HAN_AND_KANA}]|[^\W{_HAN_AND_KANA}]+")
+_ASCII_WORD = re.compile(r"\w+")
 _THAI_TO_KHMER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+_MOST_OF_PLANE_1 = 0x1F000
+"""All marks of letters lie below."""
 _NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "weight", "template_kwargs"})
 
 
@@ -112,7 +115,22 @@ class EvaluationSet:
 
 def words_of(text: str) -> list[str]:
     """The words of a text, without regard to case."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
+    return _word().findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """A word. In Thai, Lao, Burmese and Khmer a mark ends one: there are no spaces between words,
+    and a whole sentence would be one."""
+    marks = "".join(
+        letter
+        for letter in map(chr, range(_MOST_OF_PLANE_1))
+        if unicodedata.category(letter) in ("Mn", "Mc") and not _THAI_TO_KHMER.match(letter)
+    )
+    letter = rf"[^\W{_HAN_AND_KANA}]"
+    return re.compile(rf"[{_HAN_AND_KANA}]|{letter}+(?:[{marks}]+{letter}*)*")
 
 
 def _hash(words: list[str]) -> bytes:

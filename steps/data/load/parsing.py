@@ -18,6 +18,7 @@ from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard
 from steps.data.load.splits import in_test_split, prompt_key, prompt_of
 from steps.data.records.conversations import with_system
+from steps.data.records.record_fields import found
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
 
@@ -48,6 +49,7 @@ class Parsed(NamedTuple):
         problem: why it has no rows.
         ignored: columns and keys of messages that are not read.
         verdict: a value of `better` that was read as not `first`.
+        named: those of the columns named in a config that it has.
     """
 
     label: str
@@ -56,6 +58,7 @@ class Parsed(NamedTuple):
     pictures: Pictures = ()
     ignored: tuple[str, ...] = ()
     verdict: str | None = None
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Parser:
     Args:
         fraction: of the prompts, held out; None where the held-out rows have a source of their own.
         contents, prompts: whether rows need these keys.
+        named: columns of which to tell whether a record has them.
     """
 
     format: RecordFormat
@@ -72,6 +76,7 @@ class Parser:
     fraction: float | None
     contents: bool
     prompts: bool
+    named: tuple[str, ...] = ()
 
     def rows(self, shard: Shard, start: int) -> Iterator[tuple[int, Parsed]]:
         """The records of a file from row `start` on, with their numbers."""
@@ -109,6 +114,7 @@ class Parser:
             pictures,
             tuple(sorted(ignored.of(record))),
             bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
+            tuple(name for name in self.named if found(record, name) is not None),
         )
 
     def _row(self, row: Row, pictures: Pictures) -> ParsedRow:

@@ -16,7 +16,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,13 +56,16 @@ _UNREAD = re.compile(
 """File names of data in formats that are not supported (other files, such as a licence, are
 ignored)."""
 
+_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+"""Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")
 
 
 @dataclass(frozen=True)
 class FileShard:
-    """One file of rows; `name` is its name in labels and reports."""
+    """One file of rows; `name` is its name in labels and reports, whatever its compression."""
 
     url: str
     name: str
@@ -125,7 +128,8 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     """The file `url`, the data files below the folder `url`, or those that the pattern matches.
 
     In a folder, files without data (`README.md`) are ignored; in a folder and in a pattern, also
-    files whose names (or folders' names) start with `.` or `_`. Files are sorted by name.
+    descriptions of data (`dataset_info.json`), and files whose names (or folders' names) start with
+    `.` or `_`. Files are sorted by name.
 
     Args:
         one_split: the caller selects the files of one split, so a folder may have several splits.
@@ -154,9 +158,11 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
             pattern = glob.escape(root) + path.removeprefix(above)
         names: Any = filesystem.glob(pattern)
         found = [name for name in sorted(names) if filesystem.isfile(name)]
-        return _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
+        found = [name for name in found if not _is_hidden(name, root)]
+        _refuse_broken_links(names, url, root)
+        return _files(filesystem, _saved_by_datasets(found) or found, root)
     if filesystem.isfile(path):
-        return (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
+        return (FileShard(url, _bare(path.rstrip("/").rpartition("/")[2])),)
     return _folder(filesystem, path, url, one_split)
 
 
@@ -311,10 +317,9 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             f"{url} holds data that cannot be read: {_few(unread, root)}; convert it to one of "
             f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
         )
-    saved = _saved_by_datasets(filesystem, found, root)
-    files = saved or [name for name in found if name.lower().endswith(SUFFIXES)]
-    bare = Counter(_CODEC.sub("", name) for name in files)
-    if twice := [name for name in files if bare[_CODEC.sub("", name)] > 1]:
+    files = _saved_by_datasets(found) or [name for name in found if name.lower().endswith(SUFFIXES)]
+    bare = Counter(map(_bare, files))
+    if twice := [name for name in files if bare[_bare(name)] > 1]:
         raise ValueError(
             f"{url} holds the same file in two compressions: {_few(twice, root)}; its rows would "
             "be read twice; remove one, or say which files are meant with a pattern"
@@ -369,7 +374,7 @@ def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
     return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
 
 
-def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list[str]:
+def _saved_by_datasets(found: Sequence[str]) -> list[str]:
     """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files."""
     states = {name.rpartition("/")[0] for name in found if name.endswith("/state.json")}
     arrow = [name for name in found if name.endswith(".arrow")]
@@ -393,6 +398,22 @@ def _refuse_links(filesystem: Any, root: str, url: str) -> None:
         )
 
 
+def _refuse_broken_links(names: Iterable[str], url: str, root: str) -> None:
+    """Refuse links to nothing, as in a copy of a dataset of which a part was not downloaded."""
+    broken = [name for name in names if os.path.islink(name) and not os.path.exists(name)]
+    if broken := [name for name in sorted(broken) if not _is_hidden(name, root)]:
+        raise ValueError(
+            f"{url} matches a link to nothing: {_few(broken, root)}; its rows would be left out; "
+            "get the file that it stands for, or delete it"
+        )
+
+
+def _bare(name: str) -> str:
+    """A file's name without the end that tells its compression: rows are known by these names, and
+    are the same in a compressed copy."""
+    return _CODEC.sub("", name)
+
+
 def _few(names: Sequence[str], root: str) -> str:
     shown = [name.removeprefix(root).lstrip("/") for name in names[:5]]
     return ", ".join(shown) + (", …" if len(names) > 5 else "")
@@ -400,7 +421,7 @@ def _few(names: Sequence[str], root: str) -> str:
 
 def _is_hidden(name: str, root: str) -> bool:
     parts = name.removeprefix(root).strip("/").split("/")
-    return any(part.startswith((".", "_")) for part in parts)
+    return parts[-1] in _DESCRIPTIONS or any(part.startswith((".", "_")) for part in parts)
 
 
 def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard, ...]:
@@ -408,7 +429,7 @@ def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard,
     return tuple(
         FileShard(
             name if local else filesystem.unstrip_protocol(name),
-            name.removeprefix(root).lstrip("/"),
+            _bare(name.removeprefix(root).lstrip("/")),
         )
         for name in names
     )

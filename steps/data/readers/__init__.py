@@ -18,4 +18,20 @@ class Cell(str):
     __slots__ = ()
 
 
+class ListCell(list[Any]):
+    """The list that such a text spells as JSON; `written` is the text itself."""
+
+    def __init__(self, value: list[Any], written: str) -> None:
+        super().__init__(value)
+        self.written = written
+
+
+class ObjectCell(dict[str, Any]):
+    """The object that such a text spells as JSON; `written` is the text itself."""
+
+    def __init__(self, value: Mapping[str, Any], written: str) -> None:
+        super().__init__(value)
+        self.written = written
+
+
 Item = tuple[int, Mapping[str, Any] | MalformedRow]

@@ -1,9 +1,10 @@
 """Comma- and tab-separated values, with a header line; quotes may hold line breaks.
 
 A quote that is never closed, or not closed at a cell's end, ends the file there, because the cells
-after it cannot be told apart. All values are texts. A JSON list or object is parsed (messages,
-tools). A format that needs a number or a boolean interprets the text (`readers.Cell`). An empty
-cell is null. Numbers count rows, not lines, from the first row after the header.
+after it cannot be told apart. All values are texts. One that spells a JSON list or object stands
+for both (`readers.ListCell`): messages or tools, or an answer that is JSON. A format that needs a
+number or a boolean interprets the text (`readers.Cell`). An empty cell is null. Numbers count rows,
+not lines, from the first row after the header.
 """
 
 import csv
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from steps.data.readers import Cell, Item
+from steps.data.readers import Cell, Item, ListCell, ObjectCell
 from steps.data.readers.blocks import CutOff
 from steps.data.readers.lines import BOM, DECODER, MAX_ROW_BYTES, cut_off, too_large
 from steps.data.rows.reasons import MalformedRow
@@ -75,6 +76,5 @@ def _value(cell: str) -> Any:
             found = DECODER.decode(cell)
         except (ValueError, RecursionError):
             return Cell(cell)
-        if isinstance(found, Mapping | list):
-            return found
+        return ListCell(found, cell) if isinstance(found, list) else ObjectCell(found, cell)
     return Cell(cell)

@@ -31,6 +31,7 @@ def parquet_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
     try:
         with watched.damage_as_cut_off():
             file = pq.ParquetFile(watched)
+            _require_names_once(file.schema_arrow)
     except CutOff as error:
         yield from _from(start, [(1, cut_off(error, "row 0"))])
         return
@@ -97,15 +98,25 @@ def _arrow_batches(watched: Watched) -> Iterator["pa.RecordBatch"]:
         magic = watched.read(6)
         watched.seek(0)
         if magic != b"ARROW1":
-            yield from pa.ipc.open_stream(watched)
+            stream = pa.ipc.open_stream(watched)
+            _require_names_once(stream.schema)
+            yield from stream
             if watched.at_end:
                 raise CutOff("the stream has no end mark")
             if watched.read(1):
                 raise CutOff("more follows the stream's end mark")
             return
         file = pa.ipc.open_file(watched)
+        _require_names_once(file.schema)
         for index in range(file.num_record_batches):
             yield file.get_batch(index)
+
+
+def _require_names_once(schema: "pa.Schema") -> None:
+    """Refuse a table that names a column twice, as rows would have the last one without a word."""
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise CutOff(f"the table names the column {twice[0]!r} twice")
 
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:

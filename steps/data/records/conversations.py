@@ -12,6 +12,7 @@ from typing import Any
 from steps.data.records.one_message import content_text, is_message, no_speakers, read_message
 from steps.data.records.record_fields import (
     are_texts,
+    as_written,
     found,
     is_list,
     is_object,
@@ -200,9 +201,9 @@ def prompt_messages(value: Any, field: str) -> Messages:
 def question(record: Mapping[str, Any], field: str, more: str | None) -> Messages:
     """The prompt in `field`, with the text of the field `more` after a line break, or after it if
     that is a list of messages. `input` stands for that or another usual name."""
-    value, before = found(record, field), ()
+    value, before = said_in(found(record, field)), ()
     for name in INPUTS if more == "input" else () if more is None else (more,):
-        added = None if name == field else unpacked(found(record, name))
+        added = None if name == field else unpacked(said_in(found(record, name)))
         if is_list(added) and added:
             before = messages(added, name)
         elif added and text(added, name).strip():
@@ -218,7 +219,7 @@ def question(record: Mapping[str, Any], field: str, more: str | None) -> Message
 def response_messages(value: Any, field: str, missing: Reason) -> Messages:
     """A response, or a conversation that ends in one: a string stands for one message, and so does
     an object."""
-    if are_texts(value):
+    if are_texts(value := said_in(value)):
         if len(value) > 1:
             raise MalformedRow(
                 "content not a string",
@@ -230,7 +231,7 @@ def response_messages(value: Any, field: str, missing: Reason) -> Messages:
 
 def _turns(value: Any, field: str, role: str, missing: Reason, empty: Reason) -> Messages:
     """Messages, or the only turn of `role` as one text."""
-    value = unpacked(value)
+    value = unpacked(said_in(value))
     if value is None:
         raise MalformedRow(missing, f"{field} is missing")
     if is_message(value):
@@ -290,8 +291,18 @@ def unpacked(value: Any) -> Any:
     if not isinstance(value, str) or not _OPENS.match(value):
         return value
     decoded = parsed_json(value)
-    listed = decoded if is_list(decoded) else [decoded]
-    return decoded if listed and all(map(is_message, listed)) else value
+    return decoded if _are_messages(decoded) else value
+
+
+def said_in(value: Any) -> Any:
+    """The text of a cell that spells JSON and holds no messages, for what somebody said may be
+    JSON; other values unchanged."""
+    return value if _are_messages(value) else as_written(value)
+
+
+def _are_messages(value: Any) -> bool:
+    listed = value if is_list(value) else [value]
+    return bool(listed) and all(map(is_message, listed))
 
 
 def read_system(record: Mapping[str, Any], field: str | None) -> str | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeGuard
 
-from steps.data.readers import Cell
+from steps.data.readers import Cell, ListCell, ObjectCell
+from steps.data.readers.lines import DECODER
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Tools
 
@@ -35,19 +36,21 @@ def found(record: Mapping[str, Any], field: str) -> Any:
 
 
 def parsed_json(value: Any) -> Any:
-    """The value of a JSON text; other values and other texts are returned unchanged."""
+    """The value of a JSON text; other values and other texts are returned unchanged, also those of
+    an object that has a key twice."""
     if not isinstance(value, str):
         return value
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return DECODER.decode(value)
     except (ValueError, RecursionError):
         return value
 
 
 def text(value: Any, field: str, reason: Reason = "content not a string") -> str:
     """A string that can be written as UTF-8."""
+    value = as_written(value)
     if not isinstance(value, str):
         raise MalformedRow(reason, f"{field} is {show(value)}, expected a string")
     if not value.isascii():
@@ -56,6 +59,11 @@ def text(value: Any, field: str, reason: Reason = "content not a string") -> str
         except UnicodeEncodeError as error:
             raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
     return value
+
+
+def as_written(value: Any) -> Any:
+    """The text of a value that a file without types spells as JSON; other values unchanged."""
+    return value.written if isinstance(value, ListCell | ObjectCell) else value
 
 
 def score(record: Mapping[str, Any], field: str) -> float | None:
@@ -119,7 +127,7 @@ def _tools(record: Mapping[str, Any], field: str) -> Tools | None:
 
 
 def _template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
-    value = parsed_json(record.get(field))
+    value = parsed_json(found(record, field))
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -180,4 +188,7 @@ def texts_in(value: Any) -> Sequence[str] | None:
 
 def show(value: Any) -> str:
     """A short description that survives being written to a file, whatever the value holds."""
-    return f"{type(value).__name__} {reprlib.repr(value)}" if value is not None else "missing"
+    if value is None:
+        return "missing"
+    kind = next((c for c in type(value).__mro__[:-1] if c.__module__ == "builtins"), type(value))
+    return f"{kind.__name__} {reprlib.repr(value)}"

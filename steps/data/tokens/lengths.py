@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from steps.data.rows.reasons import MalformedRow
+from steps.shared.checks import require_count, set_choice
 
 
 class TooLong(StrEnum):
@@ -48,11 +49,9 @@ class LengthLimits:
     too_long: TooLong = field(default=TooLong.keep_start, metadata={"before": TooLong.keep_start})
 
     def __post_init__(self) -> None:
-        if self.max_length < 1 or self.max_prompt_length < 1:
-            raise ValueError(
-                "max_length and max_prompt_length must be at least 1 token, got "
-                f"{self.max_length} and {self.max_prompt_length}"
-            )
+        require_count(self, "max_length", "max_prompt_length")
+        set_choice(self, "prompt_too_long", TooLong)
+        set_choice(self, "too_long", TooLong)
 
 
 @dataclass(frozen=True)

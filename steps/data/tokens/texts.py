@@ -18,6 +18,7 @@ from steps.data.rows.rows import TextRow
 from steps.data.tokens.encoding import Encoder, encoder
 from steps.data.tokens.lengths import RowTooLong
 from steps.data.tokens.tokenizing import Findings, Tokens, check_work, in_one_batch
+from steps.shared.checks import require_count, set_choice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,8 +52,8 @@ class TextConfig:
     workers: int = field(default=1, metadata={"identity": False})
 
     def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise ValueError(f"max_length must be at least 2 tokens, got {self.max_length}")
+        require_count(self, "max_length", least=2)
+        set_choice(self, "too_long", LongText)
         check_work(self.max_dropped, self.workers)
 
 
@@ -103,10 +104,15 @@ def tokenize_texts(
 
     def finish(row: TextRow, text: str, ids: list[int]) -> TokenizedText:
         made = _within_limit(tokenization.config, row.row, ids)
-        spelled = not special.isdisjoint(ids[1:-1])
+        spelled = specials_within(ids) > of_frame
         return replace(made, findings=replace(made.findings, spelled=spelled))
 
+    def specials_within(ids: list[int]) -> int:
+        return sum(index in special for index in ids[1:-1])
+
     special = set(tokenization.encoder.anchors.values()) - {tokenization.encoder.unknown}
+    (frame,) = encode([""])
+    of_frame = specials_within(frame)  # GLM's tokenizer begins a text with two
     return in_one_batch(rows, lambda row: row.text, encode, finish)
 
 

@@ -28,6 +28,7 @@ from steps.data.tokens.lengths import LengthLimits, RowTooLong, fit
 from steps.data.tokens.outlines import Headers, Outlines
 from steps.data.tokens.rendering import Chat, ChatFormat, Span, chat_format, render
 from steps.data.tokens.spans import Rendered, SpanFinder, assistant_turns
+from steps.shared.checks import set_choice
 from steps.shared.execution_detail import kept
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class TokenizeConfig(LengthLimits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        set_choice(self, "train_on", TrainOn)
+        set_choice(self, "inserted", Inserted)
+        set_choice(self, "lost", Lost)
         check_work(self.max_dropped, self.workers)
 
 

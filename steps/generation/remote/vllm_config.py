@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.generation.engine_config import EngineConfig
 from steps.models.config import Dtype
-from steps.shared.checks import require, require_count
+from steps.shared.checks import require, require_count, set_choice
 from steps.shared.execution_detail import detail_field
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Vllm(EngineConfig):
         require(bool(self.addresses), "addresses must name at least one server", self.addresses)
         require(0 < self.patience < math.inf, "patience must be above 0", self.patience)
         require_count(self, "concurrent")
+        set_choice(self, "dtype", Dtype)
 
     def connect(
         self,
