@@ -54,11 +54,14 @@ def backward_values(
 ) -> Scored:
     """Add the gradient of the summed losses of a pack's groups to the `.grad` of the model's
     parameters. It is the counterpart of `logps.forward_backward` for scores."""
+
+    def through(scores: Tensor) -> Scored:
+        return backward(TokenLogps(scores.double(), pack.lengths), pack, loss, routing)
+
     if layout_of(model) is Layout.alone:
-        return backward(recorded_values(model, pack, routing), pack, loss, routing)
+        return through(recorded_values(model, pack, routing))
     embedded = embed(model, pack)
-    scores = scores_of(model, predicting_rows(model, pack, embedded, routing))
-    scored = backward(TokenLogps(scores.double(), pack.lengths), pack, loss, routing)
+    scored = through(scores_of(model, predicting_rows(model, pack, embedded, routing)))
     add_to_embeddings(embedded)
     return scored
 

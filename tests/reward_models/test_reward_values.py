@@ -91,7 +91,8 @@ def test_scores_are_those_of_transformers_sequence_classifier(folder: Path) -> N
 
 
 @pytest.mark.usefixtures("float64")
-def test_gradients_are_those_of_autograd_through_that_classifier(folder: Path) -> None:
+@pytest.mark.parametrize("reads", ["packs", "each response alone"])
+def test_gradients_are_those_of_autograd_through_that_classifier(folder: Path, reads: str) -> None:
     groups = pairs()
     loss = BradleyTerry(center_rewards_coefficient=0.05)
     margins = torch.linspace(-1, 1, len(groups), dtype=torch.float64)
@@ -105,7 +106,7 @@ def test_gradients_are_those_of_autograd_through_that_classifier(folder: Path) -
     expected_loss = (weights * by_pair).mean()
     expected_loss.backward()
 
-    model = packed(folder)
+    model = packed(folder) if reads == "packs" else reward_model(folder)
     batch_loss = reward_objective((groups, margins), loss).batch_loss(range(len(groups)), None)
     everything = torch.arange(len(groups))
     seen = backward_values(model, make_pack(groups), lambda x, cut: batch_loss(x, everything[cut]))
