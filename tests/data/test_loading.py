@@ -994,6 +994,9 @@ def test_a_file_without_a_line_gets_no_advice_on_its_cells(tmp_path: Path) -> No
     assert probably(str(rows)) == ""
     rows.write_text("prompt;chosen\nq;yes\n")
     assert "parted by ';'" in probably(str(rows))
+    for old_mac in (b'{"text": "a"}\r{"text": "b"}\r', b"prompt,chosen\rq,a\r"):
+        rows.write_bytes(old_mac)
+        assert "end as on old Macs" in probably(str(rows))
 
 
 def test_a_parquet_file_that_is_cut_off_is_not_to_be_renamed(tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ def _by_line(head: bytes) -> str:
             return ""
         if error.end < len(head):  # else a letter is cut where `head` ends
             return "save it in UTF-8, as with `iconv -f windows-1252 -t utf-8 FILE > NEW_FILE`"
+    if b"\r" in head.rstrip() and b"\n" not in head:
+        return (
+            "its lines end as on old Macs: convert it, as with `tr '\\r' '\\n' < FILE > NEW_FILE`"
+        )
     line = head.splitlines()[0].rstrip() if head else b""
     if line.startswith(b"{'"):
         return "these are Python's dicts: write each row with json.dumps"
