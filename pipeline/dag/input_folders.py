@@ -72,7 +72,7 @@ def _is_same(own: str, folder: str) -> bool:
     return folder.rstrip("/") in (own.rstrip("/"), os.path.realpath(own).rstrip("/"))
 
 
-def _paths(arguments: Json) -> Iterator[str]:
+def _paths(arguments: Json | Mapping[str, Json]) -> Iterator[str]:
     """The paths of local files among encoded arguments, in the order of the arguments' names."""
     if isinstance(arguments, list):
         for value in arguments:

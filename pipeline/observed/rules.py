@@ -57,8 +57,8 @@ class Rules:
     @classmethod
     def read(cls, text: str) -> "Rules":
         """The rules whose fields were written as JSON."""
-        fields = json.loads(text)
-        return cls(*(tuple(value) if isinstance(value, list) else value for value in fields))
+        roots, others, package, start, beside = json.loads(text)
+        return cls(tuple(roots), tuple(others), package, start, tuple(beside))
 
     def counts(self, path: str) -> bool:
         """Whether a file or folder counts as a dependency."""

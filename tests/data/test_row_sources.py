@@ -239,7 +239,7 @@ RECORDS = [{"id": str(n), "chosen": [{"role": "user", "content": "é" * n}]} for
 
 
 def write_table(path: Path, rows: list[dict[str, Any]] | pa.Table = RECORDS) -> Path:
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
+    table = pa.Table.from_pylist(rows) if isinstance(rows, list) else rows
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=300)
     elif path.name.startswith("stream"):

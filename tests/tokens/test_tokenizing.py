@@ -690,7 +690,7 @@ def test_a_limit_below_one_token_is_refused(limits: dict[str, int]) -> None:
 def test_a_choice_is_one_of_those_that_there_are(field: str, word: str) -> None:
     """Any other word would fall through to some other behaviour, such as the last turn alone."""
     with pytest.raises(ValueError, match=f"{field} must be one of"):
-        TokenizeConfig(**{field: word})
+        TokenizeConfig(**{field: word})  # pyright: ignore[reportArgumentType]
     assert TokenizeConfig(train_on="all_turns").train_on is TrainOn.all_turns  # pyright: ignore
 
 
