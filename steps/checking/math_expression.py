@@ -74,7 +74,7 @@ def _is_one_expression(text: str) -> bool:
     return bool(_OPERATOR.search(text)) and not _WORD.search(_COMMAND.sub(" ", text))
 
 
-_MARK = re.compile(r"\$|\\[(\[]|\\(?:boxed|fbox)\b|\*\*|\n")
+_MARK = re.compile(r"\$|\\[(\[]|\\(?:boxed|fbox)\b|\*\*|\n|[A-Za-z]\s*:")
 _WORDS_IN_LATEX = re.compile(r"\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OPERATOR = re.compile(r"[\d^+*/=<>|]|\\[A-Za-z]")

@@ -206,6 +206,10 @@ def test_a_program_sees_sets_in_the_same_order_each_time() -> None:
         (r"\boxed{20}", "3 hours 20 minutes", NONE),
         (r"\boxed{2}", "2:30 pm", NONE),
         (r"\boxed{25}", "25 cm^2", RIGHT),
+        ("A: 5", "5", RIGHT),
+        ("2 + 3 = 5", "5", RIGHT),
+        (r"\boxed{(2,1)}", "(1,2)", WRONG),
+        (r"\boxed{4}", "2²", RIGHT),
         (r"\boxed{A}", "A", NONE),
         ("It is 2√2", "2√2", WRONG),  # of a text with words `math-verify` takes the last number
         (r"\boxed{2√2}", r"2\sqrt{2}", RIGHT),
