@@ -74,13 +74,16 @@ class Placement:
         return place.launcher.kind if asked == NOTHING else f"{place.launcher.kind}, {asked}"
 
     def require(self, steps: Iterable[Step]) -> None:
-        """Refuse steps that no launcher can run.
+        """Refuse steps that no launcher can run, or not in as many processes as they request.
+
+        A class of a step's arguments that declares a method ``require_processes`` is asked; the
+        method raises ValueError.
 
         Raises:
             TemperError: no launcher can run one of them; the message says what it requests.
         """
         for step in steps:
-            self.place(step)
+            _require_processes(step, self.place(step).resources)
 
     @contextmanager
     def ready(self, steps: Iterable[Step]) -> Iterator[None]:
@@ -124,6 +127,18 @@ class Placement:
         if self._open is None:
             raise TemperError(f"there is no launcher {kind}")
         return self._open(kind)
+
+
+def _require_processes(step: Step, resources: Resources) -> None:
+    count = resources.num_nodes * resources.num_processes
+    for value in step.arguments.values():
+        if not hasattr(type(value), "require_processes"):
+            continue
+        try:
+            value.require_processes(count)
+        except ValueError as error:
+            asks = f"{step.name} asks for {resources}"
+            raise TemperError(f"{asks}, which are {count} processes: {error}") from error
 
 
 def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[str, Resources]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -17,18 +18,19 @@ class MathExpression(Checker):
     r"""Right if the expression that `math-verify` finds in the text equals the row's answer:
     `1/2`, `0.5` and `\frac{1}{2}` are one number.
 
-    If `math-verify` cannot read the row's answer as a whole, there is no verdict; if it finds no
-    expression in the text, the text is wrong. Of several boxes, all are the answer, or the last.
-    Units are ignored: `5 m` equals `5 km`. Its own time limits are off: they use a signal, which
-    works only in main threads and silently gives "wrong" elsewhere. The judging process has a time
-    limit instead.
+    A text or an answer that is one expression and no more is read in whole, with or without dollar
+    signs: `3\pi` is not 3. If `math-verify` cannot read the row's answer as a whole, there is no
+    verdict; if it finds no expression in the text, the text is wrong. Of several boxes, all are the
+    answer, or the last. Units are ignored: `5 m` equals `5 km`. Its own time limits are off: they
+    use a signal, which works only in main threads and silently gives "wrong" elsewhere. The judging
+    process has a time limit instead.
     """
 
     name: ClassVar[str] = "math_expression"
     needs_packages: ClassVar[tuple[str, ...]] = ("math_verify",)
 
     def check(self, answered: Answered) -> Judgement:
-        from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+        from math_verify import verify  # pyright: ignore[reportMissingImports]
 
         no_limit: Any = None  # the parameter is typed as int
         if answered.answer is None:
@@ -38,31 +40,89 @@ class MathExpression(Checker):
             written, text = _PERCENT.sub("", written), _PERCENT.sub("", text)
         if _IN_PARTS.fullmatch(written):
             return no_verdict(f"math-verify reads a part of the row's answer {answered.answer!r}")
-        gold = parse(written, parsing_timeout=no_limit, raise_on_error=True)
+        gold = _expressions(written, raise_on_error=True)
         if not gold:
             return no_verdict(f"the row's answer {answered.answer!r} is no expression")
         box = boxed_answer(text, anywhere=True)
         texts = [text] if box is None else [text, rf"\boxed{{{box}}}"]
-        found = [expressions for t in texts if (expressions := parse(t, parsing_timeout=no_limit))]
+        found = [expressions for t in texts if (expressions := _expressions(t))]
         if not found:
             return judged(False, "no expression")
         exactly = {"float_rounding": _decimals(gold[0]), "raise_on_error": True}
         return judged(any(verify(gold, f, timeout_seconds=no_limit, **exactly) for f in found))
 
 
-_IN_PARTS = re.compile(r"\s*\$?\d+(?:(?::\d+)+|(?:-\d+){2,}|(?:\.\d+){2,})\$?\s*")
-"""Times, ratios, dates and versions, of which `math-verify` takes the first number."""
+def _expressions(text: str, **options: Any) -> list[Any]:
+    """The expressions that `math-verify` finds in the text. It looks for LaTeX only where a text is
+    marked as such; of other texts it takes the last number, so what is LaTeX in whole is marked."""
+    from math_verify import parse  # pyright: ignore[reportMissingImports]
+
+    options["parsing_timeout"] = None
+    if _is_one_expression(text):
+        whole = parse(f"${text.strip()}$", **options)
+        if any(not isinstance(expression, str) for expression in whole):
+            return whole
+    return parse(text, **options)
+
+
+def _is_one_expression(text: str) -> bool:
+    """Whether the text is an expression in LaTeX without a mark of that, and has no words. Letters
+    alone are none: `A` may be a choice."""
+    if _MARK.search(text):
+        return False
+    text = _WORDS_IN_LATEX.sub("", text)
+    return bool(_OPERATOR.search(text)) and not _WORD.search(_COMMAND.sub(" ", text))
+
+
+_MARK = re.compile(r"\$|\\[(\[]|\\(?:boxed|fbox)\b|\*\*|\n|[A-Za-z]\s*:")
+_WORDS_IN_LATEX = re.compile(r"\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_OPERATOR = re.compile(r"[\d^+*/=<>|]|\\[A-Za-z]")
+_FUNCTIONS = "and|or|sqrt|log|ln|exp|sin|cos|tan|pi"
+_WORD = re.compile(
+    rf"(?<![^\W\d_])(?!(?:{_FUNCTIONS})\b)(?:[^\W\d_]{{3}}|(?<=\d )[^\W\d_]{{2}}|"
+    r"(?<!\S)[^\W\d_]{2}(?!\S))"
+)
+"""Three letters, or two that stand alone or are a unit, as in `5 cm^2`; but no function's name."""
+_IN_PARTS = re.compile(
+    r"""\s*\$?\d+(?:(?::\d+)+|(?:-\d+){2,}|(?:\.\d+){2,}|'\s*\d+")\$?(?:\s*[ap]m)?\s*"""
+    r"|\s*(?:\d+\s*[A-Za-z]+,?\s+(?:and\s+)?)+\d+\s*[A-Za-z]{3,}\s*"
+)
+"""Times, ratios, dates, versions and sums of several units, of which `math-verify` takes one
+number."""
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!: ]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _PERCENT = re.compile(r"(?<=\d)\s*%")
 _SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][+-]?\d{1,2}(?![\w.]\d|\w)")
+_REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d+)\}")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
+_ONE_CHARACTER = re.compile("(\\d?)([¼-¾⅐-⅞])")
 _MIXED = re.compile(r"(?<![\d.,/^])(\d{1,9}) (\d{1,9})/(0*[1-9]\d{0,8})(?![\d/])")
 
 
 def _readable(text: str) -> str:
     """The text with numbers in forms that `math-verify` does not misread."""
+    text = _ONE_CHARACTER.sub(_as_fraction, text)
+    text = _SUPERSCRIPT.sub(lambda f: f"^{{{unicodedata.normalize('NFKC', f[0])}}}", text)
+    text = _ROOT.sub(lambda f: rf"\sqrt{{{f[1] or f[2]}}}", text)
+    text = _REPEATING.sub(_as_ratio, text)
     text = _THOUSANDS.sub("", plain_numerals(text)).replace(r"\%", "%")
     text = _SCIENTIFIC.sub(lambda found: format(Decimal(found[0]), "f"), text)
     return _MIXED.sub(lambda f: str(int(f[1]) + Fraction(int(f[2]), int(f[3]))), text)
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """`½` as `(1/2)`, and `1½` as `1 1/2`."""
+    fraction = unicodedata.normalize("NFKC", found[2]).replace("⁄", "/")
+    return f"{found[1]} {fraction}" if found[1] else f"({fraction})"
+
+
+def _as_ratio(found: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as `(1/6)`."""
+    whole, before, again = found.groups()
+    shift = 10 ** len(before)
+    repeated = Fraction(int(again), shift * (10 ** len(again) - 1))
+    return f"({Fraction(int(f'{whole}{before}' or 0), shift) + repeated})"
 
 
 def _decimals(gold: Any) -> int:

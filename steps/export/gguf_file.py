@@ -42,6 +42,7 @@ _TYPES = {
     GgufType.f16: (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     GgufType.q8_0: (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
+_HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 _ROTATION_DIVISORS = "rope_freqs.weight"
 
 
@@ -108,7 +109,7 @@ class _Source:
         for file in sorted(self._folder.glob("*.safetensors")):
             with safe_open(file, "pt") as tensors:
                 for source in sorted(tensors.keys()):
-                    if source == "lm_head.weight" and self.config.tie_word_embeddings:
+                    if source == _HEAD and self._is_tied:
                         continue  # readers use the embeddings in its place
                     name = names.get_name(source, (".weight", ".bias"))
                     if name is None:
@@ -139,6 +140,19 @@ class _Source:
             return GGMLQuantizationType.F32
         block, _ = gguf.GGML_QUANT_SIZES[self._type]
         return self._type if shape[-1] % block == 0 else GGMLQuantizationType.F16
+
+    @cached_property
+    def _is_tied(self) -> bool:
+        """Whether the head is the embeddings. A config may say so of two different matrices, which
+        transformers then leaves apart."""
+        found = {}
+        for file in self._folder.glob("*.safetensors"):
+            with safe_open(file, "pt") as tensors:
+                for name in {_HEAD, _EMBEDDINGS} & {*tensors.keys()}:
+                    found[name] = tensors.get_tensor(name)
+        if not self.config.tie_word_embeddings or len(found) < 2:
+            return bool(self.config.tie_word_embeddings)
+        return torch.equal(found[_HEAD], found[_EMBEDDINGS])
 
     @property
     def _rotation(self) -> _Tensor:

@@ -15,6 +15,7 @@ from transformers import (
     AutoTokenizer,
     GgufConfig,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 from transformers.utils.hub import cached_file
 
@@ -71,6 +72,7 @@ def import_pretrained(
             "model.chat_template"
         )
     tokenizer.save_pretrained(output)
+    _say_whether_tied(model)
     save_model(model, output)
     _copy_processor(source, where, output)
     return {
@@ -78,6 +80,17 @@ def import_pretrained(
         "vocabulary": len(tokenizer),
         **_left_out(sorted(found["unexpected_keys"])),
     }
+
+
+def _say_whether_tied(model: PreTrainedModel) -> None:
+    """Let the config of a model say what transformers computes: it leaves a head and embeddings
+    that are two different matrices apart, also where the config ties them. Others go by the
+    config."""
+    ends: tuple[Any, ...] = (model.get_output_embeddings(), model.get_input_embeddings())
+    if ends[0] is not None and ends[0].weight is not ends[1].weight:
+        for config in (model.config, model.config.get_text_config()):
+            if getattr(config, "tie_word_embeddings", False):
+                config.tie_word_embeddings = False
 
 
 @execution_detail

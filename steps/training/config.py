@@ -180,6 +180,20 @@ class UpdateConfig:
         }
         return [name for name, is_used in named.items() if is_used]
 
+    def require_processes(self, count: int) -> None:
+        """Raise ValueError if a run with these settings cannot be spread over `count` processes. A
+        plan asks before anything runs."""
+        for alone in self._for_one_process() if count > 1 else ():
+            raise ValueError(f"{alone}; use one process")
+
+    def _for_one_process(self) -> list[str]:
+        """The reasons, if there are any, why a run with these settings takes one process."""
+        reasons = {
+            "weights of 4 bits are not shared by several processes": self.quantization is not None,
+            "optimizer.eight_bit is for one device": self.optimizer.eight_bit,
+        }
+        return [reason for reason, holds in reasons.items() if holds]
+
     @property
     def quantization(self) -> Quantization | None:
         """How the weights under adapters are rounded; None if they are not."""
@@ -234,6 +248,10 @@ class TrainConfig(UpdateConfig):
                 require(value is None, f"{name} needs eval_every_steps", value)
         if self.compile_layers:
             self._require_compilable()
+
+    def _for_one_process(self) -> list[str]:
+        compiled = ["compile_layers is for one device"] if self.compile_layers else []
+        return [*super()._for_one_process(), *compiled]
 
     def _require_compilable(self) -> None:
         rule = "compile_layers needs backend=null (torch)"
@@ -290,6 +308,16 @@ class PreferenceConfig(TrainConfig):
                 f"the loss {self.loss.name} looks at single tokens, of which a reference that "
                 "follows the policy keeps none; leave out follow_every"
             )
+
+    def _for_one_process(self) -> list[str]:
+        name = self.loss.name
+        reasons = {
+            "follow_alpha below 1 mixes the weights of one device": self.follow_alpha < 1,
+            f"the loss {name} runs its reference beside the policy on one device": (
+                self.loss.needs_divergence
+            ),
+        }
+        return [*super()._for_one_process(), *(why for why, holds in reasons.items() if holds)]
 
 
 def _require_loss(loss: object, family: type, such_as: str) -> None:

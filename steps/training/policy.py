@@ -121,6 +121,7 @@ def open_policy(
     Args:
         dropout: whether the model's own dropout is on.
     """
+    config.require_processes(ranks.count)
     if config.backend is not None:
         return config.backend.open_policy(folder, config, ranks, dropout, role)
     return TorchPolicy(folder, config, ranks, dropout, role, config.compile_layers)
@@ -143,8 +144,6 @@ class TorchPolicy:
         role: Role = LANGUAGE_MODEL,
         is_compiled: bool = False,
     ) -> None:
-        if is_compiled and ranks.count > 1:
-            raise ValueError("compile_layers is for one device; leave it out, or use one process")
         self._folder, self._config, self._ranks, self._role = folder, config, ranks, role
         self._is_compiled = is_compiled
         if config.deterministic and torch.cuda.is_available():

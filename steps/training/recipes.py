@@ -83,14 +83,6 @@ def run_dpo(
     would mean something else after each of its moves.
     """
 
-    if config.follow_alpha < 1 and place.ranks.count > 1:
-        raise ValueError("follow_alpha below 1 mixes the weights of one device; use one process")
-    if config.loss.needs_divergence and place.ranks.count > 1:
-        raise ValueError(
-            f"the loss {config.loss.name} runs its reference beside the policy on one device; use "
-            "one process"
-        )
-
     def objective(pairs: Sequence[TokenGroup], reference: Reference) -> Objective:
         tokens = reference.tokens_of(pairs) if config.loss.needs_tokens else None
         follows = config.follow_every, config.follow_alpha

@@ -106,6 +106,19 @@ def test_a_float32_file_gives_the_logits_of_the_folder(
     )
 
 
+def test_a_head_of_its_own_is_written_though_the_config_ties_it(tmp_path: Path) -> None:
+    """transformers leaves two different matrices apart, whatever the config says; so does the
+    file."""
+    folder = tmp_path / "model"
+    write_model(folder, tie_word_embeddings=False)
+    write_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    write_gguf(folder, tmp_path / "model.gguf", GgufType.f32, "tiny")
+    names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert "output.weight" in names
+
+
 @pytest.mark.parametrize(
     ("type", "error", "nats"), [(GgufType.f16, 0.002, 0.02), (GgufType.q8_0, 0.03, 0.3)]
 )

@@ -318,6 +318,22 @@ def test_an_adapter_alone_is_not_imported(policy: Path, tmp_path: Path) -> None:
         import_pretrained(str(tmp_path / "adapter"), tmp_path / "out", Dtype.float32, None)
 
 
+@pytest.mark.parametrize("build", [llama, lambda: llama(tied=False)])
+def test_the_config_of_an_imported_model_says_whether_its_head_is_its_embeddings(
+    build: Any, tmp_path: Path
+) -> None:
+    """A config that ties two different matrices is that of another model to all that go by it, such
+    as vLLM, JAX and llama.cpp; transformers leaves the two apart, so that is what is trained."""
+    source = model_folder(tmp_path / "source", build)
+    word_tokenizer().save_pretrained(source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    import_pretrained(str(source), tmp_path / "out", Dtype.float32, "{{ messages }}")
+    has_head = "lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is not has_head
+
+
 def test_quantised_weights_are_not_imported(policy: Path, tmp_path: Path) -> None:
     """Of a folder the plan says it; what the Hub has is known only when the step runs."""
     word_tokenizer().save_pretrained(policy)
