@@ -20,7 +20,7 @@ import fsspec.config
 import pytest
 import typer.testing
 from forked_testers import command
-from forked_workers import fork_workers
+from forked_workers import fork_parents, fork_workers
 from hypothesis import settings
 from numbers_lab import Lab
 from places import REPOSITORY
@@ -76,6 +76,12 @@ _git_state = cache(lambda folder: _ask_git())
 record.git_state = wraps(_ask_git)(lambda: _git_state(os.getcwd()))
 for module in (terminal, importlib.import_module("pipeline.cli.app")):
     vars(module)["entry_points"] = cache(entry_points)
+
+
+# An interpreter of its own for the parent of each run's warm workers costs a quarter of a second;
+# drivers in processes of their own start such parents.
+if forking.is_possible():
+    fork_parents(pytest.MonkeyPatch())
 
 
 def pytest_configure() -> None:
