@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_workers import FRESH
 from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline import File, Step, Store, look_again, run
 from pipeline.cli import app
-from pipeline.launchers import local
 from pipeline.observed.discovery import Home
 from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.running.rounds import RunFailed
@@ -731,7 +729,6 @@ print(look.function(out, {name!r})["result"])
 def test_imports_happen_when_and_as_the_step_makes_them(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_Fresh", FRESH)  # a fork has the seed of its parent
     project.write("reg.py", "SEEN = []\ndef register(name):\n    SEEN.append(name)\n")
     for name in "abcd":
         project.write(f"plug_{name}.py", f"from APP import reg\nreg.register('{name}')\n")

@@ -34,7 +34,7 @@ LIBRARIES = (
     "transformers.models.llama.modeling_llama",
     "peft", "scipy.stats", "sympy", "requests", "jax", "jax.experimental.pallas.tpu", "openai",
     "luigi", "hypothesis.stateful", "hydra", "optuna", "IPython.core.interactiveshell",
-    "typer.testing",
+    "typer.testing", "igraph",
 )  # fmt: skip
 """What nearly every process imports; one that is not installed is passed over."""
 

@@ -1,70 +1,131 @@
-"""Workers as processes that are forked from an interpreter which has imported what all import.
+"""Workers, and the parents of warm workers, that are forked from an interpreter which has imported
+what all of them import.
 
-A worker in an interpreter of its own costs a third of a second, nearly all of it for imports. A
-fork is a process like any other: with its own session, environment, modules of the project and
-audit hooks. One of these parents serves all tests of a process, and ends with it.
+Each in an interpreter of its own costs a quarter of a second, nearly all of it for imports. A fork
+is a process like any other: with its own session, environment, modules of the project and audit
+hooks. One :mod:`worker_template` serves all tests of a process, and ends with it.
 """
 
 import atexit
-import gc
-import importlib
 import json
 import os
-import runpy
-import select
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import IO, Any
 
-import fsspec.config
 import pytest
+import worker_template
 
-from pipeline.launchers import local
-from pipeline.launchers.environment import import_path
+from pipeline.launchers import local, warm_parent
+from pipeline.launchers.environment import UNOPTIMISED, import_path
 from pipeline.launchers.warm_parent import Forked
 from pipeline.wire import forking
 from pipeline.wire.launcher import Task
-from pipeline.wire.lifeline import ENVIRONMENT
 
-WORKER = "pipeline.worker.attempt"
-FRESH = local._Fresh
-"""What starts a worker in an interpreter of its own."""
+_FRESH = local._Fresh
+_TEMPLATE = """
+import os, runpy, worker_template
+try:
+    runpy.run_module(worker_template.serve(), run_name="__main__", alter_sys=True)
+finally:
+    os._exit(1)  # workers and their parents end themselves
+"""
+_OF_A_LAUNCHER = {"PYTHONUNBUFFERED": "1", **UNOPTIMISED}
 
 
 @cache
-def _parent() -> socket.socket:
+def _template() -> tuple[socket.socket, Mapping[str, str]]:
+    """Where it takes orders, and what of its environment Python reads as it starts."""
     ours, theirs = forking.connected()
+    environment = {**os.environ, **_OF_A_LAUNCHER, "PYTHONPATH": import_path()}
     with theirs:
-        parent = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(theirs.fileno())],
+        template = subprocess.Popen(
+            [sys.executable, "-P", "-c", _TEMPLATE, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1"},
+            env=environment,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
 
     def end() -> None:
         ours.close()
-        parent.wait()
+        template.wait()
 
     atexit.register(end)
-    return ours
+    return ours, _of_python(environment)
 
 
-def _forked(task: Task, environment: Mapping[str, str], log: int, kept: Sequence[int]) -> Forked:
-    """What the local launcher uses in place of a fresh interpreter."""
-    (lifeline,) = kept  # a worker that keeps locks of devices needs an interpreter of its own
+def _of_python(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Such as the seed of hashes, which a fork cannot change any more."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("PYTHON") and name != "PYTHONPATH"
+    }
+
+
+def _fork(
+    module: str, argument: str, environment: Mapping[str, str], files: Sequence[int]
+) -> socket.socket:
+    """Let a module run in a fork with this environment, whose output goes to the first file; where
+    the fork answers."""
     answers, theirs = forking.connected()
-    order = {"environment": dict(environment), "folder": os.getcwd(), "spec": task.spec_url}
+    order = {
+        "module": module,
+        "argument": argument,
+        "environment": dict(environment),
+        "folder": os.getcwd(),
+    }
     with theirs:
-        files = [theirs.fileno(), log, lifeline]
-        socket.send_fds(_parent(), [json.dumps(order).encode()], files)
-    return Forked(answers)
+        files = [theirs.fileno(), *files]
+        socket.send_fds(_template()[0], [json.dumps(order).encode()], files)
+    return answers
+
+
+def _forked(task: Task, environment: Mapping[str, str], log: int, kept: Sequence[int]) -> Any:
+    """What the local launcher uses in place of a fresh interpreter."""
+    if not _can_be_forked(environment):
+        return _FRESH(task, environment, log, kept)
+    (lifeline,) = kept  # a worker that keeps locks of devices needs an interpreter of its own
+    return Forked(_fork(worker_template.WORKER, task.spec_url, environment, [log, lifeline]))
+
+
+def _can_be_forked(environment: Mapping[str, str]) -> bool:
+    return _of_python(environment) == _template()[1]
+
+
+def _started_parent(words: Sequence[str], *, env: Mapping[str, str], **given: Any) -> Any:
+    """What a run uses in place of ``subprocess`` for the parent of its warm workers."""
+    start = _ForkedParent if _can_be_forked(env) else subprocess.Popen
+    return start(words, env=env, **given)
+
+
+class _ForkedParent:
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        stdout: IO[bytes],
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        **_: Any,
+    ):
+        module, argument = words[-2:]
+        files = [stdout.fileno(), *pass_fds]
+        self._answers = _fork(module, argument, env, files)
+        begun = forking.receive_answer(self._answers)
+        assert isinstance(begun, forking.Started)
+        self.pid, self._descriptor = begun.pid, begun.descriptor
+
+    def wait(self) -> None:
+        with self._answers:
+            forking.is_readable(self._descriptor, None)
+            os.close(self._descriptor)
 
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
@@ -72,66 +133,9 @@ def fork_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(local, "_Fresh", _forked)
 
 
-# --- the parent ----------------------------------------------------------------------------------
-
-
-def _serve(control: socket.socket) -> NoReturn:
-    importlib.import_module(WORKER)
-    ours = os.environ["PYTHONPATH"].split(os.pathsep)
-    libraries = [folder for folder in sys.path if folder not in ours]
-    gc.freeze()  # a collection in a worker would copy all of this
-    workers: dict[int, tuple[int, socket.socket]] = {}
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    while True:
-        for ready, _ in poll.poll():
-            if ready != control.fileno():
-                poll.unregister(ready)
-                pid, answers = workers.pop(ready)
-                os.close(ready)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with suppress(OSError), answers:
-                    forking.send_status(answers, status)
-                continue
-            data, files, _, _ = socket.recv_fds(control, 2**20, 3)
-            if not data:
-                os._exit(0)
-            answers = socket.socket(fileno=files[0])
-            if (pid := os.fork()) == 0:
-                for descriptor, (_, other) in workers.items():
-                    os.close(descriptor)
-                    other.close()
-                control.close()
-                _work(json.loads(data), answers, files[1], files[2], libraries)
-            os.close(files[1])
-            os.close(files[2])
-            workers[descriptor := os.pidfd_open(pid)] = pid, answers
-            poll.register(descriptor, select.POLLIN)
-
-
-def _work(
-    order: dict, answers: socket.socket, log: int, lifeline: int, libraries: list[str]
-) -> NoReturn:
-    os.setsid()
-    with answers:
-        if not forking.begin(answers):
-            os._exit(0)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-    os.chdir(order["folder"])
-    os.environ.clear()
-    os.environ.update(order["environment"], **{ENVIRONMENT: str(lifeline)})
-    sys.path[:] = [*os.environ["PYTHONPATH"].split(os.pathsep), *libraries]
-    fsspec.config.set_conf_env(fsspec.config.conf)  # it has read the variables of the parent
-    importlib.invalidate_caches()
-    sys.argv[:] = [sys.argv[0], order["spec"]]
-    del sys.modules[WORKER]
-    try:
-        runpy.run_module(WORKER, run_name="__main__", alter_sys=True)
-    finally:
-        os._exit(1)  # a worker ends itself
-
-
-if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+def fork_parents(patch: pytest.MonkeyPatch) -> None:
+    """Let the local launcher fork the parents of its warm workers."""
+    starts = SimpleNamespace(
+        Popen=_started_parent, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT
+    )
+    patch.setattr(warm_parent, "subprocess", starts)
