@@ -18,3 +18,11 @@ class TemperError(Exception):
 
 class Stopped(KeyboardInterrupt):
     """The run was asked to end by SIGTERM or SIGHUP, its argument; handled like Ctrl-C."""
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; nothing if its own code fails to say it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from pipeline.errors import TemperError
+from pipeline.errors import TemperError, text_of
 from pipeline.extras import how_to_install, is_extra
 from pipeline.installed import in_library
 from pipeline.misused import SHIPPED, explained
@@ -74,7 +74,9 @@ def message_of(
 
 def sentence(error: BaseException) -> str:
     """The text of an exception on one line, with its type if that adds something."""
-    text, name = " ".join(str(error).split()), type(error).__name__
+    text, name = " ".join(text_of(error).split()), type(error).__name__
+    if isinstance(error, BaseExceptionGroup):  # its own text only counts them
+        text = f"{error.message}: {'; '.join(map(sentence, error.exceptions))}"
     if not text:
         return name
     says_enough = isinstance(error, _PLAIN) or type(error).__module__ != "builtins"
@@ -139,20 +141,29 @@ def _raising_frame(error: BaseException) -> FrameType | None:
 
 def _missing_method(error: BaseException, raised_by: FrameType) -> str:
     """The message if a class leaves out a method of its base class; empty for other errors."""
-    if not isinstance(error, NotImplementedError) or str(error) or "self" not in raised_by.f_locals:
+    if (
+        not isinstance(error, NotImplementedError)
+        or text_of(error)
+        or "self" not in raised_by.f_locals
+    ):
         return ""
     name, method = type(raised_by.f_locals["self"]).__name__, raised_by.f_code.co_name
     return f"the class {name} has no method {method}; write one, as the docs of its base class say"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, followed by its causes."""
-    link: BaseException | None = error
+    """An exception, followed by its causes and by what it groups."""
+    ahead: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while link is not None and id(link) not in seen:
+    while ahead:
+        link = ahead.pop()
+        if link is None or id(link) in seen:
+            continue
         seen.add(id(link))
         yield link
-        link = link.__cause__
+        ahead.append(link.__cause__)
+        if isinstance(link, BaseExceptionGroup):
+            ahead.extend(link.exceptions)
 
 
 def _limit(error: BaseException, places: Iterable[str]) -> str | None:
@@ -165,7 +176,7 @@ def _limit(error: BaseException, places: Iterable[str]) -> str | None:
             f"there was not enough memory ({sentence(error)}); give the step a larger machine, or "
             "less to hold at a time, as with a lower tokens_per_forward"
         )
-    if any(str(e) == _SAID_OF_NO_THREAD for e in chain):
+    if any(text_of(e) == _SAID_OF_NO_THREAD for e in chain):
         return (
             "no further thread can be started here: memory or the number of processes has come to "
             "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
@@ -183,7 +194,8 @@ def _limit(error: BaseException, places: Iterable[str]) -> str | None:
 def _is_no_room(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return True
-    return not isinstance(error, TemperError) and any(s in str(error) for s in _SAID_OF_NO_ROOM)
+    said = text_of(error)
+    return not isinstance(error, TemperError) and any(s in said for s in _SAID_OF_NO_ROOM)
 
 
 def _is_no_memory(error: BaseException) -> bool:

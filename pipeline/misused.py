@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclas
 from types import FrameType, ModuleType
 from typing import Any
 
+from pipeline.errors import text_of
 from pipeline.text import cut, hint
 
 SHIPPED = ("pipeline", "steps")
@@ -29,7 +30,7 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
     """
     if not frames or not isinstance(error, _KINDS):
         return ""
-    said = str(error)
+    said = text_of(error)
     if dataclass := _of_dataclass(said, frames):
         return dataclass
     if isinstance(error, FrozenInstanceError):

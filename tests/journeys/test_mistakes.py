@@ -205,7 +205,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["+dpo/loss=ipo"], ["leave out the +"]),
     (["launcher.use=[]"], ["use names no engine"]),
     (["—plan"], ["did you mean --plan?"]),
-    (["tokenize.max_length=0"], ["must be at least 1 token, got 0 and 512"]),
+    (["tokenize.max_length=0"], ["must be a whole number of at least 1, got 0"]),
     (["dpo/loss/beta=1"], ["no choice but a setting: dpo.loss.beta=1"]),
     (["dpo/los=ipo"], ["did you mean dpo/loss=ipo?"]),
     (["dpo/loss=ipo,dpo"], ["-m dpo/loss=ipo,dpo tries each"]),

@@ -95,6 +95,36 @@ def test_a_full_disk_is_known_whoever_has_met_it() -> None:
     assert "/tmp has" in told
 
 
+def grouped() -> None:
+    faults = [ValueError("row 3 has no answer"), KeyError("prompt")]
+    raise ExceptionGroup("two readers failed", faults)
+
+
+def unspeakable() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    raise Mute
+
+
+def test_a_group_tells_what_each_of_its_exceptions_says() -> None:
+    """Its own text only counts them: "(2 sub-exceptions)"."""
+    told = failure_of(raised_by(grouped), __name__)
+    assert told.message == (
+        "ExceptionGroup: two readers failed: row 3 has no answer; KeyError: 'prompt'"
+    )
+
+
+def test_a_full_disk_is_known_within_a_group() -> None:
+    full = ExceptionGroup("writers", [OSError(errno.ENOSPC, "No space left on device", "/x")])
+    assert str(message_of(full)).startswith("no space is left on a disk")
+
+
+def test_an_exception_whose_text_cannot_be_made_is_told_by_its_name() -> None:
+    assert failure_of(raised_by(unspeakable), __name__).message == "Mute"
+
+
 def test_an_exception_of_temper_s_is_told_as_it_is() -> None:
     assert message_of(TemperError("one;\n two")) == "one; two"
     assert message_of(KeyError("x")) is None
