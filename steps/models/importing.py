@@ -86,8 +86,9 @@ def _say_whether_tied(model: PreTrainedModel) -> None:
     """Let the config of a model say what transformers computes: it leaves a head and embeddings
     that are two different matrices apart, also where the config ties them. Others go by the
     config."""
-    ends: tuple[Any, ...] = (model.get_output_embeddings(), model.get_input_embeddings())
-    if ends[0] is not None and ends[0].weight is not ends[1].weight:
+    ends = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embeddings = (getattr(module, "weight", None) for module in ends)
+    if head is not None and embeddings is not None and head is not embeddings:
         for config in (model.config, model.config.get_text_config()):
             if getattr(config, "tie_word_embeddings", False):
                 config.tie_word_embeddings = False
