@@ -120,7 +120,7 @@ def test_the_ledger_names_file_row_and_reason_and_the_metrics_count(
         ("train", "b.jsonl", "b.jsonl:3", "kept", None),
     ]
     assert labels(out.rows("train")) == ["a.jsonl:1", "mine", "b.jsonl:3"]
-    assert labels(out.rows("test")) == ["test.jsonl:1", "test.jsonl:2", "test.jsonl:3"]
+    assert labels(out.rows("test")) == ["file:1", "file:2", "file:3"]
     assert (metrics["rows"], metrics["train"], metrics["test"], metrics["dropped"]) == (8, 3, 3, 2)
     assert metrics["dropped_by_reason"]["no chosen"] == {"count": 1, "rows": ["a.jsonl:2"]}
     assert metrics["formats"] == {"train": "preference", "test": "preference"}
@@ -179,13 +179,13 @@ def load(folder: Path, urls: list[str], progress: Any = lambda *_: None, **setti
 
 
 def test_two_rows_never_share_a_label(tmp_path: Path) -> None:
-    records = [pair(0, id="a"), pair(1, id="a"), pair(2, id="r.jsonl:4"), pair(3), pair(4, id="a")]
+    records = [pair(0, id="a"), pair(1, id="a"), pair(2, id="file:4"), pair(3), pair(4, id="a")]
 
     load(tmp_path, [write(tmp_path / "r.jsonl", records)])
 
     entries = read_rows(tmp_path / "out" / "ledger.parquet", ["row"])
     assert [entry["row"] for entry in entries] == [
-        "a", "r.jsonl:2", "r.jsonl:4", "r.jsonl:4 (2)", "r.jsonl:5",
+        "a", "file:2", "file:4", "file:4 (2)", "file:5",
     ]  # fmt: skip
 
 
@@ -247,7 +247,9 @@ def test_a_file_that_is_not_read_to_its_end_is_an_error_that_names_it(tmp_path: 
     elements[40] = '{"prompt": "Q", "chosen": oops}'
     (tmp_path / "list.json").write_text(f"[{', '.join(elements)}]")
 
-    with pytest.raises(TemperError, match=r"list\.json:41: .* after element 40: broken JSON"):
+    with pytest.raises(
+        TemperError, match=r"list\.json .*file:41: .* after element 40: broken JSON"
+    ):
         loaded(tmp_path, str(tmp_path / "list.json"), max_dropped=99)
 
 
@@ -289,16 +291,16 @@ def test_tallies_add_up_in_parts_and_survive_json() -> None:
 # --- splits and limits -------------------------------------------------------------------------
 
 
-def test_a_compressed_copy_gives_the_bytes_of_the_file_itself(tmp_path: Path) -> None:
-    """So the steps after it need not run again, though the file is another one."""
+def test_a_copy_of_another_name_or_compressed_gives_the_bytes_of_the_file_itself(
+    tmp_path: Path,
+) -> None:
+    """A file's name is in no key, and what is drawn for a row follows from the row's label. A
+    compressed copy is another file, but the steps after it need not run again."""
     plain = Path(write(tmp_path / "rows.jsonl", [pair(n) for n in range(20)]))
-    packed = tmp_path / "packed/rows.jsonl.gz"
-    packed.parent.mkdir()
+    packed = tmp_path / "second version.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     (one, _), (other, _) = loaded(tmp_path / "1", str(plain)), loaded(tmp_path / "2", str(packed))
     assert one.files() == other.files()
-    (folder, _) = loaded(tmp_path / "3", File(str(packed.parent)))
-    assert one.files() == folder.files()
 
 
 def test_held_out_prompts_are_new_and_adding_rows_moves_none(tmp_path: Path) -> None:
@@ -331,7 +333,7 @@ def test_a_limit_keeps_the_first_rows_and_the_ledger_tells_of_all(tmp_path: Path
 
     out, metrics = loaded(tmp_path, path, test=test, max_train=5, max_test=2)
 
-    assert labels(out.rows("train")) == [f"a.jsonl:{n}" for n in range(1, 6)]
+    assert labels(out.rows("train")) == [f"file:{n}" for n in range(1, 6)]
     assert len(out.rows("test")) == 2
     assert Counter(e.reason for e in out.ledger()) == {None: 7, "over the limit": 46}
     assert (metrics["rows"], metrics["dropped"], metrics["over_the_limit"]) == (53, 0, 46)
@@ -368,7 +370,7 @@ def test_duplicates_are_left_out_across_spellings_and_splits(tmp_path: Path) -> 
     )
 
     dropped = [entry.row for entry in out.ledger() if entry.reason == "duplicate"]
-    assert dropped == ["b", "c", "t.jsonl:1"], "case is content; scores are not"
+    assert dropped == ["b", "c", "file:1"], "case is content; scores are not"
     assert metrics["dropped"] == 3
 
 
@@ -491,7 +493,7 @@ def test_rows_of_a_mixture_are_known_by_the_name_of_their_source(tmp_path: Path)
     out, metrics = loaded(tmp_path, Mixed(parts), test=File(write(tmp_path / "t.jsonl", TEST)))
 
     rows = out.rows("train")
-    assert labels(rows)[:3] == ["one/rows.jsonl:1", "one/rows.jsonl:2", "two/rows.jsonl:1"]
+    assert labels(rows)[:3] == ["one/file:1", "one/file:2", "two/file:1"]
     assert metrics["drawn"] == {"train": {"one": 42, "two": 20}}
     systems = Counter((row.row.split("/")[0], row.prompt[0]["role"]) for row in rows)
     assert systems == {("one", "user"): 42, ("two", "system"): 20}

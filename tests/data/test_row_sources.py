@@ -447,8 +447,9 @@ def test_a_pattern_names_files_by_what_follows_its_fixed_part(folder: Path) -> N
     assert names(source_of(f"{folder}/**/*.jsonl"))[:2] == ["a/1.jsonl", "b/1.jsonl"]
 
 
-def test_one_file_is_known_by_its_own_name(folder: Path) -> None:
-    assert names(source_of(f"{folder}/b/2.jsonl")) == ["2.jsonl"]
+def test_people_are_told_the_name_of_a_file_that_its_rows_do_not_have(folder: Path) -> None:
+    source = source_of(f"{folder}/b/2.jsonl")
+    assert (source.name, names(source)) == ("2.jsonl", ["file"])
 
 
 def test_a_folder_with_two_kinds_of_file_is_refused(folder: Path) -> None:

@@ -139,7 +139,7 @@ def test_texts_are_rows_that_fine_tuning_reads(tmp_path: Path, model: Model) -> 
     metrics = tokenize_texts_step.function(tokens, source, model) or {}
 
     first, last = read_demonstrations(read_rows(tokens.path), vocabulary=10**6)
-    assert (first.row, last.row) == ("book.txt:1", "book.txt:3")
+    assert (first.row, last.row) == ("file:1", "file:3")
     core = families()["chatml"].tokenizer
     (response,) = first.responses
     assert core.decode([*first.prompt_ids, *response.ids]) == "Once upon a time.<|im_end|>"

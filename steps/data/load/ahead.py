@@ -14,7 +14,7 @@ from itertools import islice
 from multiprocessing.connection import Connection
 
 from steps.data.load.parsing import Parsed, Parser
-from steps.data.load.shards import Shard, Source
+from steps.data.load.shards import FileShard, Shard, Source
 from steps.data.work.workers import exit_with_parent, rarely_collecting
 
 _RECORDS_A_BATCH = 128
@@ -64,7 +64,7 @@ class _Reading:
 
     def __init__(self, parser: Parser, shard: Shard, start: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self.name = shard.name
+        self.name = shard.url if isinstance(shard, FileShard) else shard.name
         self.receiver, sender = context.Pipe(duplex=False)
         self.process = context.Process(
             target=_read, args=(parser, shard, start, sender), daemon=True

@@ -59,13 +59,17 @@ ignored)."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
 
+LONE = "file"
+"""The name of a file that is a whole source. No key tells what such a file is called, so nothing
+may follow from that: no label of a row, and nothing that is drawn for the row by its label."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")
 
 
 @dataclass(frozen=True)
 class FileShard:
-    """One file of rows; `name` is its name in labels and reports, whatever its compression."""
+    """One file of rows; `name` is what labels and the ledger call it, whatever its compression."""
 
     url: str
     name: str
@@ -116,12 +120,15 @@ def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
 
 
 def source_of(url: str) -> Source:
-    """The files that `files_at` finds, as a source.
+    """The files that `files_at` finds, as a source. A file that is the whole source is `LONE`.
 
     Raises:
         FileNotFoundError, ValueError: as `files_at`.
     """
-    return Source(url.rstrip("/").rpartition("/")[2], files_at(url))
+    shards = files_at(url)
+    if [shard.url for shard in shards] == [url]:
+        shards = (FileShard(url, LONE),)
+    return Source(url.rstrip("/").rpartition("/")[2], shards)
 
 
 def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
