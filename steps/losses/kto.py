@@ -31,10 +31,11 @@ class Kto(WeightedUnpairedLoss):
 
     This estimate is biased but cheap, as it needs no samples. Here the mean is over the whole
     global batch, from a pass without gradients before the step, so it does not depend on
-    micro-batches. In TRL it is over one micro-batch on every device. y'ᵢ is the response of the
-    nearest row before with another prompt, in the order of the whole data (before the first row
-    comes the last). In TRL, it is that of the row before, whatever its prompt, in each
-    `per_device_train_batch_size` rows.
+    micro-batches. In TRL it is over one micro-batch on every device. y'ᵢ is the response of a
+    row before with another prompt, in the order of the whole data (before the first row comes the
+    last): to the k-th of neighbours with one prompt the k-th of the neighbours before, so that good
+    and bad responses stand for others alike. In TRL, it is that of the row before, whatever its
+    prompt, in each `per_device_train_batch_size` rows.
 
     A policy that equals its reference has r = z = 0 and L = weight/2.
 

@@ -6,8 +6,8 @@
 
 ``AutoModelForSequenceClassification`` takes the score at the last token of a row that is not the
 padding token. If a response ended with the padding token (some tokenizers pad with the end-of-turn
-token), it would silently take the score at another token than in training. So `set_padding` chooses
-a padding token that does not end any response.
+token), it would silently take the score at another token than in training. So `padding_of`
+chooses a padding token that does not end any response.
 """
 
 import json
@@ -75,31 +75,40 @@ def start_reward_model(
     return model
 
 
-def set_padding(folder: Path, ends: Collection[int], named: str | None = None) -> str | None:
-    """Set a padding token in the folder's config and tokenizer that does not end any response.
+def padding_of(folder: Path, ends: Collection[int], named: str | None = None) -> int | None:
+    """The id of a padding token for the model of a folder, that does not end any response.
 
     This is `named`; or else the tokenizer's own padding token; or else another special token,
-    preferably one whose name contains "pad". If there is none, the config gets no padding token,
-    and transformers then refuses batches of more than one row.
+    preferably one whose name contains "pad"; None if there is none. A folder without a tokenizer
+    has the padding token of its config.
 
     Args:
         ends: the ids of the last tokens of responses.
 
-    Returns:
-        A notice for the user if there is no such token, else None.
-
     Raises:
         ValueError: `named` is not a token, or it ends a response.
     """
-    config = AutoConfig.from_pretrained(folder)
-    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+    if _has_tokenizer(folder):
+        return _padding(load_bare_tokenizer(folder), ends, named)
+    if named is not None:
+        raise ValueError(f"pad_token={named!r} is looked for in a tokenizer, and {folder} has none")
+    own = AutoConfig.from_pretrained(folder).get_text_config().pad_token_id
+    return None if own in ends else own
+
+
+def set_padding(folder: Path, chosen: int | None) -> str | None:
+    """Set a padding token in the folder's config and tokenizer: what `padding_of` has chosen.
+
+    Without one, the config gets none, and transformers then refuses batches of more than one row.
+
+    Returns:
+        A notice for the user if there is no such token, else None.
+    """
+    if chosen is not None and _has_tokenizer(folder):
         tokenizer = load_bare_tokenizer(folder)
-        chosen = _padding(tokenizer, ends, named)
-        if chosen is not None and chosen != tokenizer.pad_token_id:
+        if chosen != tokenizer.pad_token_id:
             _write_padding(folder, tokenizer, chosen)
-    else:
-        own = config.get_text_config().pad_token_id
-        chosen = None if own in ends else own
+    config = AutoConfig.from_pretrained(folder)
     config.get_text_config().pad_token_id = chosen
     config.save_pretrained(folder)
     if chosen is not None:
@@ -108,6 +117,10 @@ def set_padding(folder: Path, ends: Collection[int], named: str | None = None) -
         "there is no padding token that ends no response, so the reward model names none, and "
         "transformers scores one response at a time; name a token of the tokenizer with pad_token"
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _load(

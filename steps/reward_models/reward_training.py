@@ -19,7 +19,7 @@ from steps.models.config import LoraConfig
 from steps.models.value_head import value_head
 from steps.models.workplace import Workplace
 from steps.reward_models.bradley_terry import BradleyTerry
-from steps.reward_models.classifier import set_padding, start_reward_model
+from steps.reward_models.classifier import padding_of, set_padding, start_reward_model
 from steps.reward_models.config import RewardConfig
 from steps.reward_models.head_scores import VALUES, backward_values
 from steps.scoring.examples import TokenGroup, as_whole, read_pairs
@@ -51,24 +51,24 @@ def run_reward_training(
     do not include the head.
 
     Raises:
-        ValueError: as in `read_pairs`, `start_reward_model` and `set_padding`.
+        ValueError: as in `read_pairs`, `start_reward_model` and `padding_of`.
     """
     policy = open_policy(init, config, place.ranks, role=REWARD_MODEL)
     pairs = read_reward_pairs(records, policy.vocabulary, config.loss)
     others = None
     if held_out is not None:
         others = read_reward_pairs(held_out, policy.vocabulary, config.loss)
+    groups = [*pairs[0], *(others[0] if others else ())]
+    ends = {response.ids[-1] for group in groups for response in group.responses}
+    padding = padding_of(init, ends, config.pad_token)  # a token that is none is told before
     run = Run(init, policy, pairs[0], config, place, others=others[0] if others else ())
     summary = run.train(
         reward_objective(pairs, config.loss),
         None if others is None else reward_objective(others, config.loss),
         loss=config.loss.name,
     )
-    if place.ranks.is_first:
-        groups = [*pairs[0], *(others[0] if others else ())]
-        ends = {response.ids[-1] for group in groups for response in group.responses}
-        if told := set_padding(place.output, ends, config.pad_token):
-            summary["notices"] = [*summary.get("notices", ()), told]
+    if place.ranks.is_first and (told := set_padding(place.output, padding)):
+        summary["notices"] = [*summary.get("notices", ()), told]
     return summary
 
 

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,23 +149,30 @@ def longest(groups: Sequence[TokenGroup]) -> tuple[str, int]:
 
 
 def mismatched(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """Each prompt with the responses of the nearest group before it that has another prompt; before
-    the first group comes the last one. KTO estimates its baseline from them.
+    """Each prompt with the responses of a group before it that has another prompt; before the first
+    group comes the last one. KTO estimates its baseline from them.
+
+    The k-th of neighbours with one prompt gets the k-th of the neighbours before that have another.
+    So every response serves, and not only the last ones to each prompt, which may all be bad. If
+    there is one prompt alone, its own responses stand for others.
 
     The result depends only on the order of all rows, so the reference can score it once.
     """
-    befores, before = list[TokenGroup](), groups[-1]
-    for group, last in zip(groups, [groups[-1], *groups[:-1]], strict=True):
-        if last.prompt_ids != group.prompt_ids:
-            before = last
-        elif not befores:  # if there is one prompt alone, its own responses stand for others
-            unlike = (g for g in reversed(groups) if g.prompt_ids != group.prompt_ids)
-            before = next(unlike, last)
-        befores.append(before)
+    runs = [list(run) for _, run in groupby(groups, key=_prompt_of)]
+    befores = list[TokenGroup]()
+    for number, run in enumerate(runs):
+        # Only the first run may have the prompt of the one before, the last; then it is the next.
+        earlier = (runs[number - back] for back in (1, 2)) if len(runs) > 1 else ()
+        other = next((r for r in earlier if _prompt_of(r[0]) != _prompt_of(run[0])), None)
+        befores += [run[k - 1] if other is None else other[k % len(other)] for k in range(len(run))]
     return [
         replace(group, group_id=_both(group, before), responses=before.responses)
         for before, group in zip(befores, groups, strict=True)
     ]
+
+
+def _prompt_of(group: TokenGroup) -> tuple[int, ...]:
+    return group.prompt_ids
 
 
 def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:

@@ -16,7 +16,12 @@ from steps.scoring.scorer import Scorer
 from steps.training.config import TrainConfig
 from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import Objective
-from steps.training.trainer import DivergentLogps, reading_aligned, reading_divergences
+from steps.training.trainer import (
+    DivergentLogps,
+    GroupLosses,
+    reading_aligned,
+    reading_divergences,
+)
 
 _DEFAULT_METRIC = "eval_loss"
 _FALLS = re.compile(r"eval_((.*/)?\w*loss|(.*/)?loss/.*|(.*/)?kl(/.*)?)$")
@@ -26,9 +31,8 @@ _FALLS = re.compile(r"eval_((.*/)?\w*loss|(.*/)?loss/.*|(.*/)?kl(/.*)?)$")
 def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepMetrics:
     """The loss and metrics of all examples as one batch, with the prefix `eval_`.
 
-    Raises ValueError, which lists the metrics, if `config.keep_best` is not one of them; and
-    FloatingPointError, which names the examples, if a loss is not finite: comparisons with NaN
-    are always false, so it would remain the best value for ever.
+    Raises FloatingPointError, which names the examples, if a loss is not finite: comparisons with
+    NaN are always false, so it would remain the best value for ever.
     """
     logps = _logps(scorer, objective.groups, config.batch_size)
     baseline = None
@@ -41,16 +45,37 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
     if (beside := reading_divergences(scorer)) is not None:
         divergences = _logps(beside, objective.groups, config.batch_size)
         logps = DivergentLogps(logps.tokens, logps.lengths, divergences.tokens)
-    everything = range(len(objective.groups))
-    loss = objective.batch_loss(everything, baseline)
-    losses, metrics = loss(logps, torch.tensor(everything))
+    losses, metrics = _losses(objective, logps, baseline)
     if off := [objective.groups[i].row for i in (~losses.isfinite()).nonzero()[:, 0].tolist()]:
         raise FloatingPointError(f"the loss of the held-out {off[:8]} is not finite")
     evaluated = sum_shares({"loss": losses, **metrics})
-    result: StepMetrics = {f"eval_{name}": value for name, value in evaluated.items()}
-    if _metric(config) not in result:
-        raise ValueError(f"keep_best is {config.keep_best!r}; there is only {sorted(result)}")
-    return result
+    return {f"eval_{name}": value for name, value in evaluated.items()}
+
+
+@torch.no_grad()
+def require_metric(scorer: Scorer, objective: Objective, config: TrainConfig) -> None:
+    """Raise ValueError, which lists the metrics, if `config.keep_best` is not one of those that
+    `evaluate` will give: before the steps of the first evaluation have been paid for."""
+    others = objective.baseline_groups
+    logps = _made_up(objective.groups)
+    if reading_divergences(scorer) is not None:
+        logps = DivergentLogps(logps.tokens, logps.lengths, logps.tokens)
+    _, metrics = _losses(objective, logps, None if others is None else _made_up(others))
+    names = [f"eval_{name}" for name in ("loss", *metrics)]
+    if _metric(config) not in names:
+        raise ValueError(f"keep_best is {config.keep_best!r}; there is only {sorted(names)}")
+
+
+def _losses(objective: Objective, logps: TokenLogps, baseline: TokenLogps | None) -> GroupLosses:
+    """The losses and metrics of all examples as one batch."""
+    everything = range(len(objective.groups))
+    return objective.batch_loss(everything, baseline)(logps, torch.tensor(everything))
+
+
+def _made_up(groups: Sequence[TokenGroup]) -> TokenLogps:
+    """Logps of the responses as if all tokens were equally likely."""
+    lengths = lengths_of(groups)
+    return TokenLogps(torch.full((int(lengths.sum()),), -1.0, dtype=torch.float64), lengths)
 
 
 def best_step(log: Sequence[StepMetrics], config: TrainConfig) -> int | None:

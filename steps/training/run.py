@@ -16,7 +16,7 @@ from steps.scoring.scored_by import ScoredBy, model_digest
 from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
-from steps.training.held_out import best_step
+from steps.training.held_out import best_step, require_metric
 from steps.training.loop import AtStart, train
 from steps.training.metrics import first_and_final, summarise
 from steps.training.objectives import Objective
@@ -85,6 +85,8 @@ class Run:
         config, place, trainer = self._config, self._place, self._policy.trainer
         if config.eval_every_steps is not None and held_out is None:
             raise ValueError("eval_every_steps is set, but there are no held-out examples")
+        if config.eval_every_steps is not None and held_out is not None:
+            require_metric(trainer.scorer, held_out, config)
         checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, place.ranks)
         try:
             log = train(

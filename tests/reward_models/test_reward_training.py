@@ -272,6 +272,7 @@ def test_a_padding_token_can_be_named(tmp_path: Path) -> None:
     for named, fault in (("nowhere", "is no token of the tokenizer"), ("<end>", "ends a response")):
         with pytest.raises(ValueError, match=rf"pad_token='{named}' {fault}"):
             trained(folder, tmp_path / named, replace(CONFIG, pad_token=named), records)
+        assert not (tmp_path / named / "model").exists()  # nothing was trained for that
 
 
 def test_without_a_padding_token_transformers_refuses_batches(init: Path, tmp_path: Path) -> None:

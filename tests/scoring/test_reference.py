@@ -331,9 +331,11 @@ def test_a_response_of_another_prompt_stands_beside_each_prompt() -> None:
         return [o.responses[0].ids[0] for o in mismatched(read_unpaired(records, VOCABULARY))]
 
     assert others(1, 2, 3) == [2, 0, 1]
-    assert others(1, 1, 2, 2, 2, 1) == [4, 4, 1, 1, 1, 4]
-    assert others(1, 1, 1) == [2, 2, 2]
+    assert others(1, 1, 2, 2, 2, 1) == [2, 3, 0, 1, 0, 2]
+    assert others(1, 1, 1) == [2, 0, 1]
     assert others(1) == [0]
+    # Where a good and a bad response to each prompt alternate, both kinds are taken equally often.
+    assert others(1, 1, 2, 2, 3, 3) == [4, 5, 0, 1, 2, 3]
 
 
 def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) -> None:

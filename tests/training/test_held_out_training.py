@@ -1,6 +1,7 @@
 """Evaluation while training: what is logged, which model is kept, when it stops."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ from tiny_models import (
 )
 
 from steps.evaluation.preferences import preference_metrics
+from steps.losses.base import ReferenceLoss
 from steps.losses.dpo import Dpo
+from steps.losses.whole_batch.aot import Aot
+from steps.losses.with_reference.tdpo import Tdpo
+from steps.losses.with_reference.wpo import Wpo
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.scoring.attention import use_packed_attention
@@ -196,6 +201,32 @@ def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
         run_sft(init, demonstration_records(4), config, place)
     with pytest.raises(ValueError, match=r"'eval_accuracy'; there is only \['eval_loss'\]"):
         sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
+
+
+@pytest.mark.parametrize(
+    "loss", [Dpo(), Aot(), Tdpo(), Wpo(align=True)], ids=lambda loss: loss.name
+)
+def test_a_metric_that_no_evaluation_gives_is_told_before_the_first_step(
+    init: Path, tmp_path: Path, loss: ReferenceLoss
+) -> None:
+    """Not at the first evaluation, when many steps have been paid for."""
+    records, held_out = pair_records(4), pair_records(3, seed=1)
+    config = DpoConfig(loss=loss, eval_every_steps=9, keep_best="eval_rewards/margin")
+    for name, rows in (("r", records), ("h", held_out)):
+        place = Workplace(tmp_path / name, tmp_path / f"{name}s")
+        run_reference(init, rows, config.reference(), place)
+    steps: list[int] = []
+    place = Workplace(
+        tmp_path / "out", tmp_path / "s", on_progress=lambda done, *_: steps.append(done)
+    )
+    for keep_best, is_there in (("eval_rewards/margin", False), ("eval_rewards/margins", True)):
+        config = replace(config, keep_best=keep_best)
+        told = (
+            nullcontext() if is_there else pytest.raises(ValueError, match=r"eval_rewards/margin'")
+        )
+        with told:
+            run_dpo(init, records, tmp_path / "r", config, place, (held_out, tmp_path / "h"))
+        assert bool(steps) is is_there
 
 
 def test_a_run_whose_best_weights_are_damaged_makes_them_again(init: Path, tmp_path: Path) -> None:
