@@ -41,6 +41,10 @@ override ~(\S+); .* does not support deletion|Could not delete '([^'=]+)
     ~\1\2: a setting cannot be deleted; leave it out for its default, or set it to null where it may be
 override ([\w.]+)=(?:[^;]*; Cannot assign .* to Dict\[|\[.*; Cannot merge Dict)
     \1 takes names with values: '\1={NAME: VALUE}'
+override ([\w.]+)=.*; Key (\w+) \(\w+\) is incompatible with \(str\)
+    \1 takes texts as names: \2 is written \1.\2=VALUE, and "\2" in a file
+override ([\w.]+)=.*; (?:Key (.+) \(\w+\) is incompatible with \(str\)|Incompatible key type '(None)Type')
+    \1 takes texts as names: \2\3 can be one in a file, in quotes
 override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string
     \1 takes one text, and \2 is several
 override ([\w.]+)=\{*([^:]*?)\}*(?::.*?)?; (?:Invalid .* not a ListConfig|Cannot merge .* with)
