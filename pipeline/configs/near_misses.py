@@ -284,7 +284,7 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     if key in known.keys and "/" in typed:
         return f"{typed} is no choice but a setting: {key}={_value_of(key, arguments)}"
     owner = re.search(r"Key '(\S+)' not in '(\w+)'", str(error.__cause__))
-    if owner and typed.count("/") == 0 and owner[1] != key.rpartition(".")[2]:
+    if owner and "/" not in typed and owner[1] not in key.split("."):
         return f"{key}: {owner[2]} has no setting {owner[1]}, which was set in braces"
     if key in known.keys and owner:
         return f"unknown config key {key!r}; {owner[2]}, which was chosen, has no such field"
