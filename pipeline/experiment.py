@@ -220,13 +220,21 @@ class _Call:
             self.job(cfg)
 
         job(_composed(sys.argv[1:], self.folder, self.name))
+        if not self.has_begun and set(self.settings) - {*self._overrides()} <= {"-m", "--multirun"}:
+            raise TemperError(
+                f"-m: {' '.join(self._overrides())} stands for no job, because one of these "
+                "settings has no value; look at its range() or glob()"
+            )
+
+    def _overrides(self) -> list[str]:
+        return [*filter(_is_override, self.settings)]
 
     def _jobs(self) -> list[tuple[ExperimentConfig, Mapping[str, Step]]]:
         """The config and the steps of each job of a sweep."""
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
-        typed = OverridesParser.create().parse_overrides([*filter(_is_override, self.settings)])
+        typed = OverridesParser.create().parse_overrides(self._overrides())
         found = []
         for settings in BasicSweeper.split_arguments(typed, None)[0]:
             with _initialized(self.folder):

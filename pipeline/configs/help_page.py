@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def _value(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
-    return str(getattr(value, "value", value))
+    return value.name if isinstance(value, Enum) else str(value)
 
 
 def _chosen() -> dict[str, str | None]:

@@ -30,17 +30,36 @@ _HYDRA_OPTIONS = (
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
-_TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
+_TYPES = {
+    "Float": "a number",
+    "Integer": "a whole number",
+    "Boolean": "true or false",
+    "Path": "a path",
+}
 """OmegaConf's names of types, in plain words."""
 _PLAINLY = r"""
 override ([\w./@]+=.*?); Value .* could not be converted to ([\w ]+)
     \1 is no value for it: \2 is needed
 override ([\w.]+)=null; field .* is not Optional
     \1 cannot be null; leave it out for its default
-override ~(\S+); .* does not support deletion|Could not delete '([^'=]+)
+override ~(\S+); .* does not support deletion|Could not delete (?:from config\. )?'([^'=]+)
     ~\1\2: a setting cannot be deleted; leave it out for its default, or set it to null where it may be
 override ([\w.]+)=(?:[^;]*; Cannot assign .* to Dict\[|\[.*; Cannot merge Dict)
     \1 takes names with values: '\1={NAME: VALUE}'
+override ([\w./@]+=.*?); Value .* is incompatible with type hint '\w+\[(.*)\]'
+    \1 is no value for it; it takes one of \2
+override ([\w./@]+=.*?); Value .* is not a valid input for <enum '(\w+)'>
+    \1 is no value for it; it takes one name of \2
+override .*Invalid type assigned: NoneType is not a subclass of .*full_key: ([^\s;]+)
+    \1 cannot be null; leave it out
+override \+([\w.]+)\.\w+=.*; Invalid type assigned: dict is not a subclass of (\w+)
+    \1 is no part of the config; settings of \2 are written 'NAME={KEY: {SETTING: VALUE}}'
+override .*Invalid type assigned: \w+ is not a subclass of (\w+)\. value: (.*?); full_key: ([^\s;]+)
+    \3 takes settings of \1, as in {NAME: VALUE}, and \2 is none
+override ([\w.]+)=.*; Key (\w+) \(\w+\) is incompatible with \(str\)
+    \1 takes texts as names: \2 is written \1.\2=VALUE, and "\2" in a file
+override ([\w.]+)=.*; (?:Key (.+) \(\w+\) is incompatible with \(str\)|Incompatible key type '(None)Type')
+    \1 takes texts as names: \2\3 can be one in a file, in quotes
 override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string
     \1 takes one text, and \2 is several
 override ([\w.]+)=\{*([^:]*?)\}*(?::.*?)?; (?:Invalid .* not a ListConfig|Cannot merge .* with)
@@ -248,11 +267,12 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
     if chosen := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
         group = chosen[1].replace(".", "/")
-        if group not in known.groups:
+        if group in known.groups:
+            names = known.groups[group]
+            options = chosen[2] if chosen[2] in names else "|".join(names)
+            return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
+        if chosen[1] not in known.keys:
             return unknown_setting(chosen[1], "", known)
-        names = known.groups[group]
-        options = chosen[2] if chosen[2] in names else "|".join(names)
-        return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
     if wrong := _NO_MEMBER.search("; ".join(lines)):
         similar = did_you_mean(wrong[2].lower(), wrong[3].split(", "))
         return f"{wrong[1]} is no value for it; choose from {wrong[3]}{similar}"
@@ -263,9 +283,11 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     key = typed.replace("/", ".")
     if key in known.keys and "/" in typed:
         return f"{typed} is no choice but a setting: {key}={_value_of(key, arguments)}"
-    owner = re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))
+    owner = re.search(r"Key '(\S+)' not in '(\w+)'", str(error.__cause__))
+    if owner and "/" not in typed and owner[1] not in key.split("."):
+        return f"{key}: {owner[2]} has no setting {owner[1]}, which was set in braces"
     if key in known.keys and owner:
-        return f"unknown config key {key!r}; {owner[1]}, which was chosen, has no such field"
+        return f"unknown config key {key!r}; {owner[2]}, which was chosen, has no such field"
     if key and key not in known.keys:
         return unknown_setting(key, _value_of(key, arguments), known)
     kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]

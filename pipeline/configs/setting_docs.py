@@ -71,7 +71,7 @@ def _one_of(value: Any) -> str:
     """The possible values of a setting, if it is an enum."""
     if not isinstance(value, Enum):
         return ""
-    return f" One of {', '.join(str(one.value) for one in type(value))}."
+    return f" One of {', '.join(one.name for one in type(value))}."
 
 
 def _value(config: DictConfig, key: str) -> Any:
@@ -110,7 +110,7 @@ def arguments_in(docstring: str) -> Iterator[tuple[str, str]]:
 def summary_of(kind: type) -> str:
     """The first paragraph of a class's docstring; empty if it has none."""
     text = inspect.cleandoc(vars(kind).get("__doc__") or "")
-    paragraph = re.split(r"\n\s*\n", text)[0]
+    paragraph = re.split(r"\n\s*\n|\n(?=(?:Args|Attributes):\n)", text)[0]
     is_generated = paragraph.startswith(f"{kind.__name__}(")
     return "" if is_generated or _SECTION.match(paragraph) else _plain(paragraph)
 

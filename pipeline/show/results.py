@@ -204,7 +204,7 @@ def _metrics(manifests: Sequence[Manifest], taken: Columns) -> Columns:
     """A column for every metric that is a number; an interval has two more, for its ends."""
     columns: Columns = {}
     for name in comparable_metrics(manifests):
-        measured = [manifest.metrics.get(name) for manifest in manifests]
+        measured = [_in_64_bits(manifest.metrics.get(name)) for manifest in manifests]
         column = _free(name, taken | columns, "metric")
         columns[column] = [value["value"] if is_interval(value) else value for value in measured]
         if any(map(is_interval, measured)):
@@ -215,17 +215,32 @@ def _metrics(manifests: Sequence[Manifest], taken: Columns) -> Columns:
     return columns
 
 
+def _in_64_bits(value: Any) -> Any:
+    """A metric whose whole numbers fit into a table's; one that is larger, such as a count of
+    operations, becomes a float, so that it can still be plotted."""
+    if isinstance(value, Mapping):
+        return {name: _in_64_bits(part) for name, part in value.items()}
+    return float(value) if _is_beyond_64_bits(value) else value
+
+
+def _is_beyond_64_bits(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > 63
+
+
 def _free(name: str, taken: Columns, kind: str) -> str:
     """The name of a column, with its kind as a prefix if the name is taken."""
     return f"{kind}.{name}" if name in taken else name
 
 
 def _column(values: list[Any]) -> "pa.Array":
-    """An Arrow array: ints and floats become floats, any other mixture of types becomes text."""
+    """An Arrow array: ints and floats become floats, any other mixture of types becomes text, and
+    so do ints beyond 64 bits, such as a seed, of which every digit counts."""
     import pyarrow as pa
 
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} and len(kinds) == 2:
+    if any(map(_is_beyond_64_bits, values)):
+        values = [None if value is None else str(value) for value in values]
+    elif kinds <= {int, float} and len(kinds) == 2:
         values = [None if value is None else float(value) for value in values]
     elif len(kinds) > 1 or not kinds <= {bool, int, float, str}:
         values = [None if value is None else str(value) for value in values]

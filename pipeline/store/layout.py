@@ -125,14 +125,20 @@ class Store:
         path = f"{self.root}/temper.json"
         data = self.read(path)
         try:
-            found = LAYOUT_VERSION if data is None else parse_json(data)["layout"]
-            if type(found) is not int:
-                raise TypeError("its layout is no number")
-        except (ValueError, TypeError, KeyError) as error:
+            said = {"layout": LAYOUT_VERSION} if data is None else parse_json(data)
+            if not isinstance(said, dict):
+                raise TypeError("it says nothing of a layout")
+        except (ValueError, TypeError) as error:
             raise TemperError(
                 f"{self.url_of(path)} is damaged; if {self.url} is a store, write "
                 f'{{"layout": {LAYOUT_VERSION}}} into that file, or else choose another with store='
             ) from error
+        found = said.get("layout")
+        if type(found) is not int:  # what another version writes need not be what this one does
+            raise TemperError(
+                f"{self.url_of(path)} names no layout that this version knows; choose another "
+                "store with store=, or use the version of Temper that wrote it"
+            )
         if found not in READABLE_LAYOUTS:
             raise TemperError(
                 f"the store {self.url} has layout {found}, this version reads {LAYOUT_VERSION}; "

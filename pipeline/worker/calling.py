@@ -19,7 +19,7 @@ from pipeline.code import Closure
 from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
-from pipeline.errors import TemperError
+from pipeline.errors import TemperError, text_of
 from pipeline.installed import SHIPPED_STEPS, in_library, settle
 from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
 from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
@@ -127,18 +127,26 @@ def call(
         metrics = function.function(output, **arguments)
     except BaseException as error:
         end_if_forked(worker, error)
-        if isinstance(error, SystemExit):
-            raise TemperError(
-                f"the step called sys.exit({error.code!r}); return its metrics instead, or raise "
-                "an error that says what is wrong"
-            ) from error
-        raise
+        if isinstance(error, Exception):
+            raise
+        raise TemperError(
+            f"the step {_left(error)}; return its metrics instead, or raise an error that says "
+            "what is wrong"
+        ) from error
     finally:
         restore_streams()
     end_if_forked(worker)
     close_files_below(output.path)
     os.chdir(started_in)  # later checks may use relative paths
     return checked_metrics(spec.step, {} if metrics is None else metrics)
+
+
+def _left(error: BaseException) -> str:
+    """How a step has left its function by an exception that Python ends programs with."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r})"
+    said = text_of(error)
+    return f"raised {type(error).__name__}{said and f': {said}'}"
 
 
 def packages_in_use() -> dict[str, str]:
@@ -236,6 +244,8 @@ def checked_metrics(step: str, metrics: Any) -> Metrics:
             json.loads(text, object_pairs_hook=_with_different_names)
         except (TypeError, ValueError) as error:
             raise _unkept(step, f"{name} is {value!r}: {error}") from error
+        if (why := _unshown(value)) is not None:
+            raise _unkept(step, f"{name} is {why}")
     notices = plain.get("notices", [])
     if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
         raise _unkept(step, "notices is not a list of strings")
@@ -257,6 +267,21 @@ def _with_different_names(pairs: list[tuple[str, Any]]) -> None:
         if name in known:
             raise ValueError(f"two of its keys are {name!r} in JSON")
         known.add(name)
+
+
+def _unshown(value: Any) -> str | None:
+    """Why a value cannot be shown: a whole number beyond floats, or an interval that ends before it
+    begins."""
+    if isinstance(value, dict):
+        low, high = value.get("low"), value.get("high")
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+            return f"an interval from {low!r} to {high!r}, whose low is above its high"
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_unshown, parts)), None)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"a whole number of {len(str(abs(value)))} digits, and no float is so large"
+    return None
 
 
 def _unkept(step: str, why: str) -> TemperError:

@@ -103,3 +103,84 @@ def test_adapters_are_not_exported_alone_for_a_base_that_is_not_theirs() -> None
 def test_options_of_hydra_still_work(tmp_path: Path) -> None:
     said = script(DPO, "--cfg", "job", "--package", "dpo.loss", f"store={tmp_path}")
     assert (said.status, said.out.splitlines()[-1]) == (0, "label_smoothing: 0.0")
+
+
+OWN = """
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pipeline import Step, adopt
+from pipeline.dag.artifact import Artifact
+from pipeline.experiment import ExperimentConfig, main
+
+
+class Colour(Enum):
+    red = 1
+    blue = 2
+
+
+@dataclass
+class Rate:
+    \"""A rate.
+    Args:
+        lr: how fast.
+    \"""
+
+    lr: float = 0.1
+
+
+@dataclass
+class Config(ExperimentConfig):
+    colour: Colour = Colour.red
+    either: int | str = 3
+    rate: Rate = field(default_factory=Rate)
+    by_name: dict[str, Rate] = field(default_factory=dict)
+    rates: list[Rate] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+def own(cfg: Config) -> dict[str, Step]:
+    return {"made": adopt("own.py", Artifact)}
+
+
+if __name__ == "__main__":
+    main(own)
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("by_name={a: {lrr: 1}}", "by_name: Rate has no setting lrr"),
+        ("by_name={a: 3}", "by_name.a takes settings of Rate, as in {NAME: VALUE}, and 3 is none"),
+        ("+by_name.a.lr=1", "settings of Rate are written 'NAME={KEY: {SETTING: VALUE}}'"),
+        ("rates=[{lrr: 1}]", "rates: Rate has no setting lrr"),
+        ("rates=[3]", "rates[0] takes settings of Rate, as in {NAME: VALUE}, and 3 is none"),
+        ("rate={lrr: 1}", "rate: Rate has no setting lrr"),
+        ("names=[a,null]", "names[1] cannot be null; leave it out"),
+        ("either=[1]", "either=[1] is no value for it; it takes one of int, str"),
+        ("colour=[1]", "colour=[1] is no value for it; it takes one name of Colour"),
+        ("~lr", "~lr: a setting cannot be deleted; leave it out"),
+    ],
+)
+def test_a_wrong_part_of_a_setting_is_named(typed: str, told: str, own: Path) -> None:
+    assert told in script(own, typed, "--plan").error
+
+
+@pytest.mark.parametrize("typed", ["jobs=range(3,1)", "colour=glob(*)"])
+def test_a_sweep_over_no_value_is_told_and_not_passed_over(typed: str, own: Path) -> None:
+    assert f"-m: {typed} stands for no job" in script(own, "-m", typed, "--plan").error
+
+
+def test_help_names_the_options_of_an_enum_as_they_are_typed(own: Path) -> None:
+    page = script(own, "--help").out
+    assert "colour = red" in page
+    assert "One of red, blue." in page
+    assert "rate: A rate.\n" in page

@@ -202,6 +202,12 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=[a,b]"], ["data.path takes one text"]),
     (["data.fields=prompt"], ["data.fields takes names with values"]),
     (["data.fields=[]"], ["data.fields takes names with values"]),
+    (
+        ["data.fields={1: prompt}"],
+        ["data.fields takes texts as names: 1 is written data.fields.1="],
+    ),
+    (["data.fields={1.5: a}"], ["data.fields takes texts as names: 1.5 can be one in a file"]),
+    (["data.fields={null: a}"], ["data.fields takes texts as names: None can be one in a file"]),
     (["+dpo/loss=ipo"], ["leave out the +"]),
     (["launcher.use=[]"], ["use names no engine"]),
     (["—plan"], ["did you mean --plan?"]),
@@ -564,6 +570,10 @@ MESSAGES = {
     "a full disk that a library met": ["no space is left on a disk", "store=FOLDER"],
     "no memory": ["not enough memory", "tokens_per_forward"],
     "an exit": ["the step called sys.exit(3)", "return its metrics instead"],
+    "an interrupt": ["the step raised KeyboardInterrupt; return its metrics instead"],
+    "the end of a generator": ["the step raised GeneratorExit: no rows are left; return its"],
+    "an interval upside down": ["share is an interval from 0.6 to 0.4", "low is above its high"],
+    "a number beyond floats": ["groups is a whole number of 401 digits", "no float is so large"],
     "a bad result": ["loss is nan", "metrics that cannot be kept", "return a dict of numbers"],
     "a link": ["no regular file; write a copy"],
 }

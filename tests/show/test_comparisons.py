@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from report_steps import HOSTILE, hostile, measure, prepare, prepare_again
+from report_steps import HOSTILE, count, hostile, measure, prepare, prepare_again
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -107,6 +107,19 @@ def test_results_are_a_table_with_settings_metrics_and_intervals(
     assert rows["b0.5"]["accuracy.low"] == made["b0.5"].metrics["accuracy"]["low"]
     assert rows["base"]["loss"] is None
     assert table.to_pandas().set_index("result").loc["b0.1", "accuracy"] == pytest.approx(0.8)
+
+
+def test_whole_numbers_beyond_64_bits_are_floats_as_metrics_and_text_as_settings(
+    store: Store, console: Console
+) -> None:
+    """A count of operations can still be plotted, and a seed keeps its digits."""
+    seeds = (2**64 + 1, 3)
+    made = run({f"of {n}": count(n) for n in seeds}, store, console=console)
+    table = results(made).to_pydict()
+    assert table["seed"] == ["18446744073709551617", "3"]
+    assert table["operations"] == [float(seeds[0]), 3.0]
+    assert table["share"] == [float(2**70), 1.0]
+    assert table["share.high"] == [float(2**80), 1.0]
 
 
 def test_results_of_a_step_are_all_it_ever_made_by_what_lies_above_too(

@@ -64,6 +64,20 @@ def test_a_store_of_another_layout_is_refused(store: Store) -> None:
         store.prepare()
 
 
+@pytest.mark.parametrize("other", ['{"version": 99}', '{"layout": "3"}', '{"layout": true}'])
+def test_a_store_that_names_its_layout_otherwise_is_not_called_damaged(
+    other: str, store: Store
+) -> None:
+    """Whoever relabelled the store of a newer version would have it read as what it is not."""
+    store.prepare()
+    place = Path(store.root) / "temper.json"
+    place.write_text(other)
+    with pytest.raises(TemperError, match=r"names no layout that this version knows") as caught:
+        store.prepare()
+    assert "damaged" not in str(caught.value)
+    assert place.read_text() == other
+
+
 def test_the_digest_is_of_content_alone() -> None:
     one, two = manifest("a"), manifest("a")
     assert one.digest == two.digest

@@ -40,6 +40,14 @@ def mistaken(out: Output, mistake: str) -> Metrics:
             return {"loss": float("nan")}
         case "an exit":
             sys.exit(3)
+        case "an interrupt":
+            raise KeyboardInterrupt
+        case "the end of a generator":
+            raise GeneratorExit("no rows are left")
+        case "an interval upside down":
+            return {"share": {"value": 0.5, "low": 0.6, "high": 0.4}}
+        case "a number beyond floats":
+            return {"groups": [{"rows": 10**400}]}
         case "a link":
             (out.path / "link").symlink_to("/etc/hostname")
     return {}

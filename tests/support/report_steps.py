@@ -228,3 +228,11 @@ def train(out: Output, steps: int, api_key: str = "hidden") -> dict:
 @step(version="1")
 def explode(out: Output, data: Artifact, note: str = "") -> dict:
     raise ValueError(note)
+
+
+@step
+def count(out: Output, seed: int) -> dict[str, object]:
+    """Counts so far that 64 bits do not hold it, unless the seed is small."""
+    (out.path / "seed.txt").write_text(str(seed))
+    low, high = (2**70, 2**80) if seed > 2**63 else (1, 1)
+    return {"operations": seed, "share": {"value": low, "low": 1, "high": high}}
