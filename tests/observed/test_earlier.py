@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from pipeline.store.layout import RECORDS
 
 def kept(folder: Path, read: dict[Path, str]) -> None:
     """What an attempt wrote that read these files with these digests."""
-    (folder / "rules").write_text(json.dumps([[], [], "app", "/"]))
+    (folder / "rules").write_text(json.dumps(astuple(Rules((), (), "app", "/"))))
     events = [json.dumps(["read", str(path), digest]) for path, digest in read.items()]
     (folder / "events").write_text("".join(f"{event}\n" for event in events) + '["read", "/to')
     (folder / "modules").touch()
