@@ -5,6 +5,7 @@ A step with one process and the ranks of a step with many processes share this c
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -238,14 +239,14 @@ def checked_metrics(step: str, metrics: Any) -> Metrics:
         raise _unkept(step, f"{metrics!r} is no dict with names")
     plain: Metrics = {name: _plain(value) for name, value in metrics.items()}
     for name, value in plain.items():
+        if (why := _unshown(value)) is not None:
+            raise _unkept(step, f"{name} is {why}")
         try:
             text = json.dumps({name: value}, allow_nan=False, ensure_ascii=False)
             text.encode()
             json.loads(text, object_pairs_hook=_with_different_names)
         except (TypeError, ValueError) as error:
             raise _unkept(step, f"{name} is {value!r}: {error}") from error
-        if (why := _unshown(value)) is not None:
-            raise _unkept(step, f"{name} is {why}")
     notices = plain.get("notices", [])
     if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
         raise _unkept(step, "notices is not a list of strings")
@@ -280,7 +281,8 @@ def _unshown(value: Any) -> str | None:
         parts = value.values() if isinstance(value, dict) else value
         return next(filter(None, map(_unshown, parts)), None)
     if isinstance(value, int) and abs(value) > sys.float_info.max:
-        return f"a whole number of {len(str(abs(value)))} digits, and no float is so large"
+        digits = math.floor(math.log10(abs(value))) + 1  # as text, Python has 4300 at most
+        return f"a whole number of {digits} digits, and no float is so large"
     return None
 
 

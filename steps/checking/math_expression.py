@@ -21,9 +21,9 @@ class MathExpression(Checker):
     A text or an answer that is one expression and no more is read in whole, with or without dollar
     signs: `3\pi` is not 3. If `math-verify` cannot read the row's answer as a whole, there is no
     verdict; if it finds no expression in the text, the text is wrong. Of several boxes, all are the
-    answer, or the last. Units are ignored: `5 m` equals `5 km`. Its own time limits are off: they
-    use a signal, which works only in main threads and silently gives "wrong" elsewhere. The judging
-    process has a time limit instead.
+    answer, or the last. Units are ignored: `5 m` equals `5 km`, and `5 L` with a space equals 5,
+    while `5L` is 5 times L. Its own time limits are off: they use a signal, which works only in
+    main threads and silently gives "wrong" elsewhere. The judging process has a time limit instead.
     """
 
     name: ClassVar[str] = "math_expression"
@@ -97,6 +97,12 @@ _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d+)\}")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
 _ONE_CHARACTER = re.compile("(\\d?)([¼-¾⅐-⅞])")
+_UNITS = "mm|cm|km|m|ft|mi|mg|kg|g|mol|min|hr|h|s|[ACFJKLNTVW]"
+_QUANTITY = re.compile(
+    rf"(?:^|(?<=\\boxed\{{)|(?<=\\fbox\{{))(\s*-?\d+(?:[.,]\d+)*) +"
+    rf"(?:[ACFJKLNTVW]|(?:{_UNITS})/(?:{_UNITS})(?:\^\d|\^\{{\d\}})?)(?=\s*(?:$|\}}))"
+)
+"""A number with a unit that `math-verify` takes for a variable, as in `10 L` and `10 m/s^2`."""
 _MIXED = re.compile(r"(?<![\d.,/^])(\d{1,9}) (\d{1,9})/(0*[1-9]\d{0,8})(?![\d/])")
 
 
@@ -107,6 +113,7 @@ def _readable(text: str) -> str:
     text = _ROOT.sub(lambda f: rf"\sqrt{{{f[1] or f[2]}}}", text)
     text = _REPEATING.sub(_as_ratio, text)
     text = _THOUSANDS.sub("", plain_numerals(text)).replace(r"\%", "%")
+    text = _QUANTITY.sub(r"\1", text)
     text = _SCIENTIFIC.sub(lambda found: format(Decimal(found[0]), "f"), text)
     return _MIXED.sub(lambda f: str(int(f[1]) + Fraction(int(f[2]), int(f[3]))), text)
 

@@ -114,7 +114,8 @@ class DivergentLogps(TokenLogps):
 
 def reading_divergences(scorer: Scorer) -> Scorer | None:
     """The same scorer, whose scores are KL(π_ref ‖ π); None if no reference is beside its model."""
-    divergences = getattr(scorer.readout, "divergences", None)
+    readout = getattr(scorer, "readout", None)  # scorers of other backends have none
+    divergences = getattr(readout, "divergences", None)
     return None if divergences is None else _reading(scorer, divergences)
 
 

@@ -476,6 +476,16 @@ def test_a_folder_of_which_rows_would_be_missed_or_read_twice_is_refused(
         source_of(str(folder))
 
 
+def test_a_pattern_for_a_file_and_its_compressed_copy_is_refused(tmp_path: Path) -> None:
+    """Their rows would have the same names."""
+    for name in ("1.jsonl", "1.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"")
+
+    with pytest.raises(ValueError, match=r"in two compressions: 1\.jsonl, 1\.jsonl\.gz"):
+        source_of(f"{tmp_path}/1*")
+    assert [shard.name for shard in source_of(f"{tmp_path}/*.gz").shards] == ["1.jsonl"]
+
+
 @pytest.mark.parametrize("name", ["absent.jsonl", "absent/*.jsonl", "absent"])
 def test_what_is_not_there_is_reported_before_any_row_is_asked_for(
     tmp_path: Path, name: str

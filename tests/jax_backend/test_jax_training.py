@@ -165,6 +165,19 @@ def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None
     assert {weight.dtype for weight in trained.values()} == {torch.bfloat16}
 
 
+def test_held_out_examples_are_evaluated_during_training(policy: Path, tmp_path: Path) -> None:
+    records = demonstration_records(4)
+    losses = {}
+    for name, backend in (("torch", None), ("jax", JAX)):
+        config = TrainConfig(
+            batch_size=4, tokens_per_forward=512, eval_every_steps=1, backend=backend
+        )
+        place = Workplace(tmp_path / name, tmp_path / f"{name}-scratch")
+        run_sft(policy, records, config, place, held_out=records)
+        losses[name] = log_of(tmp_path / name)[-1]["eval_loss"]
+    assert losses["jax"] == pytest.approx(losses["torch"], abs=1e-5)
+
+
 def test_a_reference_of_either_backend_serves_the_other_in_float32(
     policy: Path, tmp_path: Path
 ) -> None:

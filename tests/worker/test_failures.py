@@ -135,3 +135,5 @@ def test_numbers_of_numpy_and_torch_are_kept_as_plain_numbers() -> None:
     assert checked_metrics("mine", numbers) == {"loss": 0.5, "of": [3], "by": {"a": 2}}
     with pytest.raises(TemperError, match="of is "):
         checked_metrics("mine", {"of": np.zeros(2)})
+    with pytest.raises(TemperError, match="of is a whole number of 5001 digits"):
+        checked_metrics("mine", {"of": 10**5000})  # which Python refuses to write

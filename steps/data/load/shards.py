@@ -167,7 +167,9 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         found = [name for name in found if not _is_hidden(name, root)]
         _refuse_broken_links(names, url, root)
-        return _files(filesystem, _saved_by_datasets(found) or found, root)
+        files = _saved_by_datasets(found) or found
+        _refuse_copies(files, url, root)
+        return _files(filesystem, files, root)
     if filesystem.isfile(path):
         return (FileShard(url, _bare(path.rstrip("/").rpartition("/")[2])),)
     return _folder(filesystem, path, url, one_split)
@@ -325,12 +327,7 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
         )
     files = _saved_by_datasets(found) or [name for name in found if name.lower().endswith(SUFFIXES)]
-    bare = Counter(map(_bare, files))
-    if twice := [name for name in files if bare[_bare(name)] > 1]:
-        raise ValueError(
-            f"{url} holds the same file in two compressions: {_few(twice, root)}; its rows would "
-            "be read twice; remove one, or say which files are meant with a pattern"
-        )
+    _refuse_copies(files, url, root)
     kinds = sorted({_kind(name)[0] for name in files})
     if len(kinds) > 1:
         raise ValueError(
@@ -412,6 +409,16 @@ def _refuse_broken_links(names: Iterable[str], url: str, root: str) -> None:
         raise ValueError(
             f"{url} matches a link to nothing: {_few(broken, root)}; its rows would be left out; "
             "get the file that it stands for, or delete it"
+        )
+
+
+def _refuse_copies(files: Sequence[str], url: str, root: str) -> None:
+    """Refuse a file beside its compressed copy: their rows would have the same names."""
+    bare = Counter(map(_bare, files))
+    if twice := [name for name in files if bare[_bare(name)] > 1]:
+        raise ValueError(
+            f"{url} holds the same file in two compressions: {_few(twice, root)}; its rows would "
+            "be read twice; remove one, or say which files are meant with a pattern"
         )
 
 
