@@ -145,14 +145,14 @@ class _Source:
     def _is_tied(self) -> bool:
         """Whether the head is the embeddings. A config may say so of two different matrices, which
         transformers then leaves apart."""
+        if not self.config.tie_word_embeddings:
+            return False
         found = {}
         for file in self._folder.glob("*.safetensors"):
             with safe_open(file, "pt") as tensors:
                 for name in {_HEAD, _EMBEDDINGS} & {*tensors.keys()}:
                     found[name] = tensors.get_tensor(name)
-        if not self.config.tie_word_embeddings or len(found) < 2:
-            return bool(self.config.tie_word_embeddings)
-        return torch.equal(found[_HEAD], found[_EMBEDDINGS])
+        return len(found) < 2 or torch.equal(found[_HEAD], found[_EMBEDDINGS])
 
     @property
     def _rotation(self) -> _Tensor:

@@ -183,8 +183,8 @@ class UpdateConfig:
     def require_processes(self, count: int) -> None:
         """Raise ValueError if a run with these settings cannot be spread over `count` processes. A
         plan asks before anything runs."""
-        for alone in self._for_one_process() if count > 1 else ():
-            raise ValueError(f"{alone}; use one process")
+        if count > 1 and (reasons := self._for_one_process()):
+            raise ValueError(f"{reasons[0]}; use one process")
 
     def _for_one_process(self) -> list[str]:
         """The reasons, if there are any, why a run with these settings takes one process."""

@@ -7,10 +7,10 @@ rows do not.
 *Overlap* is a run of `n` words that a row shares with a text of the evaluation set (Brown et al.
 2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words consist of letters,
 with their marks (in Hindi, vowels are marks), and digits; case, punctuation and spacing are
-ignored. In Chinese and Japanese, which have no spaces
-between words, each character counts as a word. An evaluation text of fewer than `n` words matches
-only a message with exactly these words, and only if it has at least `SHORTEST` words, or `n`
-letters in Thai, Lao, Burmese or Khmer, where words are hard to separate.
+ignored. In Chinese and Japanese, which have no spaces between words, each character counts as a
+word. An evaluation text of fewer than `n` words matches only a message with exactly these words,
+and only if it has at least `SHORTEST` words, or `n` letters in Thai, Lao, Burmese or Khmer, where
+words are hard to separate.
 """
 
 import hashlib
