@@ -277,6 +277,30 @@ def test_steps_in_an_archive_are_refused_with_what_to_do(tmp_path: Path) -> None
     assert "unpack it" in line
 
 
+def test_a_step_that_is_deleted_from_its_file_during_the_run_is_told_as_an_edit(
+    tmp_path: Path,
+) -> None:
+    script = Script(tmp_path, "from more import use", "open('more.py', 'w').write('')")
+    text = (tmp_path / "script.py").read_text()
+    script.write("script.py", text.replace('{"look": look()}', '{"used": use(look())}'))
+    script.write(
+        "more.py",
+        """
+        from pipeline import Artifact, Metrics, Output, step
+
+        @step
+        def use(out: Output, seen: Artifact) -> Metrics:
+            return {}
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "code was edited while the experiment ran (more:use is not there any more)" in " ".join(
+        (done.stdout + done.stderr).split()
+    )
+
+
 def test_warnings_that_are_errors_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
