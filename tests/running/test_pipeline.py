@@ -5,11 +5,13 @@ Steps write a line into a journal outside the store when they really run.
 
 import errno
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +37,7 @@ from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.objects import LocalObjects
+from pipeline.store.runs import read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -344,3 +347,16 @@ def test_a_machine_without_shared_memory_is_told_what_to_mount(
         TemperError, match=r"semaphore here \(Read-only file system\); mount /dev/shm"
     ):
         lab.run(product=lab.product())
+
+
+def test_a_clock_that_is_set_back_during_a_run_loses_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a time server, or when a virtual machine wakes."""
+    clock, looks = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: clock() - 1000 * next(looks))
+    assert lab.run(product=lab.product()) == ["numbers", "multiply"]
+    assert all(made.seconds >= 0 for made in Catalog(lab.store).history("multiply"))
+    for record in read_runs(lab.store):  # a negative duration would be taken for damage
+        assert record.seconds < 1000
+        assert all(0 <= entry["seconds"] < 1000 for entry in record.steps)
