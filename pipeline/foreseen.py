@@ -36,6 +36,7 @@ from pipeline.taken_names import hidden
 ROOT = Path(__file__).resolve().parents[1]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILE = (errno.EMFILE, errno.ENFILE)
 _SAID_OF_NO_ROOM = (
     "No space left on device",
     "StorageFull",
@@ -182,6 +183,11 @@ def _limit(error: BaseException, places: Iterable[str]) -> str | None:
         return (
             "no further thread can be started here: memory or the number of processes has come to "
             "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
+        )
+    if any(isinstance(e, OSError) and e.errno in _NO_FILE for e in chain):
+        return (
+            "no further file can be opened here: a limit has been reached (ulimit -n); raise it, "
+            "or run fewer steps at once (jobs=)"
         )
     if any(isinstance(e, OSError) and e.errno == errno.EFBIG for e in chain):
         return "a file may not become larger here (ulimit -f); raise the limit, and run again"

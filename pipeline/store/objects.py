@@ -399,6 +399,8 @@ def naming_what_blocks(path: str) -> Iterator[None]:
         yield
     except (NotADirectoryError, FileExistsError):
         places = [*reversed(Path(path).parents), Path(path)]
+        if lost := next((p for p in places if p.is_symlink() and not p.exists()), None):
+            raise OSError(f"{lost} is a link to {os.readlink(lost)}, which is not there") from None
         files = [place for place in places if place.exists() and not place.is_dir()]
         if not files:
             raise

@@ -9,6 +9,7 @@ import errno
 import gzip
 import io
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -704,6 +705,13 @@ def test_a_limit_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_may_not_grow_is_told() -> None:
     said = message_of(OSError(errno.EFBIG, "File too large")) or ""
     require_message(said, "may not become larger", "ulimit -f")
+
+
+def test_a_limit_of_open_files_is_told() -> None:
+    for number in (errno.EMFILE, errno.ENFILE):
+        require_message(
+            message_of(OSError(number, os.strerror(number))) or "", "ulimit -n", "jobs="
+        )
 
 
 def test_a_working_folder_that_is_gone_is_told(

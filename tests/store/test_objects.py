@@ -422,6 +422,13 @@ def test_a_write_bears_with_a_folder_that_is_removed_as_empty_just_before_it(
     assert [*path.parent.iterdir()] == [path]
 
 
+def test_a_link_to_nothing_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store").symlink_to(tmp_path / "unmounted/store")
+    local, place = open_objects(str(tmp_path / "store"))
+    with pytest.raises(OSError, match=r"store is a link to .*unmounted/store, which is not there"):
+        local.replace(f"{place}/runs/a.json", b"")
+
+
 def test_a_file_where_a_folder_should_be_is_an_os_error(tmp_path: Path) -> None:
     objects, root = open_objects(str(tmp_path))
     objects.create(f"{root}/file", b"")
