@@ -209,8 +209,7 @@ class _Call:
     def go(self) -> None:
         """Run the study or the jobs that the command line asks for."""
         if (study := os.environ.pop(TUNING, None)) is not None:
-            self.has_begun = True
-            _tune(self.build, self.settings, json.loads(study), self.folder, self.name)
+            _tune(self, json.loads(study))
             return
         if not all(map(_is_override, self.settings)):
             from pipeline.configs.near_misses import refuse_options
@@ -497,27 +496,22 @@ def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
     return about, [*arguments[:asked], *arguments[asked + 1 + bool(about) :]]
 
 
-def _tune(
-    build: Callable[[Any], Mapping[str, Step]],
-    settings: list[str],
-    asked: dict[str, Any],
-    folder: Path | None,
-    name: str,
-) -> None:
+def _tune(call: _Call, asked: dict[str, Any]) -> None:
     """Run a study over the settings on the command line; see :mod:`pipeline.tuning`."""
 
     def configured(overrides: list[str]) -> Any:
-        with _initialized(folder):
-            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
+        with _initialized(call.folder):
+            cfg = compose(call.name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
         of_hydra = cfg.hydra
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
-        return _checked(cfg, of_hydra, folder)
+        return _checked(cfg, of_hydra, call.folder)
 
-    space, fixed = parsed(settings)
+    space, fixed = parsed(call.settings)
     config = configured(fixed)
+    call.has_begun = True
     tuned = search(
-        lambda values: build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
+        lambda values: call.build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
         space,
         Options(**{**asked, "rungs": tuple(asked["rungs"])}),
         Store(config.store),

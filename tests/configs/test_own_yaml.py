@@ -1,11 +1,14 @@
 """Mistakes in the YAML files of an experiment's own ``conf``: one sentence, with file and line."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from command_line import script
 
 from pipeline import TemperError
+from pipeline.tuning.driver import TUNING, Options
 
 EXPERIMENT = """
 from dataclasses import dataclass, field
@@ -110,6 +113,21 @@ def test_a_mistake_in_an_own_option_is_one_sentence_with_its_place(
     data = content if isinstance(content, bytes) else content.encode()
     Path("conf/model/own.yaml").write_bytes(data)
     assert told in script(mine, "--plan", "model=own").error
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("model:\n\twidth: 3\n", "conf/mine.yaml cannot be read: line 2"),
+        ("n: four\n", "conf/mine.yaml, line 1: n=four is no value for it"),
+    ],
+)
+def test_a_study_tells_it_too(
+    mine: Path, content: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("conf/mine.yaml").write_text(content)
+    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
+    assert told in script(mine, "model.width=1,2").error
 
 
 def test_an_own_option_of_a_choice_with_the_name_of_a_shipped_group_is_taken(mine: Path) -> None:
