@@ -68,8 +68,9 @@ def test_a_device_stays_taken_while_a_worker_lives_that_its_driver_has_left(tmp_
 
 
 SMI = """#!/bin/sh
-echo "0, GPU-aaaa, NVIDIA A100-SXM4-40GB"
-echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3"
+echo "0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960"
+echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3, 81559"
+echo asked >> "$0.asked"
 """
 
 
@@ -85,10 +86,20 @@ def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_devices: None
 
 
 @pytest.mark.usefixtures("two_kinds")
+def test_the_driver_of_nvidia_s_is_asked_once_for_all_that_it_knows(tmp_path: Path) -> None:
+    assert devices.cards() == (
+        ("NVIDIA A100-SXM4-40GB", 40960 * 2**20),
+        ("NVIDIA H100 80GB HBM3", 81559 * 2**20),
+    )
+    assert devices.models() == "NVIDIA A100-SXM4-40GB, NVIDIA H100 80GB HBM3"
+    assert (tmp_path / "nvidia-smi.asked").read_text() == "asked\n"
+
+
+@pytest.mark.usefixtures("two_kinds")
 def test_a_driver_of_nvidia_s_that_prints_nonsense_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, \\377, x, y\\nfoo\\n'\n")
     assert devices.models() == ""
-    assert devices.cards.__wrapped__() == ()
+    assert devices.cards() == ()
     assert devices.present() == ("0", "1")
 
 
