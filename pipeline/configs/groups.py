@@ -7,6 +7,7 @@ that the group's options set. A folder ``conf`` beside the script takes preceden
 
 import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,8 +44,11 @@ def choose_config(
     """
     name = script.stem
     folders = [parent / "conf" for parent in script.resolve().parents]
-    folder = next((f for f in folders if (f / f"{name}.yaml").is_file()), None)
+    folder = next((f for f in folders if os.path.lexists(f / f"{name}.yaml")), None)
     text = "" if folder is None else text_of(folder / f"{name}.yaml")
+    if folder is None and (ignored := [f for f in folders if (f / f"{name}.yml").exists()]):
+        file = ignored[0] / f"{name}.yml"
+        raise TemperError(f"{file} would not be read; rename it: a config ends in .yaml")
     chosen = [path.replace(".", "/") for path in choices]
     if folder is not None and _DEFAULTS.search(text):
         if not folder.samefile(CONF):

@@ -3,6 +3,7 @@
 It is stricter than Hydra's loader and explains more: it knows the line of each setting.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,14 @@ def text_of(file: Path) -> str:
         TemperError: it cannot be read as text.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise TemperError(f"{file} is no file that can be read; move it away")
         return file.read_text("utf-8")
     except UnicodeDecodeError:
         raise TemperError(f"{file} cannot be read; save it as text, in UTF-8") from None
     except OSError as error:
-        raise TemperError(f"{file} cannot be read: {error.strerror}") from None
+        target = f", a link to {os.readlink(file)}," if file.is_symlink() else ""
+        raise TemperError(f"{file}{target} cannot be read: {error.strerror}") from None
 
 
 def read_settings(file: Path) -> tuple[Any, dict[str, int]]:

@@ -149,6 +149,20 @@ def test_a_config_that_cannot_be_begun_is_named(mine: Path, content: bytes, told
         script(mine, "--plan")
 
 
+def test_a_config_that_would_be_ignored_is_refused(mine: Path) -> None:
+    """Without it, the experiment would run with other settings than its author has written."""
+    Path("conf/mine.yml").write_text("n: 4\n")
+    with pytest.raises(TemperError, match=r"mine\.yml would not be read; rename it"):
+        script(mine, "--plan")
+    Path("conf/mine.yaml").symlink_to("unmounted/mine.yaml")
+    with pytest.raises(TemperError, match=r"mine\.yaml, a link to unmounted/mine\.yaml, cannot be"):
+        script(mine, "--plan")
+    Path("conf/mine.yaml").unlink()
+    Path("conf/mine.yaml").mkdir()
+    with pytest.raises(TemperError, match=r"mine\.yaml is no file that can be read"):
+        script(mine, "--plan")
+
+
 def test_a_field_of_one_of_several_classes_is_told_what_to_be(mine: Path) -> None:
     mine.write_text(EXPERIMENT.replace("model: Size = field", "model: Small | Big = field"))
     with pytest.raises(TemperError, match=r"^Config: .*Small, Big\].*has their base class as its"):
