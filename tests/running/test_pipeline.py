@@ -320,7 +320,9 @@ def test_a_run_is_recorded(lab: Lab) -> None:
 )
 @pytest.mark.real_workers
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jobs: int) -> None:
-    end(lab, start_held_driver(lab, 4, jobs), number)
+    driver = start_held_driver(lab, 4, jobs)
+    end(lab, driver, number)
+    assert driver.returncode == -number, "a failure has another status"
     assert journal_lines(lab.journal)[-1] == "count 4"
     assert Catalog(lab.store).history("slow_count") == []
 
