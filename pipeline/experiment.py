@@ -45,7 +45,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import hydra
-from hydra import compose, initialize, initialize_config_dir
+from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -434,7 +434,8 @@ def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step
 
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
-        return initialize(config_path=None, version_base="1.3")
+        # no folder is searched either way; `initialize` would read the source of its whole stack
+        return initialize_config_module("pipeline.configs", version_base="1.3")
     return initialize_config_dir(str(folder), version_base="1.3")
 
 
