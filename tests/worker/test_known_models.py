@@ -1,4 +1,4 @@
-"""What the parent of warm workers spares transformers: the search for its models, and first calls."""
+"""What the parent of warm workers spares them: the search for models, and first calls."""
 
 import importlib
 import json
