@@ -45,6 +45,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import hydra
+import yaml
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -151,6 +152,12 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _fail(call.explain(error))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        if call.has_begun or call.folder is None:
+            raise
+        from pipeline.configs.own_config import unreadable
+
+        _fail(unreadable(call.folder))
     except ValueError as error:
         if call.has_begun:
             raise
@@ -193,7 +200,8 @@ class _Call:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
         try:
             script = Path(build.__code__.co_filename)
-            self.folder, self.name = choose_config(script, self.schema)
+            self.folder, self.name = choose_config(script, self.schema, choices)
+            self.own = self.folder and self.folder / f"{script.stem}.yaml"
             store_schema(self.schema, choices)
         except OmegaConfBaseException as error:
             raise no_config(self.schema, error) from error
@@ -262,7 +270,7 @@ class _Call:
         except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(str(error))
         except TemperError as error:
-            self.failures.append(self.called.placed(str(error), is_of_settings=not config))
+            self.failures.append(self.placed(str(error), is_of_settings=not config))
         except OmegaConfBaseException as error:
             self.failures.append(self.explain(error))
 
@@ -308,7 +316,22 @@ class _Call:
         """The message for an error of Hydra or OmegaConf."""
         from pipeline.configs.near_misses import config_error
 
-        return self.called.placed(config_error(error, self.known(), self.settings))
+        known = self.known()
+        if self.folder is not None and self.own is not None:
+            from pipeline.configs.own_config import fault_in_file
+
+            if told := fault_in_file(error, self.folder, self.own.stem, known, self.settings):
+                return told
+        return self.placed(config_error(error, known, self.settings))
+
+    def placed(self, message: str, is_of_settings: bool = True) -> str:
+        """The message, after the place of the setting that it is about: in a recipe's file, or in
+        the experiment's own config."""
+        if self.called.file or not is_of_settings or self.own is None or not self.own.is_file():
+            return self.called.placed(message, is_of_settings)
+        from pipeline.configs.own_config import placed
+
+        return placed(message, self.own, self.settings)
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:

@@ -76,10 +76,10 @@ def _asked(fields: str) -> list[list[str]]:
     """The driver's values of fields for each device; empty if it does not answer."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(command, capture_output=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.split(", ") for line in answer.stdout.splitlines()]
+    rows = [line.split(", ") for line in answer.stdout.decode(errors="replace").splitlines()]
     return [row for row in rows if len(row) == fields.count(",") + 1]
 
 

@@ -485,14 +485,14 @@ def _death(ended: Ended) -> str:
     if ended.status is None:
         return f"the worker left no report{where}"
     if (number := _signal(ended.status)) is not None:
-        return f"the worker was killed by {_named(number)}{where}"
+        return f"the worker was killed by {named_signal(number)}{where}"
     return (
         f"the worker ended with status {ended.status}{_STATUSES.get(ended.status, '')} and left no "
         f"report; did the step end its process{', or the job fail before it' * bool(where)}?{where}"
     )
 
 
-def _named(number: int) -> str:
+def named_signal(number: int) -> str:
     """A signal by its name, and what it often means."""
     name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
     return f"{name} ({meaning})" if (meaning := _MEANINGS.get(name)) else name

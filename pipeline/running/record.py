@@ -9,6 +9,7 @@ beginning and at the end of a run. In between, each step that ends writes a smal
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -104,18 +105,25 @@ def redacted(went: dict[str, Any]) -> dict[str, Any]:
 
 def git_state() -> dict[str, Any]:
     """The commit of the working directory and a digest of the changes since (``None`` if there are
-    none); empty outside git."""
-
-    def git(*arguments: str) -> bytes:
-        command = ["git", *arguments]
-        return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
-
-    try:
-        commit = git("rev-parse", "HEAD").decode().strip()
-        changes = git("diff", "HEAD", "--binary") + git("status", "--porcelain")
-    except (OSError, subprocess.SubprocessError):
+    none, ``unknown`` if git does not list them); empty outside git."""
+    commit = (_git("rev-parse", "HEAD") or b"").decode(errors="replace").strip()
+    if not re.fullmatch("[0-9a-f]{40,64}", commit):
         return {}
+    diff = _git("diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv")
+    status = _git("status", "--porcelain")
+    if diff is None or status is None:
+        return {"commit": commit, "dirty": "unknown"}
+    changes = diff + status
     return {"commit": commit, "dirty": hashlib.sha256(changes).hexdigest() if changes else None}
+
+
+def _git(*arguments: str) -> bytes | None:
+    """What a command of git prints; ``None`` if it fails or takes too long."""
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout
 
 
 def _notebook() -> str:

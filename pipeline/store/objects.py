@@ -41,6 +41,7 @@ S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
 # gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+_FOLDER_TRIES = 10
 VERSION_FIELDS = ("generation", "etag", "ETag", "LastModified", "last_modified", "mtime", "created")
 
 
@@ -541,8 +542,15 @@ def _make_folders_writable(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
-    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    for tries_left in reversed(range(_FOLDER_TRIES)):
+        try:
+            make_folder(path.parent)
+            temporary.touch(exist_ok=False)  # from now on the folder cannot be removed as empty
+            break
+        except FileNotFoundError:  # `temper gc` has just removed it
+            if not tries_left:
+                raise
     try:
         yield temporary
     finally:

@@ -85,6 +85,14 @@ def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_devices: None
 
 
 @pytest.mark.usefixtures("two_kinds")
+def test_a_driver_of_nvidia_s_that_prints_nonsense_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, \\377, x, y\\nfoo\\n'\n")
+    assert devices.models() == ""
+    assert devices.cards.__wrapped__() == ()
+    assert devices.present() == ("0", "1")
+
+
+@pytest.mark.usefixtures("two_kinds")
 @pytest.mark.parametrize("names", ["1", "GPU-bbbb", "GPU-b,0"])
 def test_a_device_has_one_lock_whatever_a_driver_calls_it(
     monkeypatch: pytest.MonkeyPatch, names: str

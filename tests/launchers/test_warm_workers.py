@@ -520,6 +520,40 @@ def test_workers_go_on_when_their_parent_is_killed(lab: Lab) -> None:
     assert lab.importers == [parent, second["pid"]]
 
 
+def test_a_worker_that_is_killed_after_its_parent_is_told_so(lab: Lab) -> None:
+    lab.write(WAITING)
+    process = lab.start()
+    worker, (parent,) = _begun(lab, 0), lab.importers
+    os.kill(parent, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    lab.imports.with_name("go").touch()
+    output, _ = process.communicate(timeout=300)
+    assert "work (number=0): the worker left no report (its parent, which would know" in output
+    assert len(lab.run()) == 2
+
+
+def test_the_death_of_the_process_that_waits_for_a_worker_is_told_plainly(lab: Lab) -> None:
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    if number == 0:
+        os.kill(os.getppid(), signal.SIGKILL)  # with several jobs it is one of Luigi's
+        time.sleep(600)
+    return {}
+def steps():
+    return [work(0), work(1)]
+"""
+    )
+    process = lab.start("fresh", jobs=2)
+    output, _ = process.communicate(timeout=300)
+    told = "the process of this run that waited for its worker was killed by SIGKILL (often: out of"
+    assert f"work (number=0): {told}" in " ".join(output.split())
+    assert "died unexpectedly" not in output
+    assert "whole log" not in output
+    assert "error: failed: work (number=0); what is done is kept" in output
+
+
 def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> None:
     lab.write(WAITING)
     process = lab.start()

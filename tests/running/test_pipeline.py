@@ -6,11 +6,13 @@ Steps write a line into a journal outside the store when they really run.
 import errno
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from numbers_lab import Lab, end, start_held_driver
@@ -329,3 +331,16 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jo
 def _content(lab: Lab, step: Step) -> Path:
     made = run({"step": step}, lab.store, console=lab.console)["step"]
     return made.path
+
+
+def test_a_machine_without_shared_memory_is_told_what_to_mount(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(multiprocessing, "Queue", none)
+    with pytest.raises(
+        TemperError, match=r"semaphore here \(Read-only file system\); mount /dev/shm"
+    ):
+        lab.run(product=lab.product())

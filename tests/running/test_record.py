@@ -127,6 +127,23 @@ def test_the_commit_and_a_digest_of_the_changes_are_kept(
 
 
 @pytest.mark.parametrize(
+    ("git", "told"),
+    [
+        ("exit 3", {}),
+        ("printf 'x\\377\\n'", {}),
+        (f"[ $1 = rev-parse ] && echo {'a1' * 20}", {"commit": "a1" * 20, "dirty": "unknown"}),
+    ],
+)
+def test_a_git_that_fails_or_prints_nonsense_ends_no_run(
+    git: str, told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text(f"#!/bin/sh\n{git}\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_git() == told
+
+
+@pytest.mark.parametrize(
     ("typed", "script", "name"),
     [
         (["train.py", "data=x.py"], "train.py", "train"),
