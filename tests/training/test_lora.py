@@ -276,6 +276,14 @@ def test_what_is_no_layer_is_refused_by_its_name() -> None:
         add_adapter(tiny("gpt_oss"), LoraConfig(target_modules=["experts"]), seed=0)
 
 
+def test_dropout_that_experts_cannot_have_is_refused_with_what_to_do() -> None:
+    told = r"lora.dropout=0.1, but adapters of the experts of Qwen3MoeForCausalLM .* set it to 0"
+    with pytest.raises(ValueError, match=told):
+        add_adapter(tiny("qwen3_moe"), LoraConfig(dropout=0.1), seed=0)
+    named = LoraConfig(dropout=0.1, target_modules=["q_proj", "v_proj"])
+    assert add_adapter(tiny("qwen3_moe"), named, seed=0)
+
+
 def test_modules_of_gpt2_are_named_without_the_head_that_is_refused() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match=r"it has c_attn, c_fc, c_proj$"):
