@@ -82,9 +82,11 @@ def test_a_run_with_compiled_layers_is_one_without(
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.usefixtures("traced")
 @torch._dynamo.config.patch(recompile_limit=1)
-def test_layers_are_compiled_whatever_a_process_has_compiled_before() -> None:
+def test_layers_are_compiled_whatever_a_process_has_compiled_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled_layers, "_compiled", partial(torch.compile, backend="eager"))
     counted = []
     for number in range(2):  # the second is one beyond the limit
         model = tiny("llama", num_hidden_layers=1, intermediate_size=16 + 8 * number).float()
