@@ -106,7 +106,9 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], lis
                 for module in (references, recipes):
                     patch.setattr(module, "mismatched", mismatched_by_trl)
                 run_reference(model, labelled(), kto.reference(), own)
-                run_kto(model, labelled(), own.output, replace(kto, loss=loss, max_steps=steps), place)
+                run_kto(
+                    model, labelled(), own.output, replace(kto, loss=loss, max_steps=steps), place
+                )
         elif isinstance(loss, ReferenceLoss):
             run_dpo(model, records(), reference, replace(dpo, loss=loss, max_steps=steps), place)
         else:
