@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from benchmarks.float64 import in_float64
 from steps.models.folders import own_attention
 from steps.models.positions import forget_lengths
 from steps.scoring.architectures.pack_layouts import plan_forwards
@@ -127,26 +127,6 @@ _OWN: dict[str, dict[str, Any]] = {
     "mpt": {"max_seq_len": POSITIONS},
 }
 """Further settings that some architectures need."""
-
-
-class Float64(TorchFunctionMode):
-    """Keeps float64 tensors in float64 inside the block. Transformers computes some norms,
-    rotations and softmaxes in float32 whatever the model's dtype, where rounding depends on shapes.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _CASTS and args and args[0].dtype is torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-_CASTS = {Tensor.float, Tensor.to, torch.nn.functional.softmax, Tensor.softmax, torch.softmax}
 
 
 @dataclass(frozen=True)
@@ -314,7 +294,7 @@ _MIXED = {"nemotron_h"}
 
 def examined(architecture: str) -> Outcome:
     """`examine` of a tiny model of this type, in float64 throughout."""
-    with nullcontext() if architecture in _MIXED else Float64():
+    with nullcontext() if architecture in _MIXED else in_float64():
         return replace(examine(tiny(architecture)), architecture=architecture)
 
 

@@ -8,7 +8,8 @@ An iteration samples 8 completions of each of 64 prompts, asks for their rewards
 update with GRPO's loss. All contenders have the same Llama with random weights (225k parameters),
 the same prompts, float32, and the same reward: whether a digit is in the text. A prompt has 13
 tokens, and 18 more for each of `--shots` solved problems before its question. A completion ends
-with the end token, or at the most tokens of `--tokens`.
+with the end token, or at the most tokens of `--tokens`: with random weights most are that long. A
+model of `grpo_arithmetic` ends its answers itself (`--model`, a folder in a store).
 
 A rate is the completion tokens of all iterations but the first, by the CPU seconds of the process
 and its children from the end of the first iteration to the end of the last. So it contains neither
@@ -16,6 +17,7 @@ imports nor what happens once.
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from dataclasses import replace
@@ -38,9 +40,9 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_inputs(folder: Path, longest: int, shots: int) -> None:
-    """The model's folder, and the prompts as each contender reads them; every prompt begins with
-    `shots` solved problems."""
+def write_inputs(folder: Path, longest: int, shots: int, model: Path | None = None) -> None:
+    """The model's folder, of random weights or a copy of `model`, and the prompts as each contender
+    reads them; every prompt begins with `shots` solved problems."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -66,8 +68,11 @@ def write_inputs(folder: Path, longest: int, shots: int) -> None:
         pad_token_id=tokenizer.pad_token_id,
         **shape,
     )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    write_tokenizer(folder / "model")
+    if model is None:
+        LlamaForCausalLM(config).save_pretrained(folder / "model")
+        write_tokenizer(folder / "model")
+    else:
+        shutil.copytree(model, folder / "model")
     problems = sample_problems(0)[0]
     solved = [message for row in demonstrations(problems[:shots], 0) for message in row.messages]
     asked = [problem.prompt for problem in problems[shots:]]
@@ -89,6 +94,7 @@ def main(
     shots: Annotated[int, typer.Option(help="Solved problems before each question.")] = 0,
     iterations: Annotated[int, typer.Option(help="Of a sample.", min=2)] = 12,
     rounds: Annotated[int, typer.Option(help="Turns that each contender takes.")] = 3,
+    model: Annotated[Path | None, typer.Option(help="Of the arithmetic task.")] = None,
 ) -> None:
     """Measure whole iterations of online training."""
     job = {
@@ -104,7 +110,7 @@ def main(
     taken: dict[str, list[list[dict[str, float]]]] = {name: [] for name in contenders}
     with tempfile.TemporaryDirectory(prefix="temper-online-") as temporary:
         folder = Path(temporary)
-        write_inputs(folder, tokens, shots)
+        write_inputs(folder, tokens, shots, model)
         named = {"model": "model", "rows": "rows", "prompts_json": "prompts.json"}
         job |= {name: str(folder / file) for name, file in named.items()}
         for number in range(rounds):

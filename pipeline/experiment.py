@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import hydra
 import yaml
-from hydra import compose, initialize, initialize_config_dir
+from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -62,7 +62,7 @@ from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
-from pipeline.plan.planning import make_plan
+from pipeline.plan.planning import State, make_plan
 from pipeline.redaction import without_secrets
 from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import chosen, require_packages, require_steps
@@ -421,6 +421,7 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
 
 
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
+    from pipeline.launchers.placement import requests, require_processes
     from pipeline.running.forecast import prices_of  # a complete plan does not need it
 
     require_known(config.sinks)
@@ -434,6 +435,9 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     note_plan()
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
+    asked = requests(roots.values(), config.launcher.requests())
+    for planned in plan.in_state(State.RUN, State.BLOCKED):
+        require_processes(planned.step, asked[planned.step.fingerprint])
 
 
 def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step]]]) -> None:
@@ -456,7 +460,8 @@ def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step
 
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
-        return initialize(config_path=None, version_base="1.3")
+        # no folder is searched either way; `initialize` would read the source of its whole stack
+        return initialize_config_module("pipeline.configs", version_base="1.3")
     return initialize_config_dir(str(folder), version_base="1.3")
 
 

@@ -54,8 +54,14 @@ class Modules:
         return self._modules[name]
 
     def prints(self) -> dict[str, str]:
-        """The fingerprint of every module that has been requested."""
-        return {name: self.print_of(name) for name in self._files}
+        """The fingerprint of every module that has been requested. Names below a module that is no
+        package are left out, nine of ten: that module's own fingerprint says that they are none."""
+        return {n: self.print_of(n) for n in self._files if self._files[n] or self._may_have(n)}
+
+    def _may_have(self, name: str) -> bool:
+        """Whether a module of this name can exist while its parent's fingerprint stays."""
+        parent = self._files.get(name.rpartition(".")[0])
+        return parent is None or parent.is_package
 
     def print_of(self, name: str) -> str:
         """A fingerprint of everything that the result of `get` depends on, with its errors; empty

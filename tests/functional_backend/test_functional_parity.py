@@ -75,7 +75,7 @@ def test_losses_and_gradients_are_those_of_the_module(tmp_path: Path, family: st
             return batch_loss(logps, torch.arange(99)[some])
 
         model.zero_grad(set_to_none=True)
-        with oracle.Float64():
+        with oracle.in_float64():
             expected = forward_backward(model, pack, loss)
             actual, gradient = gradient_of(model, weights, pack, loss)
         torch.testing.assert_close(actual.logps, expected.logps, rtol=0, atol=1e-10)
@@ -167,7 +167,7 @@ def test_the_noise_scale_is_that_of_the_gradients_of_single_examples(tmp_path: P
     expected = {"gradient_variance": variance, "gradient_signal": signal}
     expected |= {"noise_scale": variance / signal} if signal > 0 else {}
     actual = {name: value for name, value in actual.items() if name in (*expected, "noise_scale")}
-    # The model computes its norms in float32 (see oracle.Float64).
+    # The model computes its norms in float32 (see `oracle.in_float64`).
     assert actual == pytest.approx({n: v.item() for n, v in expected.items()}, rel=1e-6)
     trainer.close()
 

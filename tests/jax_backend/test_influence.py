@@ -48,7 +48,7 @@ def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: Prefere
     folder = model_folder(tmp_path)
     config = InfluenceConfig(loss, Dtype.float64, tokens_per_forward=128, devices=1)
     actual = score_rows(folder, ROWS, TRUSTED, config)
-    with oracle.Float64():
+    with oracle.in_float64():
         wanted = gradient(folder, TRUSTED, loss)
         expected = torch.stack([gradient(folder, [row], loss) @ wanted for row in ROWS])
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
@@ -88,7 +88,7 @@ def test_rows_are_projected_gradients(tmp_path: Path) -> None:
     common = InfluenceConfig(Simpo(), Dtype.float64, tokens_per_forward=128, devices=1)
     config = replace(common, projection=2**18)  # many more than parameters, so few sums are mixed
     found = project_rows(folder, ROWS[:3], config)
-    with oracle.Float64():
+    with oracle.in_float64():
         exact = torch.stack([gradient(folder, [row], Simpo()) for row in ROWS[:3]])
     size = (exact @ exact.T).diag().max()
     torch.testing.assert_close(found @ found.T / size, exact @ exact.T / size, rtol=0, atol=0.02)

@@ -107,7 +107,7 @@ def assert_same_step(
         baseline = TokenLogps(nothing, torch.ones(len(groups), 1, dtype=torch.int64))
     loss = objective.batch_loss(range(len(groups)), baseline)
     model.zero_grad(set_to_none=True)
-    with oracle.Float64():
+    with oracle.in_float64():
         expected = backward(
             model, make_pack(groups), lambda logps, some: loss(logps, torch.arange(99)[some])
         )
@@ -176,7 +176,7 @@ def test_a_batch_may_be_cut_in_any_way(tmp_path: Path, budget: int, longest: int
         groups += [TokenGroup("long", "long", (5,) * longest, groups[0].responses)]
     scorer = scorer_of(folder, budget)
     actual = scorer.logps(scorer.prepare(groups)).result()
-    with oracle.Float64():
+    with oracle.in_float64():
         expected = token_logps(oracle_model(folder), make_pack(groups))
     torch.testing.assert_close(torch.cat(actual.tokens), expected, rtol=0, atol=1e-10)
     sums = sequence_logps(expected, make_pack(groups))

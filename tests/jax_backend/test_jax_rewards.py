@@ -87,7 +87,7 @@ def test_scores_losses_and_gradients_equal_torch_s_however_the_batch_is_cut(
 
     loss, pack = objective().batch_loss(range(9), None), make_pack(objective().groups)
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    with oracle.Float64():
+    with oracle.in_float64():
         _, pure = gradient_of(model, weights, pack, lambda x, n: loss(x, torch.arange(9)[n]))
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None

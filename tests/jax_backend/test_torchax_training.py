@@ -60,7 +60,7 @@ def test_without_torchax_a_sentence_says_what_to_install(tmp_path: Path) -> None
 
 
 def trainer_of(folder: Path, monkeypatch: pytest.MonkeyPatch, budget: int = 256) -> JaxTrainer:
-    """In float64 throughout, as torch is within `oracle.Float64`; also in the trainer's thread."""
+    """In float64 throughout, as torch is within `oracle.in_float64`."""
     from steps.jax_backend.torchax_engine import torchax_model
     from steps.jax_backend.torchax_engine.torchax_policy import TorchaxScorer
 
@@ -68,7 +68,7 @@ def trainer_of(folder: Path, monkeypatch: pytest.MonkeyPatch, budget: int = 256)
 
     def call(function: Any, *arguments: Any) -> Any:
         def in_float64(*arguments: Any) -> Any:
-            with oracle.Float64():
+            with oracle.in_float64():
                 return function(*arguments)
 
         return call_torch(in_float64, *arguments)

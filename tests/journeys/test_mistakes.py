@@ -325,6 +325,10 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["launcher.steps.train_dp.gpus=1"], ["launcher.steps.train_dp", "did you mean train_dpo?"]),
     (["launcher.steps.train_dpo.gpu=1"], ["gpu is none of gpus", "did you mean gpus?"]),
     (["launcher.steps.train_dpo.memory='3'"], ["give it as in 64GiB"]),
+    (
+        ["--plan", "dpo.compile_layers=true", "launcher.steps.train_dpo.processes=2"],
+        ["train_dpo would run in 2 processes (processes=2)", "compile_layers is for one device"],
+    ),
     (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
     (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
     (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),

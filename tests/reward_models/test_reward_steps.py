@@ -29,8 +29,8 @@ from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_tables import PAIR_TOKENS
-from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
 from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
@@ -346,9 +346,15 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a store in which the second experiment finds the reward model of the first."""
+    return tmp_path_factory.mktemp("experiments")
+
+
 @pytest.mark.slow
-def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, tmp_path: Path) -> None:
-    desk = Desk(repository, "reward_model", tmp_path, SMALL)
+def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, folder: Path) -> None:
+    desk = Desk(repository, "reward_model", folder, SMALL)
     done = desk.run_here()
     for shown in ("pairs: accuracy", "best of 8: reward model", "best of 8: checker"):
         assert shown in done.stdout
@@ -357,10 +363,10 @@ def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, tmp_path:
 
 @pytest.mark.slow
 def test_the_experiment_with_the_reward_model_in_the_loop_runs(
-    repository: Path, tmp_path: Path
+    repository: Path, folder: Path
 ) -> None:
     few = ("iterations=2", "segment=1", "rl.prompts=8", "rl.completions=4")
-    desk = Desk(repository, "rlhf_arithmetic", tmp_path, (*SMALL, *few))
+    desk = Desk(repository, "rlhf_arithmetic", folder, (*SMALL, *few))
     done = desk.run_here()
     for shown in ("right share", "after 2, scored", "mean score"):
         assert shown in done.stdout

@@ -44,7 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    with oracle.Float64():
+    with oracle.in_float64():
         yield
 
 

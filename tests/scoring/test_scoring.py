@@ -45,7 +45,7 @@ from steps.training.trainer import GroupLosses, Trainer
 
 @pytest.fixture
 def exactly() -> Iterator[None]:
-    with oracle.Float64():
+    with oracle.in_float64():
         yield
 
 

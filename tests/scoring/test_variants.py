@@ -13,7 +13,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from benchmarks.architectures import HELD_OUT, TRAINING, Float64, examine, tiny
+from benchmarks.architectures import HELD_OUT, TRAINING, examine, tiny
+from benchmarks.float64 import in_float64
 from steps.scoring.examples import TokenGroup, TokenResponse
 
 LONGEST = max(group.longest_sequence for group in [*TRAINING, *HELD_OUT]) + 1
@@ -108,7 +109,7 @@ NOT_CAUSAL = [
 def test_a_config_is_read_as_the_model_s_own_forward_reads_it(
     architecture: str, settings: dict[str, Any], how: str
 ) -> None:
-    with Float64():
+    with in_float64():
         outcome = examine(tiny(architecture, **settings))
     assert outcome.result == how
     assert not outcome.is_wrong, outcome
@@ -119,7 +120,7 @@ def test_a_padding_token_in_a_text_is_a_token_without_a_gradient_of_its_own(
     architecture: str,
 ) -> None:
     model = tiny(architecture, pad_token_id=3)
-    with Float64():
+    with in_float64():
         outcome = examine(model, sprinkled(TRAINING, 3), sprinkled(HELD_OUT, 3))
     assert (outcome.result, outcome.is_wrong) == ("packed", False)
 
@@ -159,6 +160,6 @@ def test_adapters_of_every_kind_get_the_gradients_of_plain_forwards(of: str) -> 
             if "lora_" in name:
                 parameter += 0.2 * torch.randn_like(parameter)
     torch.nn.Module.to(model, dtype=torch.float64)
-    with Float64():
+    with in_float64():
         outcome = examine(model)
     assert (outcome.result, outcome.is_wrong) == ("packed", False)

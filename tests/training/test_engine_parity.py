@@ -47,7 +47,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    with oracle.Float64():
+    with oracle.in_float64():
         yield
 
 

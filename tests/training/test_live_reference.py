@@ -3,7 +3,7 @@ policy without its adapters, beside a textbook that keeps the logits of both mod
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +12,6 @@ import oracle
 import pytest
 import torch
 from oracle import assert_same_gradients
-from test_losses_of_batches import in_float64
 from tiny_models import (
     ARCHITECTURES,
     SIZES,
@@ -58,7 +57,7 @@ from steps.training.config import DpoConfig, OptimizerConfig, Schedule, Training
 from steps.training.objectives import preference_objective
 from steps.training.recipes import run_dpo
 from steps.training.schedule import batch_indices
-from steps.training.trainer import TRAINED_LOGPS, Trainer
+from steps.training.trainer import TRAINED_LOGPS, TrainedReadout, Trainer
 
 BETA, ALPHA, RATE = 0.3, 0.6, 1e-2
 FIRST = Tdpo(BETA, alpha=1.0, stop_gradient=False)
@@ -73,6 +72,7 @@ CONFIG = DpoConfig(
     loss=SECOND,
 )
 LORA = LoraConfig(r=4, alpha=8.0)
+SIDES = ("chosen", "rejected")
 
 
 @pytest.fixture
@@ -98,85 +98,105 @@ def trained(
 # --- the textbook --------------------------------------------------------------------------------
 
 
-def kl_by_hand(policy: PreTrainedModel, reference: PreTrainedModel, prompt: Any, ids: Any) -> Any:
-    """Σ_t Σ_v π_ref log(π_ref / π), from the whole logits of two plain forwards."""
+@dataclass(frozen=True)
+class Read:
+    """A response as two models read it. likely: the policy's log-probabilities of every token of
+    the vocabulary [T, V]; theirs: the reference's; ids: the response's own tokens [T]."""
+
+    likely: Tensor
+    theirs: Tensor
+    ids: Tensor
+
+    def ratio(self) -> Tensor:
+        """log(π / π_ref) of the response."""
+        return (self.likely - self.theirs).gather(1, self.ids[:, None]).sum()
+
+    def kl(self) -> Tensor:
+        """Σ_t Σ_v π_ref log(π_ref / π)."""
+        return (self.theirs.exp() * (self.theirs - self.likely)).sum()
+
+
+def read_by(policy: PreTrainedModel, reference: PreTrainedModel, prompt: Any, ids: Any) -> Read:
+    """From the whole logits of two plain forwards."""
     tokens, first = torch.tensor([[*prompt, *ids]]), max(len(prompt), 1)
-    ours = policy(input_ids=tokens, use_cache=False).logits[0, first - 1 : -1].log_softmax(-1)
+
+    def likely(model: PreTrainedModel) -> Tensor:
+        logits = model(input_ids=tokens, use_cache=False).logits
+        return logits[0, first - 1 : -1].log_softmax(-1)
+
     with torch.no_grad():
-        theirs = reference(input_ids=tokens, use_cache=False).logits[0, first - 1 : -1]
-    theirs = theirs.log_softmax(-1)
-    return (theirs.exp() * (theirs - ours)).sum()
+        theirs = likely(reference)
+    return Read(likely(policy), theirs, tokens[0, first:])
 
 
-def by_hand(loss: Tdpo, ratios: list[Tensor], kls: list[Tensor]) -> Tensor:
+def by_hand(loss: Tdpo, chosen: Read, rejected: Read) -> Tensor:
     """The authors' two losses of a pair, as the paper has them."""
-    u = loss.beta * (ratios[0] - ratios[1])
+    u = loss.beta * (chosen.ratio() - rejected.ratio())
     if loss == FIRST:
-        delta = loss.beta * kls[1] - loss.beta * kls[0]
+        delta = loss.beta * rejected.kl() - loss.beta * chosen.kl()
     else:
-        delta = loss.alpha * (loss.beta * kls[1] - (loss.beta * kls[0]).detach())
+        delta = loss.alpha * (loss.beta * rejected.kl() - (loss.beta * chosen.kl()).detach())
     return -torch.nn.functional.logsigmoid(u - delta)
-
-
-def pair_by_hand(
-    loss: Tdpo, policy: PreTrainedModel, reference: PreTrainedModel, prompt: Any, sides: Any
-) -> Tensor:
-    with torch.no_grad():
-        theirs = oracle.group_logps(reference, prompt, sides)
-    ratios = oracle.group_logps(policy, prompt, sides) - theirs
-    kls = [kl_by_hand(policy, reference, prompt, side) for side in sides]
-    return by_hand(loss, list(ratios), kls)
 
 
 # --- one batch -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_batch_has_the_textbook_s_loss_and_gradient_however_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
     """Into forwards, in every layout, and within a forward into a few rows of logits at a time."""
-    loss, build = LOSSES[name], ARCHITECTURES[architecture]
+    build = ARCHITECTURES[architecture]
     folders = [model_folder(tmp_path / str(seed), build, seed) for seed in (0, 1)]
     groups = pairs()
-    with oracle.Float64():
-        slow, other = map(oracle.load, folders)
-        sides = [(g.prompt_ids, [r.ids for r in g.responses]) for g in groups]
-        with torch.no_grad():
-            theirs = torch.stack([oracle.group_logps(other, *each) for each in sides])
-
-        def textbook() -> Tensor:
-            each = [pair_by_hand(loss, slow, other, *each) for each in sides]
-            return torch.stack(each).mean()
-
-        expected = oracle.gradients(slow, textbook)
-        value = textbook().item()
+    with oracle.in_float64():
+        expected, theirs = expected_of(folders, groups)
     whole, cut = 2**28, 1
-    for layout, budget, logits in (
-        (Layout.packed, 1, whole),
-        (Layout.packed, 60, whole),
-        (Layout.packed, 10**6, whole),
-        (Layout.packed, 10**6, cut),
-        (Layout.batched, 60, whole),
-        (Layout.batched, 60, cut),
-        (Layout.alone, 1, whole),
-    ):
-        monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", logits)
-        with oracle.Float64():
-            trainer, model = compared(folders[0], folders[1], budget, layout)
-        with pytest.MonkeyPatch.context() as patch:
-            in_float64(patch, trainer)
-            of_batch = preference_objective(groups, loss, theirs).batch_loss(range(9), None)
-            result = trainer.forward_backward(trainer.prepare(groups), of_batch).result()
-        assert result.losses.sum().item() == pytest.approx(value, rel=1e-9)
-        assert_same_gradients(model, expected)
+    for layout, cuts in {
+        Layout.packed: ((1, whole), (60, whole), (10**6, whole), (10**6, cut)),
+        Layout.batched: ((60, whole), (60, cut)),
+        Layout.alone: ((1, whole),),
+    }.items():
+        with oracle.in_float64():
+            model, readout = compared(folders[0], folders[1], layout)
+        for budget, logits in cuts:
+            monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", logits)
+            for name, (value, gradients) in expected.items():
+                model.zero_grad(set_to_none=True)
+                with oracle.in_float64():
+                    trainer = Trainer(
+                        Scorer(model, budget, readout), OptimizerConfig(), readout=readout
+                    )
+                    of_batch = preference_objective(groups, LOSSES[name], theirs)
+                    batch = trainer.prepare(groups)
+                    loss = of_batch.batch_loss(range(9), None)
+                    result = trainer.forward_backward(batch, loss).result()
+                    trainer.close()
+                assert result.losses.sum().item() == pytest.approx(value, rel=1e-9)
+                assert_same_gradients(model, gradients)
+
+
+def expected_of(
+    folders: list[Path], groups: list[TokenGroup]
+) -> tuple[dict[str, tuple[float, dict[str, Tensor]]], Tensor]:
+    """The textbook's losses with their gradients, and the logps of its reference [n, 2]."""
+    slow, other = map(oracle.load, folders)
+    sides = [[read_by(slow, other, g.prompt_ids, r.ids) for r in g.responses] for g in groups]
+    names, parameters = zip(*slow.named_parameters(), strict=True)
+    found = {}
+    for name, loss in LOSSES.items():
+        value = torch.stack([by_hand(loss, *pair) for pair in sides]).mean()
+        gradients = torch.autograd.grad(value, parameters, retain_graph=True)
+        found[name] = value.item(), dict(zip(names, gradients, strict=True))
+    theirs = [[read.theirs.gather(1, read.ids[:, None]).sum() for read in pair] for pair in sides]
+    return found, torch.tensor(theirs, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_at_the_reference_the_gradient_is_that_of_dpo(folder: Path, name: str) -> None:
     groups = pairs()
-    with oracle.Float64():
+    with oracle.in_float64():
         slow = oracle.load(folder)
         sides = [(g.prompt_ids, [r.ids for r in g.responses]) for g in groups]
 
@@ -186,22 +206,21 @@ def test_at_the_reference_the_gradient_is_that_of_dpo(folder: Path, name: str) -
             return torch.stack(losses).mean()
 
         expected = oracle.gradients(slow, dpo)
-        trainer, model = compared(folder, folder, 60)
-    with pytest.MonkeyPatch.context() as patch:
-        in_float64(patch, trainer)
+        model, readout = compared(folder, folder)
+        trainer = Trainer(Scorer(model, 60, readout), OptimizerConfig(), readout=readout)
         batch = trainer.prepare(groups)
         reference = trainer.logps(batch).result().of(groups).sums()
         of_batch = preference_objective(groups, LOSSES[name], reference)
         result = trainer.forward_backward(batch, of_batch.batch_loss(range(9), None)).result()
     assert result.losses.sum().item() == pytest.approx(math.log(2), rel=1e-15)
-    assert all((result.metrics[f"kl/{side}"] == 0).all() for side in ("chosen", "rejected"))
+    assert all((result.metrics[f"kl/{side}"] == 0).all() for side in SIDES)
     assert_same_gradients(model, expected)
 
 
 def compared(
-    policy: Path, reference: Path, budget: int, layout: Layout = Layout.packed
-) -> tuple[Trainer, PreTrainedModel]:
-    """A trainer of one folder's model, with another one's as its frozen reference."""
+    policy: Path, reference: Path, layout: Layout = Layout.packed
+) -> tuple[PreTrainedModel, TrainedReadout]:
+    """One folder's model, and how it is read with another one's as its frozen reference."""
     model, other = (load_model(each, Dtype.float64) for each in (policy, reference))
     if layout is Layout.packed:
         use_packed_attention(model)
@@ -209,8 +228,7 @@ def compared(
         read_batches(model)
     live = LiveReference(other, is_policy=False)
     live.read_like(model)
-    readout = live.beside(TRAINED_LOGPS)
-    return Trainer(Scorer(model, budget, readout), OptimizerConfig(), readout=readout), model
+    return model, live.beside(TRAINED_LOGPS)
 
 
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
@@ -268,18 +286,20 @@ def test_tokens_that_neither_model_can_give_do_not_count(tmp_path: Path) -> None
 def test_the_first_step_is_exactly_that_of_dpo(
     folder: Path, tmp_path: Path, lora: LoraConfig | None, attention: Attention, dtype: Dtype
 ) -> None:
-    config = replace(CONFIG, lora=lora, attention=attention, dtype=dtype)
-    dpo = trained(folder, tmp_path, replace(config, loss=Dpo(BETA)), place(tmp_path / "dpo"))
-    for loss in (*LOSSES.values(), Tdpo(BETA, alpha=7.0)):
+    config = replace(CONFIG, lora=lora, attention=attention, dtype=dtype, max_steps=2)
+    dpo = replace(config, loss=Dpo(BETA), max_steps=1)
+    (alone,) = trained(folder, tmp_path, dpo, place(tmp_path / "dpo"))
+    exact = (FIRST, Tdpo(BETA, alpha=7.0)) if dtype is Dtype.float64 else ()
+    for loss in (SECOND, *exact):
         log = trained(folder, tmp_path, replace(config, loss=loss), place(tmp_path / f"{loss}"))
-        first, second = log[:2]
+        first, second = log
         assert first["loss"] == math.log(2)
         assert first["kl/chosen"] == first["kl/rejected"] == 0
         assert first["rewards/margins"] == 0
         assert second["kl/chosen"] > 0
         assert second["kl/rejected"] > 0
         close = {Dtype.float64: 1e-8, Dtype.float32: 1e-5, Dtype.bfloat16: 2e-2}[dtype]
-        assert first["grad_norm"] == pytest.approx(dpo[0]["grad_norm"], rel=close)
+        assert first["grad_norm"] == pytest.approx(alone["grad_norm"], rel=close)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
@@ -292,9 +312,9 @@ def test_so_it_is_for_a_model_that_reads_each_response_alone(
         return LlamaForCausalLM(config)
 
     folder = model_folder(tmp_path / "model", turning)
-    config = replace(CONFIG, lora=lora, dtype=Dtype.float32)
+    config = replace(CONFIG, lora=lora, dtype=Dtype.float32, max_steps=2)
     with pytest.warns(UserWarning, match="read alone"):
-        first, second, *_ = trained(folder, tmp_path, config)
+        first, second = trained(folder, tmp_path, config)
     assert first["loss"] == math.log(2)
     assert first["kl/chosen"] == first["kl/rejected"] == first["rewards/margins"] == 0
     assert second["kl/rejected"] > 0
@@ -310,7 +330,7 @@ def test_a_run_is_the_textbook_s_with_two_models(folder: Path, tmp_path: Path, n
     losses, after, kls = textbook(folder, loss, steps=6)
     assert [step["loss"] for step in log] == pytest.approx(losses, rel=2e-6)
     assert log[-1]["eval_loss"] == pytest.approx(after, rel=2e-6)
-    found = [log[-1][f"eval_kl/{side}"] for side in ("chosen", "rejected")]
+    found = [log[-1][f"eval_kl/{side}"] for side in SIDES]
     assert found == pytest.approx(kls, rel=2e-6)
     out = tmp_path / "after"
     run_reference(tmp_path / "out", records, config.reference(), place(out))
@@ -329,12 +349,10 @@ def textbook(folder: Path, loss: Tdpo, steps: int) -> tuple[list[float], float, 
 
     def of(rows: list[dict]) -> Tensor:
         each = [
-            pair_by_hand(
-                loss, policy, other, row["prompt_ids"], [row["chosen_ids"], row["rejected_ids"]]
-            )
+            [read_by(policy, other, row["prompt_ids"], row[f"{side}_ids"]) for side in SIDES]
             for row in rows
         ]
-        return torch.stack(each).mean()
+        return torch.stack([by_hand(loss, *pair) for pair in each]).mean()
 
     losses = []
     for step in range(steps):
@@ -344,7 +362,7 @@ def textbook(folder: Path, loss: Tdpo, steps: int) -> tuple[list[float], float, 
         optimizer.step()
         losses.append(value.item())
     with torch.no_grad():
-        kls = [mean_kl(policy, other, side) for side in ("chosen", "rejected")]
+        kls = [mean_kl(policy, other, side) for side in SIDES]
         return losses, of(records).item(), kls
 
 
@@ -352,7 +370,7 @@ def textbook(folder: Path, loss: Tdpo, steps: int) -> tuple[list[float], float, 
 def mean_kl(policy: PreTrainedModel, reference: PreTrainedModel, side: str) -> float:
     """Of the responses of a side, the mean of their distances."""
     rows = [(row["prompt_ids"], row[f"{side}_ids"]) for row in pair_records(8)]
-    return torch.stack([kl_by_hand(policy, reference, *row) for row in rows]).mean().item()
+    return torch.stack([read_by(policy, reference, *row).kl() for row in rows]).mean().item()
 
 
 @pytest.mark.parametrize(
@@ -373,8 +391,8 @@ def test_a_mixture_of_experts_starts_from_its_reference_too(
     tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     folder = model_folder(tmp_path / "model", lambda: tiny("qwen3_moe"))
-    config = replace(CONFIG, dtype=Dtype.float32, lora=lora, router_aux_loss_coef=0.5)
-    first, second, *_ = trained(folder, tmp_path, config)
+    config = replace(CONFIG, dtype=Dtype.float32, lora=lora, router_aux_loss_coef=0.5, max_steps=2)
+    first, second = trained(folder, tmp_path, config)
     assert first["loss"] == math.log(2) + 0.5 * first["aux_loss"]
     assert first["kl/chosen"] == first["kl/rejected"] == 0
     assert second["kl/rejected"] > 0

@@ -71,7 +71,7 @@ def reference_tokens(groups: list[TokenGroup], sums: Tensor) -> TokenLogps:
 def test_a_batch_has_the_oracle_s_loss_and_gradient_in_any_number_of_forwards(
     folder: Path, loss: PreferenceLoss
 ) -> None:
-    with oracle.Float64():
+    with oracle.in_float64():
         groups = pairs()
         reference = reference_logps(len(groups))
         tokens = reference_tokens(groups, reference)
@@ -89,12 +89,10 @@ def test_a_batch_has_the_oracle_s_loss_and_gradient_in_any_number_of_forwards(
         expected = oracle.gradients(slow, textbook)
         value = textbook().item()
     for budget in (1, 60, 10**6):
-        with oracle.Float64():
+        with oracle.in_float64():
             model = load_model(folder, Dtype.float64)
             use_packed_attention(model)
             trainer = Trainer(Scorer(model, budget), OptimizerConfig())
-        with pytest.MonkeyPatch.context() as patch:
-            in_float64(patch, trainer)
             objective = preference_objective(groups, loss, tokens.sums(), tokens)
             batch = trainer.prepare(groups)
             before = trainer.logps(batch).result().of(groups) if loss.needs_batch else None
@@ -157,20 +155,6 @@ def test_settings_of_aligned_weights_that_cannot_be_are_refused() -> None:
         DpoConfig(loss=Wpo(align=True), backend=TrainingBackend())
     with pytest.raises(ValueError, match="looks at tokens or at whole batches"):
         OnlineDpo(loss=Wpo(align=True))
-
-
-def in_float64(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """`oracle.Float64` in the trainer's own thread too."""
-    submit = trainer.scorer.queue.submit
-
-    def submitted(call: Any) -> Any:
-        def exactly() -> Any:
-            with oracle.Float64():
-                return call()
-
-        return submit(exactly)
-
-    patch.setattr(trainer.scorer.queue, "submit", submitted)
 
 
 def config(loss: Any, tokens_per_forward: int = 64) -> DpoConfig:

@@ -2,8 +2,7 @@
 weights, however the batch is cut into forwards.
 
 A batch goes through a trainer as in training. The model is GPT-2, which computes in float64
-throughout when it is told to: a trainer works in a thread of its own, where `oracle.Float64` does
-not reach.
+throughout when it is told to.
 """
 
 from collections.abc import Callable, Sequence

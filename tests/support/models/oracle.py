@@ -1,8 +1,8 @@
 """An independent, slow reference for the training engine: textbook formulas and a plain forward.
 
-Nothing of `steps.scoring` and `steps.training` is imported here, so nothing can be wrong in both. A
+Nothing of `steps` is imported here, so nothing can be wrong in both. A
 sequence is run alone, unpadded and unpacked, through the model's own `forward` with the model's own
-masks and head; its log-probabilities are read off the full logits one token at a time; a loss is
+masks and head; its log-probabilities are read off the full logits; a loss is
 written pair by pair as its paper has it; gradients are autograd's, through all of that at once.
 
 A *group* is a prompt and its responses: `(prompt_ids, [response_ids, ...])`.
@@ -10,13 +10,13 @@ A *group* is a prompt and its responses: `(prompt_ids, [response_ids, ...])`.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
-from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.float64 import in_float64 as in_float64
 
 Ids = Sequence[int]
 Scored = Sequence[bool] | None
@@ -38,11 +38,8 @@ def token_logps(model: PreTrainedModel, prompt: Ids, response: Ids) -> Tensor:
     ids = [*prompt, *response]
     logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     first = max(len(prompt), 1)
-    values = [
-        logits[t - 1, ids[t]] - torch.logsumexp(logits[t - 1], dim=0)
-        for t in range(first, len(ids))
-    ]
-    return torch.stack(values) if values else logits.new_zeros(0)
+    before, tokens = logits[first - 1 : -1], torch.tensor(ids[first:], dtype=torch.int64)
+    return before.gather(1, tokens[:, None])[:, 0] - before.logsumexp(dim=-1)
 
 
 def logp(model: PreTrainedModel, prompt: Ids, response: Ids, scored: Scored = None) -> Tensor:
@@ -99,36 +96,6 @@ def kto(logp: Tensor, reference: Tensor, baseline: Tensor, desirable: bool, beta
 
 def _sigmoid(x: Tensor) -> Tensor:
     return torch.exp(-softplus(-x))
-
-
-# --- float64 that is float64 throughout ----------------------------------------------------------
-
-
-class Float64(TorchFunctionMode):
-    """Within the block no float64 tensor is cast to float32, as transformers does in its norms and
-    its eager softmax, whatever the model's dtype.
-
-    Where a gradient passes such a cast it is rounded to eight digits, and the sum of two rounded
-    gradients is not the rounded sum.
-    """
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _CASTS and args[0].dtype == torch.float64:
-            if func is torch.Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-_CASTS = {torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax}
 
 
 def assert_same_gradients(model: PreTrainedModel, expected: dict[str, Tensor]) -> None:
