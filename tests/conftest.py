@@ -44,8 +44,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-os.environ.setdefault(  # to compile a program takes a third of the time
-    "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ.setdefault(  # to compile a program takes a third of the time; devices wait for others
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
 )
 
 gc.disable()  # until all tests are collected: nothing of that is garbage

@@ -116,7 +116,7 @@ def _widens(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether it is a product that takes less to compute again than to keep."""
     if operation.name().partition(".")[0] not in ("aten::mm", "aten::addmm"):
         return False
-    inner, wide = args[-1].shape
+    inner, wide = [each for each in args if isinstance(each, Tensor)][-1].shape
     return inner < _FEW and 4 * inner <= wide
 
 
