@@ -189,8 +189,9 @@ def examine(
     name = model.config.model_type
     model.set_attn_implementation(own_attention(model))
     every = [*training, *held_out]
-    expected = _plain(model, every)
-    wanted = _gradients(model, lambda: _loss(_plain(model, training, graph=True)))
+    plain = _plain(model, training, graph=True)
+    expected = [[logps.detach() for logps in group] for group in plain] + _plain(model, held_out)
+    wanted = _gradients(model, lambda: _loss(plain))
     try:
         with torch.no_grad():
             packing = check_packing(model, every)

@@ -72,14 +72,17 @@ def converse(
 
 
 @torch.no_grad()
-def by_full_recompute(model: PreTrainedModel, request: Request) -> tuple[list[int], list[bool]]:
-    """Greedy, every token from a forward over all before it."""
+def by_full_recompute(
+    model: PreTrainedModel, request: Request, drawn: Sequence[int]
+) -> tuple[list[int], list[bool]]:
+    """Greedy, every token from a forward over all that were drawn before it."""
     ids: list[int] = []
     scored: list[bool] = []
     tool = Tool()
-    while len(ids) < NEW:
-        logits = model(input_ids=torch.tensor([[*request.prompt_ids, *ids]])).logits[0, -1]
-        ids.append(int(logits.argmax()))
+    sequence = torch.tensor([[*request.prompt_ids, *drawn]])
+    likeliest = model(input_ids=sequence).logits[0, len(request.prompt_ids) - 1 :].argmax(dim=-1)
+    while len(ids) < min(NEW, len(likeliest)):
+        ids.append(int(likeliest[len(ids)]))
         scored.append(True)
         if ids[-1] in STOPS:
             reply = tool.reply(ids, scored)
@@ -97,7 +100,7 @@ def test_greedy_turns_are_the_full_recompute_token_for_token(family: str) -> Non
     drawn = converse(model, requests, 3, Tool())
     for request in requests:
         done = drawn[request.row, 0]
-        ids, scored = by_full_recompute(model, request)
+        ids, scored = by_full_recompute(model, request, done.ids)
         assert (list(done.ids), list(done.scored or [True] * len(ids))) == (ids, scored)
 
 
@@ -138,5 +141,5 @@ def test_what_is_not_drawn_has_no_logp_and_ends_nothing() -> None:
 
 def test_no_more_are_held_than_twice_the_slots() -> None:
     tool = Tool(seed=0)
-    converse(llama(), some_requests(), 2, tool)
+    converse(llama(), some_requests(completions=1), 2, tool)
     assert 0 < tool.most_due <= 4

@@ -93,7 +93,7 @@ def test_engines_elsewhere_draw_the_bits_of_this_process_with_each_version_of_th
 
 
 def test_a_folder_is_handed_over_by_its_digest(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "new", seed=3)
+    folder = model_folder(tmp_path / "new", llama, seed=3)
     with serving(SlotEngine(seeded(9), "?")) as server:
         engine, model = client(server.address), load_model(folder)
         with pytest.raises(ValueError, match="holds the weights"):

@@ -96,7 +96,7 @@ def test_lengths_of_others_do_not_matter_over_many_blocks_of_keys() -> None:
 def test_stop_tokens_of_others_do_not_matter_however_long_a_completion_is() -> None:
     model = built("llama")
     endless = [
-        Request(f"row {number}", 0, (5, 6), 100, seed=(number,)) for number in range(4)
+        Request(f"row {number}", 0, (5, 6), 100, seed=(number,)) for number in range(2)
     ]  # without stop tokens
     other = Request("other", 0, (7,), 3, stop_ids=tuple(range(0, VOCABULARY, 2)))
     beside = draw(model, [*endless, other])

@@ -147,11 +147,11 @@ def test_weights_are_those_that_transformers_reads_and_a_tied_head_is_no_other(
 ) -> None:
     import numpy as np
     from safetensors.torch import load_file, save_file
-    from tiny_models import model_folder
+    from tiny_models import llama, model_folder
 
     from steps.jax_backend.stacked import read_weights
 
-    folder = model_folder(tmp_path)
+    folder = model_folder(tmp_path, llama)
     weights = load_file(folder / "model.safetensors")
     save_file({name: -w for name, w in weights.items()}, folder / "older.safetensors")  # not read
     for change, is_refused in ((0.0, False), (1.0, True)):

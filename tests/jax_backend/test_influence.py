@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-from tiny_models import VOCABULARY, model_folder, pair_records
+from tiny_models import VOCABULARY, llama, model_folder, pair_records
 
 from steps.jax_backend.config import InfluenceConfig
 from steps.jax_backend.influence import project_rows, projected, score_rows
@@ -45,7 +45,7 @@ def gradient(folder: Path, groups: list[TokenGroup], loss: PreferenceLoss) -> to
 
 @pytest.mark.parametrize("loss", [Dpo(beta=0.5), Simpo()])
 def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: PreferenceLoss) -> None:
-    folder = model_folder(tmp_path)
+    folder = model_folder(tmp_path, llama)
     config = InfluenceConfig(loss, Dtype.float64, tokens_per_forward=128, devices=1)
     actual = score_rows(folder, ROWS, TRUSTED, config)
     with oracle.in_float64():
@@ -84,7 +84,7 @@ def test_a_projection_depends_on_no_dtype() -> None:
 
 
 def test_rows_are_projected_gradients(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path)
+    folder = model_folder(tmp_path, llama)
     common = InfluenceConfig(Simpo(), Dtype.float64, tokens_per_forward=128, devices=1)
     config = replace(common, projection=2**18)  # many more than parameters, so few sums are mixed
     found = project_rows(folder, ROWS[:3], config)

@@ -77,7 +77,7 @@ def test_adapters_have_torch_s_logps_and_gradients(tmp_path: Path) -> None:
 
 
 def test_a_run_with_adapters_goes_as_with_torch_and_leaves_the_same_files(tmp_path: Path) -> None:
-    policy, records = model_folder(tmp_path / "policy"), demonstration_records(6)
+    policy, records = model_folder(tmp_path / "policy", llama), demonstration_records(6)
     logs = []
     for backend in (None, JAX):
         config = TrainConfig(batch_size=3, epochs=3, optimizer=SLOW, lora=LORA, backend=backend)

@@ -148,38 +148,38 @@ def test_the_sampler_is_the_policy_up_to_rounding_and_each_iteration_says_so(
 
 
 @pytest.fixture(scope="module")
-def four(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four iterations with two updates each."""
-    work = tmp_path_factory.mktemp("four")
-    run(policy, work, rl(method=NOISY, minibatches=2), 4)
+def three(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three iterations with two updates each."""
+    work = tmp_path_factory.mktemp("three")
+    run(policy, work, rl(method=NOISY, minibatches=2), 3)
     return work
 
 
-def test_slots_and_checkpoints_change_nothing(policy: Path, four: Path, tmp_path: Path) -> None:
+def test_slots_and_checkpoints_change_nothing(policy: Path, three: Path, tmp_path: Path) -> None:
     other = rl(method=NOISY, minibatches=2, slots=3, checkpoint_every_steps=1)
-    run(policy, tmp_path, other, 4)
-    assert weights(tmp_path) == weights(four)
-    assert log_of(tmp_path) == log_of(four)
+    run(policy, tmp_path, other, 3)
+    assert weights(tmp_path) == weights(three)
+    assert log_of(tmp_path) == log_of(three)
 
 
 def test_the_size_of_forwards_changes_a_run_by_rounding_only(
-    policy: Path, four: Path, tmp_path: Path
+    policy: Path, three: Path, tmp_path: Path
 ) -> None:
-    run(policy, tmp_path, rl(method=NOISY, minibatches=2, tokens_per_forward=24), 4)
-    drawn = [[r.ids for r in rollouts_of(work)] for work in (tmp_path, four)]
+    run(policy, tmp_path, rl(method=NOISY, minibatches=2, tokens_per_forward=24), 3)
+    drawn = [[r.ids for r in rollouts_of(work)] for work in (tmp_path, three)]
     assert drawn[0] == drawn[1]
-    for cut, whole in zip(log_of(tmp_path), log_of(four), strict=True):
+    for cut, whole in zip(log_of(tmp_path), log_of(three), strict=True):
         assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-9, abs=1e-12)
         assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-9)
 
 
-def test_two_segments_are_one_run(policy: Path, four: Path, tmp_path: Path) -> None:
+def test_two_segments_are_one_run(policy: Path, three: Path, tmp_path: Path) -> None:
     config = rl(method=NOISY, minibatches=2)
     run(policy, tmp_path / "one", config, 1)
     state = tmp_path / "one" / "out" / "state"
-    run(policy, tmp_path / "two", config, 3, start=state)
-    assert weights(tmp_path / "two") == weights(four)
-    assert log_of(tmp_path / "one") + log_of(tmp_path / "two") == log_of(four)
+    run(policy, tmp_path / "two", config, 2, start=state)
+    assert weights(tmp_path / "two") == weights(three)
+    assert log_of(tmp_path / "one") + log_of(tmp_path / "two") == log_of(three)
 
 
 def test_two_segments_with_a_falling_rate_are_one_run(policy: Path, tmp_path: Path) -> None:
@@ -202,12 +202,12 @@ def test_two_segments_with_a_falling_rate_are_one_run(policy: Path, tmp_path: Pa
         run(policy, tmp_path / "lost", config, 1, start=state)
 
 
-def test_a_run_is_its_rollouts(policy: Path, four: Path, tmp_path: Path) -> None:
+def test_a_run_is_its_rollouts(policy: Path, three: Path, tmp_path: Path) -> None:
     config = rl(method=NOISY, minibatches=2)
-    rollouts = record(four, tmp_path / "rollouts")
+    rollouts = record(three, tmp_path / "rollouts")
     run_replay(Folders(policy), config, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
-    assert weights(tmp_path) == weights(four)
-    assert log_of(tmp_path) == log_of(four)
+    assert weights(tmp_path) == weights(three)
+    assert log_of(tmp_path) == log_of(three)
 
 
 # --- sampling behind training ---------------------------------------------------------------------
@@ -294,20 +294,20 @@ def test_a_run_with_a_lag_that_leaves_goes_on_where_it_was(
     assert weights(tmp_path) == weights(behind)
 
 
-def test_a_recording_has_the_trainers_own_logps(four: Path, tmp_path: Path) -> None:
-    rollouts = list(read_rollouts(record(four, tmp_path / "rollouts")))
-    assert len(rollouts) == 4 * 4 * 6
+def test_a_recording_has_the_trainers_own_logps(three: Path, tmp_path: Path) -> None:
+    rollouts = list(read_rollouts(record(three, tmp_path / "rollouts")))
+    assert len(rollouts) == 3 * 4 * 6
     assert [r.iteration for r in rollouts] == sorted(r.iteration for r in rollouts)
     for rollout in rollouts:
         assert rollout.policy_logps is not None
         assert rollout.policy_logps == pytest.approx(rollout.logps, abs=1e-5)
-    assert len({rollout.weights for rollout in rollouts}) == 4
+    assert len({rollout.weights for rollout in rollouts}) == 3
 
 
 def test_another_loss_can_be_trained_on_a_recording_and_is_told_how_far_off_it_is(
-    policy: Path, four: Path, tmp_path: Path
+    policy: Path, three: Path, tmp_path: Path
 ) -> None:
-    rollouts = record(four, tmp_path / "rollouts")
+    rollouts = record(three, tmp_path / "rollouts")
     method = PolicyGradient(off_policy=OffPolicy.truncate)
     place = Workplace(tmp_path / "out", tmp_path / "s")
     run_replay(Folders(policy), rl(method=method), rollouts, place)
@@ -321,7 +321,7 @@ def test_another_loss_can_be_trained_on_a_recording_and_is_told_how_far_off_it_i
 
 
 def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
-    policy: Path, four: Path, tmp_path: Path
+    policy: Path, three: Path, tmp_path: Path
 ) -> None:
     config = rl(method=NOISY, minibatches=2)
     done: list[int] = []
@@ -332,25 +332,25 @@ def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
         stopping=lambda: len(done) >= 2,
     )
     with pytest.raises(Left):
-        run(policy, tmp_path, config, 4, place=leaving)
+        run(policy, tmp_path, config, 3, place=leaving)
     assert done == [1, 2]
     assert (tmp_path / "scratch" / "checkpoints" / "step-000002").is_dir()
-    run(policy, tmp_path, config, 4)
-    assert weights(tmp_path) == weights(four)
-    assert log_of(tmp_path) == log_of(four)
+    run(policy, tmp_path, config, 3)
+    assert weights(tmp_path) == weights(three)
+    assert log_of(tmp_path) == log_of(three)
 
 
 def test_rollouts_in_scratch_that_other_weights_drew_are_drawn_again(
-    policy: Path, four: Path, tmp_path: Path
+    policy: Path, three: Path, tmp_path: Path
 ) -> None:
     config = rl(method=NOISY, minibatches=2)
     kept = Kept(tmp_path / "scratch" / "rollouts")
-    for number, rollout in enumerate(read_rollouts(record(four, tmp_path / "rollouts"))):
+    for number, rollout in enumerate(read_rollouts(record(three, tmp_path / "rollouts"))):
         if number == 0:
             kept.put(0, [replace(rollout, weights="of another model")])
     (tmp_path / "scratch" / "rollouts" / "iteration-000001").mkdir()
-    run(policy, tmp_path, config, 4)
-    assert weights(tmp_path) == weights(four)
+    run(policy, tmp_path, config, 3)
+    assert weights(tmp_path) == weights(three)
 
 
 def test_a_kept_iteration_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -485,18 +485,18 @@ def test_a_segment_of_no_iterations_is_refused(policy: Path, tmp_path: Path) -> 
         run(policy, tmp_path, rl(), 0)
 
 
-def test_a_recording_without_rewards_is_refused(policy: Path, four: Path, tmp_path: Path) -> None:
+def test_a_recording_without_rewards_is_refused(policy: Path, three: Path, tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
-    drawn = read_rollouts(record(four, folder))
+    drawn = read_rollouts(record(three, folder))
     write_rollouts(tmp_path / "bare", [replace(rollout, rewards={}) for rollout in drawn])
     with pytest.raises(ValueError, match="has a reward; judge them first"):
         run_replay(Folders(policy), rl(), tmp_path / "bare", Workplace(tmp_path, tmp_path / "s"))
 
 
 def test_a_recording_of_longer_completions_than_the_loss_divides_by_is_refused(
-    policy: Path, four: Path, tmp_path: Path
+    policy: Path, three: Path, tmp_path: Path
 ) -> None:
-    folder, place = record(four, tmp_path / "rollouts"), Workplace(tmp_path, tmp_path / "s")
+    folder, place = record(three, tmp_path / "rollouts"), Workplace(tmp_path, tmp_path / "s")
     with pytest.raises(
         ValueError, match=r"that of the sampling, and a completion has 7 tokens, got 6"
     ):
@@ -505,9 +505,9 @@ def test_a_recording_of_longer_completions_than_the_loss_divides_by_is_refused(
 
 @pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}])
 def test_a_recording_of_a_part_of_the_distribution_is_refused_where_tokens_are_weighed(
-    policy: Path, four: Path, tmp_path: Path, cut: dict[str, float]
+    policy: Path, three: Path, tmp_path: Path, cut: dict[str, float]
 ) -> None:
-    folder = record(four, tmp_path / "rollouts")
+    folder = record(three, tmp_path / "rollouts")
     (folder / "engine.json").write_text(json.dumps({"engine": "another", **cut}))
     with pytest.raises(ValueError, match="the policy was not drawn from as it is"):
         run_replay(Folders(policy), rl(), folder, Workplace(tmp_path, tmp_path / "s"))

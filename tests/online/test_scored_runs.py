@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
     folder = tmp_path_factory.mktemp("scored")
     rows = [PromptRow(f"q{n}", ({"role": "user", "content": f"w{n} w{n + 1}"},)) for n in range(7)]
     write_rows(folder / "prompts" / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
-    word_tokenizer().save_pretrained(model_folder(folder / "policy"))
+    word_tokenizer().save_pretrained(model_folder(folder / "policy", llama))
     init = model_folder(folder / "init", lambda: llama(tied=False))
     word_tokenizer().save_pretrained(init)
     made = Folder(folder / "reward")

@@ -63,7 +63,7 @@ def artifact(path: Path) -> Any:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reward model with a tokenizer."""
     folder = tmp_path_factory.mktemp("reward")
-    init = model_folder(folder / "init", lambda: llama(tied=False))
+    init = model_folder(folder / "init", lambda: llama(tied=False, layers=1))
     word_tokenizer().save_pretrained(init)
     made = Folder(folder / "model")
     tokens = artifact(token_files(folder / "tokens", PAIR_TOKENS, pair_records(8)))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import (
     folder_bytes,
     gpt2,
+    llama,
     log_of,
     model_folder,
     pair_records,
@@ -44,7 +45,7 @@ CONFIG = RewardConfig(batch_size=4, epochs=4, tokens_per_forward=64, optimizer=F
 
 @pytest.fixture
 def init(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "init")
+    return model_folder(tmp_path / "init", llama)
 
 
 def trained(

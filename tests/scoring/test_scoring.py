@@ -261,20 +261,15 @@ def test_a_loss_of_tokens_and_of_groups_of_any_size_has_the_oracle_s_gradient(
 ) -> None:
     examples = of_three(7)
     slow = oracle.load(model_folder(tmp_path, llama))
-
-    def textbook() -> Tensor:
-        values = [
-            oracle.token_logps(slow, g.prompt_ids, r.ids) for g in examples for r in g.responses
-        ]
-        return torch.cat(values).square().sum() / 2
-
+    values = [oracle.token_logps(slow, g.prompt_ids, r.ids) for g in examples for r in g.responses]
+    textbook = torch.cat(values).square().sum() / 2
     expected = oracle.gradients(slow, textbook)
     if budget is not None:
         monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", budget)
     model = load(tmp_path, llama, Dtype.float64)
     model.zero_grad(set_to_none=True)
     scored = forward_backward(model, make_pack(examples), weighted_tokens)
-    torch.testing.assert_close(scored.losses.sum(), textbook().detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(scored.losses.sum(), textbook.detach(), rtol=1e-12, atol=0)
     assert scored.metrics["responses"].tolist() == [1, 2, 3, 1, 2, 3, 1]
     assert (scored.logps == 0).tolist() == [[k > i % 3 for k in range(3)] for i in range(7)]
     for name, parameter in model.named_parameters():

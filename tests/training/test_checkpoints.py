@@ -70,7 +70,7 @@ def train_until(model: Path, work: Path, every_steps: int, killed_at: int | None
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"), lambda: llama(dropout=0.2))
+    return model_folder(tmp_path_factory.mktemp("model"), lambda: llama(dropout=0.2, layers=1))
 
 
 @pytest.fixture(scope="module")

@@ -233,7 +233,7 @@ def test_an_adapter_of_a_matrix_that_is_head_and_embeddings_is_refused(
     lora = LoraConfig(target_modules=["q_proj", target])
     with pytest.raises(ValueError, match=f"target_modules names {target}, .* are one matrix"):
         add_adapter(load_model(policy), lora, seed=0)
-    untied = model_folder(tmp_path / "untied", lambda: llama(tied=False))
+    untied = model_folder(tmp_path / "untied", lambda: llama(tied=False, layers=1))
     model = load_model(untied)
     add_adapter(model, lora, seed=0)
     assert any(target in name for name, p in model.named_parameters() if p.requires_grad)

@@ -11,7 +11,7 @@ import oracle
 import pytest
 import torch
 from oracle import assert_same_gradients
-from tiny_models import folder_bytes, llama, log_of, model_folder, pair_records
+from tiny_models import folder_bytes, log_of, model_folder, pair_records
 from token_groups import pairs, reference_logps, responses
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -54,7 +54,7 @@ LOSSES = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model", llama)
+    return model_folder(tmp_path / "model")
 
 
 def reference_tokens(groups: list[TokenGroup], sums: Tensor) -> TokenLogps:
@@ -76,18 +76,14 @@ def test_a_batch_has_the_oracle_s_loss_and_gradient_in_any_number_of_forwards(
         reference = reference_logps(len(groups))
         tokens = reference_tokens(groups, reference)
         slow = oracle.load(folder)
-
-        def textbook() -> Tensor:
-            each = [oracle.token_logps(slow, p, r) for g in groups for p, r, _ in responses(g)]
-            sums = torch.stack([values.sum() for values in each]).view(-1, 2)
-            theirs, lengths = tokens.sums(), tokens.lengths
-            columns = (*sums.unbind(1), *lengths.unbind(1), *theirs.unbind(1))
-            logps = PairLogps(*columns)  # pyright: ignore[reportArgumentType]
-            logps = replace(logps, tokens=torch.cat(each), reference_tokens=tokens.tokens)
-            return loss.per_pair(logps.as_batch()).losses.mean()
-
-        expected = oracle.gradients(slow, textbook)
-        value = textbook().item()
+        each = [oracle.token_logps(slow, p, r) for g in groups for p, r, _ in responses(g)]
+        sums = torch.stack([values.sum() for values in each]).view(-1, 2)
+        theirs, lengths = tokens.sums(), tokens.lengths
+        columns = (*sums.unbind(1), *lengths.unbind(1), *theirs.unbind(1))
+        logps = PairLogps(*columns)  # pyright: ignore[reportArgumentType]
+        logps = replace(logps, tokens=torch.cat(each), reference_tokens=tokens.tokens)
+        textbook = loss.per_pair(logps.as_batch()).losses.mean()
+        expected, value = oracle.gradients(slow, textbook), textbook.item()
     for budget in (1, 60, 10**6):
         with oracle.in_float64():
             model = load_model(folder, Dtype.float64)

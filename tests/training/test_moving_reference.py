@@ -8,7 +8,7 @@ from pathlib import Path
 import oracle
 import pytest
 import torch
-from tiny_models import folder_bytes, llama, log_of, model_folder, pair_records
+from tiny_models import folder_bytes, log_of, model_folder, pair_records
 from waiting import leaving_at
 
 from steps.losses.dpo import Dpo
@@ -42,7 +42,7 @@ CONFIG = DpoConfig(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model", llama)
+    return model_folder(tmp_path / "model")
 
 
 @pytest.fixture

@@ -198,7 +198,10 @@ def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
 def referred(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A policy, and its reference for eight pairs."""
     work = tmp_path_factory.mktemp("referred")
-    policy, place = model_folder(work / "policy"), Workplace(work / "reference", work / "scratch")
+    policy, place = (
+        model_folder(work / "policy", llama),
+        Workplace(work / "reference", work / "scratch"),
+    )
     run_reference(policy, pair_records(8), ReferenceConfig(), place)
     return policy, place.output
 
@@ -299,10 +302,10 @@ def test_sft_learns(policy: Path, tmp_path: Path) -> None:
 
 
 def test_dropout_acts_in_sft_and_not_in_dpo(tmp_path: Path) -> None:
-    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3))
+    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3, layers=1))
     _, log = dpo(policy, pair_records(8), DpoConfig(), tmp_path)
     assert log[0]["loss"] == math.log(2)
-    plain = model_folder(tmp_path / "plain", llama)
+    plain = model_folder(tmp_path / "plain")
     losses = []
     for name in (policy, plain):
         work = tmp_path / f"sft-{name.name}"
@@ -314,7 +317,7 @@ def test_dropout_acts_in_sft_and_not_in_dpo(tmp_path: Path) -> None:
 
 
 def test_every_step_drops_out_something_else(tmp_path: Path) -> None:
-    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3))
+    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3, layers=1))
     still = OptimizerConfig(learning_rate=1e-30)  # too little to move any weight
     for seed in (0, 1):
         out = tmp_path / f"{seed}"

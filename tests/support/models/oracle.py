@@ -8,7 +8,7 @@ written pair by pair as its paper has it; gradients are autograd's, through all 
 A *group* is a prompt and its responses: `(prompt_ids, [response_ids, ...])`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -56,10 +56,10 @@ def group_logps(model: PreTrainedModel, prompt: Ids, responses: Sequence[Ids]) -
     return torch.stack([logp(model, prompt, response) for response in responses])
 
 
-def gradients(model: PreTrainedModel, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
     """The gradient of every parameter, by name; zeros where the loss does not depend on it."""
     model.zero_grad(set_to_none=True)
-    loss().backward()
+    loss.backward()
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for name, p in model.named_parameters()

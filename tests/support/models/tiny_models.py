@@ -41,12 +41,22 @@ SIZES: dict[str, Any] = {
 
 
 def llama(
-    dropout: float = 0.0, tied: bool = True, intermediate: int = 32, positions: int = 2048
+    dropout: float = 0.0,
+    tied: bool = True,
+    intermediate: int = 32,
+    positions: int = 2048,
+    layers: int = SIZES["num_hidden_layers"],
 ) -> PreTrainedModel:
     sizes: dict[str, Any] = {**SIZES, "intermediate_size": intermediate}
-    sizes["max_position_embeddings"] = positions
+    sizes |= {"max_position_embeddings": positions, "num_hidden_layers": layers}
     config = LlamaConfig(**sizes, attention_dropout=dropout, tie_word_embeddings=tied)
     return LlamaForCausalLM(config)
+
+
+def shallow() -> PreTrainedModel:
+    """Of one layer, for what happens around a model: how it reads needs a second layer, where other
+    tokens' hidden states count, too."""
+    return llama(layers=1)
 
 
 def uneven() -> PreTrainedModel:
@@ -97,7 +107,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def model_folder(path: Path, build: Callable[[], PreTrainedModel] = llama, seed: int = 0) -> Path:
+def model_folder(path: Path, build: Callable[[], PreTrainedModel] = shallow, seed: int = 0) -> Path:
     """A model with random weights, saved as the folder a step would be given."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
