@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,22 +21,17 @@ from places import SUPPORT
 from waiting import HANGS_SECONDS
 
 
-def start_driver(code: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-    """Begins a script with these arguments, which finds what tests find; it prints into a pipe."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+def start_driver(code: str, *arguments: str | Path) -> "Driver":
+    """Begins ``python -c CODE ARGUMENTS``, which finds what tests find."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    return Driver(["-c", code, *map(str, arguments)], Path.cwd(), environment)
 
 
 class Driver:
-    """``python SCRIPT WORDS`` in a folder and an environment, forked; like ``subprocess.Popen``."""
+    """``python WORDS`` in a folder and an environment, forked; like ``subprocess.Popen``."""
 
     def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]):
-        self._printed = tempfile.NamedTemporaryFile()  # noqa: SIM115: until the test has read it
+        self._printed = tempfile.NamedTemporaryFile()  # noqa: SIM115
         self._process = fresh_processes.start(
             _drive, list(words), str(folder), dict(environment), self._printed.name
         )
@@ -54,12 +48,18 @@ class Driver:
     def kill(self) -> None:
         self._process.kill()
 
-    def communicate(self) -> str:
-        """What it has printed at its end."""
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def wait(self) -> int:
         self._process.join(HANGS_SECONDS)
         assert self.returncode is not None, "the driver hangs"
-        with self._printed:
-            return Path(self._printed.name).read_text("utf-8")
+        return self.returncode
+
+    def communicate(self) -> str:
+        """What it has printed at its end."""
+        self.wait()
+        return Path(self._printed.name).read_text("utf-8")
 
 
 def _drive(words: list[str], folder: str, environment: dict[str, str], printed: str) -> None:
@@ -72,12 +72,19 @@ def _drive(words: list[str], folder: str, environment: dict[str, str], printed: 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv, sys.orig_argv = words, [sys.executable, *words]
     ours = environment["PYTHONPATH"].split(os.pathsep)
     libraries = [place for place in sys.path if not Path(place).is_relative_to(SUPPORT.parent)]
-    sys.path[:] = dict.fromkeys([folder, *ours, *libraries])
+    sys.orig_argv = [sys.executable, *words]
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        if words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            sys.path[:] = dict.fromkeys([*ours, *libraries])
+            program = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(words[1], "<string>", "exec"), vars(program))
+        else:
+            sys.argv = words
+            sys.path[:] = dict.fromkeys([str(Path(words[0]).resolve().parent), *ours, *libraries])
+            runpy.run_path(words[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
