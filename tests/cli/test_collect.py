@@ -16,7 +16,7 @@ from numbers_lab import Lab, end, start_driver, start_held_driver, wait_for
 from places import GOLDEN
 from rich.console import Console
 from toy_steps import Times, add, fail, journal_lines, parity, slow_count
-from waiting import HANGS_SECONDS, wait_until
+from waiting import wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.cli.keep.collect import delete
@@ -331,7 +331,7 @@ def test_a_driver_at_work_loses_nothing(lab: Lab) -> None:
     try:
         wait_for(lab, "count 1")
         wait_until(collected_at_last, "the step counts to its end", every=0.02)
-        assert driver.wait(HANGS_SECONDS) == 0
+        assert driver.wait() == 0
     finally:
         driver.kill()
     ran = [line for line in journal_lines(lab.journal) if "count " not in line]

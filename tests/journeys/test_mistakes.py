@@ -10,7 +10,6 @@ import gzip
 import io
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import temper
+from command_line import script, temper
 from mistaken_steps import (
     Backend,
     Training,
@@ -50,11 +49,13 @@ from pipeline import (
     Store,
     TemperError,
     adopt,
+    experiment,
     look_again,
     run,
     step,
 )
 from pipeline.cli import app
+from pipeline.dag.inputs import forget_sources
 from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
@@ -347,18 +348,20 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
 ]
 
 
-def test_a_sink_that_is_not_there_is_told_instead_of_a_plan(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = str(repository / "experiments" / "dpo_arithmetic.py")
-    monkeypatch.setattr(sys, "argv", [script, "sinks=[wandbb]", "--plan"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(script, run_name="__main__")
-    printed = capsys.readouterr()
-    require_message(printed.err, "sinks", "did you mean wandb?")
-    assert not printed.out
+@pytest.fixture
+def code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command reads files again, and the code not."""
+    monkeypatch.setattr(experiment, "look_again", forget_sources)
 
 
+@pytest.mark.usefixtures("code_stays")
+def test_a_sink_that_is_not_there_is_told_instead_of_a_plan(repository: Path) -> None:
+    said = script(repository / "experiments/dpo_arithmetic.py", "sinks=[wandbb]", "--plan")
+    require_message(said.error, "sinks", "did you mean wandb?")
+    assert not said.out
+
+
+@pytest.mark.usefixtures("code_stays")
 @pytest.mark.parametrize(("typed", "remedies"), COMMAND_LINE, ids=lambda case: " ".join(case))
 def test_a_mistake_on_the_command_line(
     typed: list[str],
@@ -366,23 +369,14 @@ def test_a_mistake_on_the_command_line(
     folder: Path,
     repository: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script = str(repository / "experiments" / "dpo_ultrafeedback.py")
     usual = ["store=store", "data=mine", "data.path=pairs.jsonl", "model=local"]
     usual += ["model.path=models/good", "-q"]
     named = {setting.partition("=")[0] for setting in typed}
     kept = [setting for setting in usual if setting.partition("=")[0] not in named]
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [script, *kept, *typed])
-    monkeypatch.setattr(sys, "path", [str(repository / "experiments"), *sys.path])
-    look_again()
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(script, run_name="__main__")
-    assert ended.value.code not in (0, None)
-    told = capsys.readouterr().err
-    assert len(told.strip().splitlines()) == 1, told
-    require_message(told, *remedies)
+    said = script(repository / "experiments/dpo_ultrafeedback.py", *kept, *typed)
+    require_message(said.error, *remedies)
 
 
 # --- in Python ---------------------------------------------------------------------------------

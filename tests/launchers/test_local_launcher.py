@@ -16,7 +16,7 @@ import pytest
 from drivers import start_driver
 from job_steps import count_to, gang, leave_once, lines, listening, where
 from rich.console import Console
-from waiting import HANGS_SECONDS, held, is_running, wait_until
+from waiting import held, is_running, wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.launchers import devices
@@ -177,7 +177,7 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
         driver = start_driver(TWO_STEPS, store.root, journal)
         wait_until(lambda: len(lines(journal)) > 3)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-        driver.wait(HANGS_SECONDS)
+        driver.wait()
     assert lines(journal)[-1].startswith("left at")
 
 
@@ -260,7 +260,7 @@ def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -
     else:
         (worker,) = children(driver.pid)
         os.kill(worker, signal.SIGKILL)
-    driver.wait(HANGS_SECONDS)
+    driver.wait()
     wait_until(lambda: not alive(journal))
 
 
