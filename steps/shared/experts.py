@@ -6,13 +6,17 @@ response has the same bits in any pack, and a completion the same bits in any sl
 
 The experts compute as transformers defines it. The function that is registered there under the name
 `temper_padded` adds the filler and drops its results.
+
+Beside them some models have an expert that reads every token, and a gate with one number for each
+(Qwen's). PyTorch computes sigmoids of contiguous numbers by vectors of 32, and the remainder in
+another way. So such a number had other bits at the end of a forward than before.
 """
 
 import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -20,12 +24,28 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from steps.shared.padded_rows import padded_rows
 
 _PADDED = "temper_padded"
+_GATE = "shared_expert_gate"
 
 
 def use_padded_experts(model: PreTrainedModel) -> None:
-    """Let the experts of `model`, if it has any, read padded rows."""
+    """Let the experts of `model`, if it has any, read padded rows, and sigmoids of a gate with one
+    number for each token be computed one by one."""
     ALL_EXPERTS_FUNCTIONS.register(_PADDED, _padded_experts)
     model.set_experts_implementation(_PADDED)
+    for module in model.modules():
+        if isinstance(getattr(module, _GATE, None), nn.Module):
+            module.register_forward_pre_hook(_set_gate_apart)
+
+
+def _set_gate_apart(block: nn.Module, _: Any) -> None:
+    gate = getattr(block, _GATE)  # an adapter may have taken the place of the first one
+    if _as_column not in gate._forward_hooks.values():
+        gate.register_forward_hook(_as_column)
+
+
+def _as_column(gate: nn.Module, inputs: Any, numbers: Tensor) -> Tensor:
+    """The same numbers [T, 1], not contiguous."""
+    return functional.pad(numbers, (0, 1))[..., :1]
 
 
 def _padded_experts(

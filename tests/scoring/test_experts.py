@@ -15,7 +15,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from steps.generation.engine import Request
 from steps.generation.slots import SlotEngine
-from steps.models.config import Dtype
+from steps.models.adapters import add_adapter
+from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
@@ -30,6 +31,11 @@ SIZES = {
 MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_local_experts": 8},
     "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 48, "head_dim": 16},
+    "qwen2_moe": {  # a gate with one number a token
+        "num_experts": 8,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    },
     "gpt_oss": {"num_local_experts": 8, "head_dim": 16},  # transposed weights, biases, own gate
     "phimoe": {"num_local_experts": 8},
 }
@@ -65,6 +71,16 @@ def test_a_pair_has_the_same_bits_in_any_pack(folder: Path) -> None:
     together = logps(model, pairs)
     assert logps(model, *([pair] for pair in pairs)).equal(together)
     assert logps(model, pairs[:5], pairs[5:]).equal(together)
+
+
+def test_a_gate_with_an_adapter_has_the_bits_that_it_has_without(tmp_path: Path) -> None:
+    config = CONFIG_MAPPING["qwen2_moe"](**SIZES, **MIXTURES["qwen2_moe"])
+    model = load_model(model_folder(tmp_path, lambda: AutoModelForCausalLM.from_config(config)))
+    use_packed_attention(model)
+    pairs = some_pairs()
+    before = logps(model, pairs)
+    add_adapter(model, LoraConfig(target_modules=["shared_expert_gate"]), seed=0)
+    assert logps(model, *([pair] for pair in pairs)).equal(before)
 
 
 def test_a_completion_has_the_same_bits_in_any_slots(folder: Path) -> None:
