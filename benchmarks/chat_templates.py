@@ -192,7 +192,8 @@ def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any
 
 def judged(path: Path, names: set[str]) -> Iterator[tuple[str, str, bool, Any, Made]]:
     """Every case of a template, with its result and the verdict."""
-    from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn, tokenization
+    from steps.data.tokens.config import TokenizeConfig, TrainOn
+    from steps.data.tokens.tokenizing import tokenization
 
     tokenizer, special = prepared(path)
     oracle = Oracle(tokenizer, special)

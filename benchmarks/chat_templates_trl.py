@@ -35,8 +35,9 @@ def differences(path: Path) -> list[str]:
     """How each pair of a template compares."""
     from steps.data.rows.reasons import MalformedRow
     from steps.data.rows.rows import PreferenceRow
+    from steps.data.tokens.config import TokenizeConfig
     from steps.data.tokens.pairs import tokenize_pairs
-    from steps.data.tokens.tokenizing import TokenizeConfig, tokenization
+    from steps.data.tokens.tokenizing import tokenization
 
     tokenizer, _ = prepared(path)
     made = tokenization(tokenizer, TokenizeConfig(10**6, 10**6))

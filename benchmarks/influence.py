@@ -19,7 +19,7 @@ from typing import Any
 from pipeline import Metrics, Output, Step, run, step
 from steps.build_pairs import PairConfig, build_pairs
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import init_model
 from steps.jax_backend.config import InfluenceConfig

@@ -41,8 +41,8 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_inputs(folder: Path, longest: int, shots: int, model: Path | None = None) -> None:
-    """The model's folder, of random weights or a copy of `model`, and the prompts as each contender reads them; every prompt begins with
-    `shots` solved problems."""
+    """The model's folder, of random weights or a copy of `model`, and the prompts as each contender
+    reads them; every prompt begins with `shots` solved problems."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

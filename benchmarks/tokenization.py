@@ -135,8 +135,8 @@ def temper(options: argparse.Namespace) -> dict[str, float]:
     import pyarrow.parquet  # noqa: F401
 
     import steps.data.load.loading  # noqa: F401
+    from steps.data.tokens.config import TokenizeConfig
     from steps.data.tokens.token_shards import TokenizeShards
-    from steps.data.tokens.tokenizing import TokenizeConfig
     from steps.data.work.workers import Shard
 
     process = TokenizeShards(

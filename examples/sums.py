@@ -9,7 +9,7 @@ others find it in the store.
 from pathlib import Path
 
 from pipeline import File
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.init_model import LlamaShape, init_model
 from steps.load_conversations import load_conversations
 from steps.load_prompts import load_prompts

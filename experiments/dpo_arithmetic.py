@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pipeline import Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.build_pairs import PairConfig, build_pairs
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
 from steps.jax_backend.backend_choice import training_choices

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipeline import File, Step, TemperError
 from pipeline.experiment import ExperimentConfig, main
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate import evaluate
 from steps.evaluation.config import EvaluateConfig, HarnessConfig, KlConfig
 from steps.export.card import ModelCard

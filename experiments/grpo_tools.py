@@ -18,7 +18,7 @@ from pipeline import Input, Step
 from pipeline.experiment import main
 from steps.checking.boxed import Boxed
 from steps.data.rows.sums import TOOL_ROLE
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.environments.calculator import Calculator
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model

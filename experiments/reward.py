@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline import Step
 from pipeline.experiment import ExperimentConfig, main
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate_reward_model import evaluate_reward_model
 from steps.import_model import import_model
 from steps.jax_backend.backend_choice import training_choices

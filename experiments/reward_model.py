@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pipeline import Input, Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.build_pairs import PairConfig, build_pairs
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline import Input, Step, TemperError, adopt
 from pipeline.experiment import main
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate_reward_model import evaluate_reward_model
 from steps.generation.config import SamplingConfig
 from steps.generation.engine_config import EngineConfig, OwnEngine

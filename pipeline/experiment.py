@@ -45,7 +45,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import hydra
-from hydra import compose, initialize, initialize_config_dir
+import yaml
+from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -61,7 +62,7 @@ from pipeline.configs.schemas import no_config, store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
-from pipeline.plan.planning import make_plan
+from pipeline.plan.planning import State, make_plan
 from pipeline.redaction import without_secrets
 from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import chosen, require_packages, require_steps
@@ -151,6 +152,12 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _fail(call.explain(error))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        if call.has_begun or call.folder is None:
+            raise
+        from pipeline.configs.own_config import unreadable
+
+        _fail(unreadable(call.folder))
     except ValueError as error:
         if call.has_begun:
             raise
@@ -193,7 +200,8 @@ class _Call:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
         try:
             script = Path(build.__code__.co_filename)
-            self.folder, self.name = choose_config(script, self.schema)
+            self.folder, self.name = choose_config(script, self.schema, choices)
+            self.own = self.folder and self.folder / f"{script.stem}.yaml"
             store_schema(self.schema, choices)
         except OmegaConfBaseException as error:
             raise no_config(self.schema, error) from error
@@ -201,8 +209,7 @@ class _Call:
     def go(self) -> None:
         """Run the study or the jobs that the command line asks for."""
         if (study := os.environ.pop(TUNING, None)) is not None:
-            self.has_begun = True
-            _tune(self.build, self.settings, json.loads(study), self.folder, self.name)
+            _tune(self, json.loads(study))
             return
         if not all(map(_is_override, self.settings)):
             from pipeline.configs.near_misses import refuse_options
@@ -262,7 +269,7 @@ class _Call:
         except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(str(error))
         except TemperError as error:
-            self.failures.append(self.called.placed(str(error), is_of_settings=not config))
+            self.failures.append(self.placed(str(error), is_of_settings=not config))
         except OmegaConfBaseException as error:
             self.failures.append(self.explain(error))
 
@@ -308,7 +315,22 @@ class _Call:
         """The message for an error of Hydra or OmegaConf."""
         from pipeline.configs.near_misses import config_error
 
-        return self.called.placed(config_error(error, self.known(), self.settings))
+        known = self.known()
+        if self.folder is not None and self.own is not None:
+            from pipeline.configs.own_config import fault_in_file
+
+            if told := fault_in_file(error, self.folder, self.own.stem, known, self.settings):
+                return told
+        return self.placed(config_error(error, known, self.settings))
+
+    def placed(self, message: str, is_of_settings: bool = True) -> str:
+        """The message, after the place of the setting that it is about: in a recipe's file, or in
+        the experiment's own config."""
+        if self.called.file or not is_of_settings or self.own is None or not self.own.is_file():
+            return self.called.placed(message, is_of_settings)
+        from pipeline.configs.own_config import placed
+
+        return placed(message, self.own, self.settings)
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:
@@ -399,6 +421,7 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
 
 
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
+    from pipeline.launchers.placement import requests, require_processes
     from pipeline.running.forecast import prices_of  # a complete plan does not need it
 
     require_known(config.sinks)
@@ -412,6 +435,9 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     note_plan()
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
+    asked = requests(roots.values(), config.launcher.requests())
+    for planned in plan.in_state(State.RUN, State.BLOCKED):
+        require_processes(planned.step, asked[planned.step.fingerprint])
 
 
 def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step]]]) -> None:
@@ -434,7 +460,8 @@ def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step
 
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
-        return initialize(config_path=None, version_base="1.3")
+        # no folder is searched either way; `initialize` would read the source of its whole stack
+        return initialize_config_module("pipeline.configs", version_base="1.3")
     return initialize_config_dir(str(folder), version_base="1.3")
 
 
@@ -474,27 +501,22 @@ def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
     return about, [*arguments[:asked], *arguments[asked + 1 + bool(about) :]]
 
 
-def _tune(
-    build: Callable[[Any], Mapping[str, Step]],
-    settings: list[str],
-    asked: dict[str, Any],
-    folder: Path | None,
-    name: str,
-) -> None:
+def _tune(call: _Call, asked: dict[str, Any]) -> None:
     """Run a study over the settings on the command line; see :mod:`pipeline.tuning`."""
 
     def configured(overrides: list[str]) -> Any:
-        with _initialized(folder):
-            cfg = compose(name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
+        with _initialized(call.folder):
+            cfg = compose(call.name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
         of_hydra = cfg.hydra
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
-        return _checked(cfg, of_hydra, folder)
+        return _checked(cfg, of_hydra, call.folder)
 
-    space, fixed = parsed(settings)
+    space, fixed = parsed(call.settings)
     config = configured(fixed)
+    call.has_begun = True
     tuned = search(
-        lambda values: build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
+        lambda values: call.build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
         space,
         Options(**{**asked, "rungs": tuple(asked["rungs"])}),
         Store(config.store),

@@ -7,7 +7,8 @@ An exception is a message if its text was written for the user:
   libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
-- an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`);
+- an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`), or due
+  to a file that hides a library (:mod:`pipeline.taken_names`);
 - an error because this user may not use a file that Temper opened itself;
 - an error because of a limit of the machine, such as a full disk, or because a package of one of
   our extras is missing, wherever it is raised.
@@ -30,10 +31,12 @@ from pipeline.extras import how_to_install, is_extra
 from pipeline.installed import in_library
 from pipeline.misused import SHIPPED, explained
 from pipeline.processes import working_folder
+from pipeline.taken_names import hidden
 
 ROOT = Path(__file__).resolve().parents[1]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILE = (errno.EMFILE, errno.ENFILE)
 _SAID_OF_NO_ROOM = (
     "No space left on device",
     "StorageFull",
@@ -69,7 +72,7 @@ def message_of(
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)
-    return explained(error, [frame for frame, _ in frames_of(error)]) or None
+    return explained(error, [frame for frame, _ in frames_of(error)]) or hidden(error) or None
 
 
 def sentence(error: BaseException) -> str:
@@ -180,6 +183,11 @@ def _limit(error: BaseException, places: Iterable[str]) -> str | None:
         return (
             "no further thread can be started here: memory or the number of processes has come to "
             "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
+        )
+    if any(isinstance(e, OSError) and e.errno in _NO_FILE for e in chain):
+        return (
+            "no further file can be opened here: a limit has been reached (ulimit -n); raise it, "
+            "or run fewer steps at once (jobs=)"
         )
     if any(isinstance(e, OSError) and e.errno == errno.EFBIG for e in chain):
         return "a file may not become larger here (ulimit -f); raise the limit, and run again"

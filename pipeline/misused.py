@@ -3,15 +3,17 @@
 Python refuses common mistakes itself, with a text that does not say what to write: a name that a
 class or module lacks; a call with arguments that the class or function does not take; a dataclass
 over one of Temper's classes whose options or defaults do not fit; a step in the place of what it
-will make.
+will make; a file of a package that is started as a script.
 """
 
 import inspect
+import itertools
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -40,6 +42,8 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
     callers = [frame for frame in frames if not _is_of(frame, "replace")]
     if not callers or _package(callers[-1].f_globals.get("__name__")) in SHIPPED:
         return ""  # a wrong call in Temper itself is a bug
+    if isinstance(error, ImportError) and said.startswith("attempted relative import with no"):
+        return _of_relative(frames[-1].f_globals)
     if isinstance(error, AttributeError | ImportError):
         return _of_name(error)
     if isinstance(error, TypeError) and (value := _of_value(said, frames)):
@@ -150,6 +154,20 @@ def _of_name(error: AttributeError | ImportError) -> str:
 
 
 _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<home>[\w.]+)'")
+
+
+def _of_relative(module: Mapping[str, Any]) -> str:
+    """What to do about relative imports in a file that was started as a script."""
+    if module.get("__name__") != "__main__" or not (file := module.get("__file__")):
+        return ""
+    path = Path(file).resolve()
+    folders = list(itertools.takewhile(lambda f: (f / "__init__.py").is_file(), path.parents))
+    folders = folders or [path.parent]
+    name = ".".join([*(folder.name for folder in reversed(folders)), path.stem])
+    return (
+        f"{file} imports from its own package, as in `from .part import …`, so it is started as a "
+        f"part of it: python -m {name}, in {folders[-1].parent}"
+    )
 
 
 def _of_module(frame: FrameType) -> str:

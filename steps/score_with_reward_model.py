@@ -3,7 +3,7 @@
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import read_rows
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.glue.workplace_of import at_work
 from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
 from steps.reward_models.config import RewardScoring

@@ -1,7 +1,7 @@
 """``tokenize_texts``: convert plain texts to token ids for ``train_sft``, in Parquet."""
 
 from pipeline import Metrics, Output, step
-from steps.data.tokens.texts import TextConfig
+from steps.data.tokens.config import TextConfig
 from steps.glue.tokenize import write_tokens
 from steps.kinds import Model, Texts, TextTokens
 

@@ -1,7 +1,6 @@
 """Fixtures shared by all tests. Nothing here replaces a part of Temper: stores are real folders or
 real servers, workers real processes."""
 
-import copy
 import gc
 import importlib
 import io
@@ -22,12 +21,11 @@ import pytest
 import typer.testing
 from forked_testers import command
 from forked_workers import fork_parents, fork_workers
-from hydra.core.config_store import ConfigStore
 from hypothesis import settings
 from numbers_lab import Lab
-from omegaconf.base import Metadata
 from places import REPOSITORY
 from rich.console import Console
+from shared_configs import share_configs
 from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
@@ -44,8 +42,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-os.environ.setdefault(  # to compile a program takes a third of the time
-    "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ.setdefault(  # to compile a program takes a third of the time; devices wait for others
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
 )
 
 gc.disable()  # until all tests are collected: nothing of that is garbage
@@ -73,17 +73,7 @@ typer.testing._get_command = lambda app: _commands(  # pyright: ignore[reportPri
 )
 
 
-# Hydra copies configs so often that to copy what OmegaConf knows of each value, field by field, and
-# the store of all configs for each command, takes an eighth of a plan.
-def _copied(known: Metadata, memo: dict[int, Any]) -> Metadata:
-    copied = copy.copy(known)
-    copied.flags = None if known.flags is None else dict(known.flags)
-    copied.resolver_cache = copy.deepcopy(known.resolver_cache, memo)
-    return copied
-
-
-Metadata.__deepcopy__ = _copied  # pyright: ignore[reportAttributeAccessIssue]
-ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore[reportAttributeAccessIssue]
+share_configs()
 
 
 # What is installed and the commit stay as they are; to ask for them costs more than a small run.

@@ -14,7 +14,7 @@ from own_loss import ShiftedDpo
 from own_step import drop_long
 from pipeline import File, Step
 from pipeline.experiment import ExperimentConfig, main
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.import_model import import_model
 from steps.judge import judge

@@ -24,7 +24,6 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from yaml.constructor import ConstructorError
 
 from pipeline.configs.called import Called
 from pipeline.configs.demo_rows import DEMO
@@ -36,6 +35,7 @@ from pipeline.configs.shipped import (
     read_recipes,
     read_yaml,
 )
+from pipeline.configs.yaml_files import read_settings
 from pipeline.errors import TemperError
 from pipeline.text import did_you_mean
 
@@ -56,22 +56,6 @@ _BARE = ("local", "hub", "mine")
 _ONE_PATH = "{} takes one path; several files have a folder or a pattern: 'parts/*.jsonl'"
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
 _OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
-
-
-class _EachKeyOnce(yaml.SafeLoader):
-    """Refuses a name that stands twice in one group; YAML would silently drop the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in names:
-                problem = f"{key.value} stands there twice"
-                raise ConstructorError(None, None, problem, key.start_mark)
-            names.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_EachKeyOnce.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
 
 
 @dataclass(frozen=True)
@@ -389,34 +373,12 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
 
 def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
     """The content of a recipe's file, and the line of each name in it."""
-    try:
-        loader = _EachKeyOnce(file.read_text("utf-8"))
-        node = loader.get_single_node()
-        content, lines = loader.construct_document(node) if node else None, dict(_lines(node))
-    except FileNotFoundError:
-        raise TemperError(f"there is no file {file}; temper recipes copy dpo {file}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise TemperError(
-            f"{file} cannot be read: line {line}: {error.problem}; write `name: value`, with the "
-            "settings of a group indented by spaces, and each name once"
-        ) from None
-    except (UnicodeDecodeError, yaml.YAMLError):
-        raise TemperError(f"{file} cannot be read; save it as text, in UTF-8") from None
-    except OSError as error:
-        raise TemperError(f"{file} cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise TemperError(f"{file}: a group contains itself, by an anchor; leave it out") from None
+    if not file.exists():
+        raise TemperError(f"there is no file {file}; temper recipes copy dpo {file}")
+    content, lines = read_settings(file)
     if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
         raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
     return content, lines
-
-
-def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """The line of each name in a file, by the name that a command line has for it."""
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        yield f"{prefix}{key.value}", key.start_mark.line + 1
-        yield from _lines(value, f"{prefix}{key.value}.")
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -28,10 +28,11 @@ that it calls, and Unison, which names code by its content.
 
 Each module uses only the modules after it in this list. ``walk`` follows references from unit to
 unit. ``walked_before`` caches the result of a walk on disk, ``shelf`` the analysis of a file.
-``effects`` finds statements whose import has effects, ``meaning`` finds the unit that a name stands
-for, ``modules`` finds a module's file. ``source`` splits a file into units, ``statement`` is a part
-of a unit, ``acting`` lists the conditions under which a statement only binds names, ``reading``
-writes its ``form``, ``bindings`` lists the names that it binds.
+``spelling`` finds what a statement says to its readers, ``effects`` finds statements whose import
+has effects, ``meaning`` finds the unit that a name stands for, ``modules`` finds a module's file.
+``source`` splits a file into units, ``statement`` is a part of a unit, ``acting`` lists the
+conditions under which a statement only binds names, ``reading`` writes its ``form``, ``bindings``
+lists the names that it binds.
 """
 
 from pipeline.code.meaning import BINARY, IMPORT

@@ -14,7 +14,7 @@ from functools import cache
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
 from pipeline.code.form import Load, Need, Piece, Ref, Use, first_names, flat, word_set, words
-from pipeline.code.meaning import Project, Target
+from pipeline.code.meaning import IMPORT, Project, Target, Unit
 from pipeline.code.modules import is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
@@ -94,8 +94,8 @@ class Effects:
         self.of = cache(self._of)
         self.reached = cache(self._reached)
         self.modules_of = cache(lambda load: tuple(self._modules_of(load)))
+        self.acting = cache(lambda load: tuple(self._acting(load)))
         self.places = cache(self._places)
-        self.if_listed = cache(lambda listed: Effects(project, listed) if listed else self)
 
     def _of(self, module: str) -> tuple[Statement, ...]:
         """The statements of a module that do more than bind names when it is imported."""
@@ -120,6 +120,10 @@ class Effects:
             self._matters.update((name, False) for name in seen if not found)
             self._matters[module] = found
         return self._matters[module]
+
+    def _acting(self, load: Load) -> Iterator[Unit]:
+        """The effects of the modules that an import loads, where these act."""
+        return ((name, IMPORT) for name in self.modules_of(load) if self.matters(name))
 
     def is_tangled(self, module: str) -> bool:
         """Whether a module is in an import cycle in which a statement reads a name of another

@@ -90,9 +90,10 @@ class Project:
 
     def meaning(self, reference: Ref) -> tuple[Target, ...]:
         """The targets of a reference; empty for a builtin."""
-        return self._meaning(reference.module, reference.parts)
+        return self._meaning(reference.module, reference.path)
 
-    def _meanings(self, module: str, path: Dotted) -> tuple[Target, ...]:
+    def _meanings(self, module: str, dotted: str) -> tuple[Target, ...]:
+        path = Ref(module, dotted).parts
         targets = self.resolve(module, path)
         # nothing binds a builtin, except perhaps `import *` of a library
         if path and path[0] in _WHOLE_NAMESPACE and all(map(_is_any, targets)):

@@ -154,6 +154,10 @@ def _read(name: str, place: _Place) -> _File:
         return _File(None, is_package=True)
     try:
         content = Path(place.file).read_bytes()
+    except NotADirectoryError as error:
+        raise TemperError(
+            f"{name} lies in an archive ({place.file}), and steps are read from files; unpack it"
+        ) from error
     except OSError as error:
         raise TemperError(f"cannot read {place.file}, the module {name}: {error}") from error
     return _File(place.file, place.folders is not None, content)

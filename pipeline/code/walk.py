@@ -14,9 +14,10 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -27,28 +28,21 @@ from pipeline.code import walked_before
 from pipeline.code.bindings import absolute
 from pipeline.code.effects import ANY, OWN, Effects
 from pipeline.code.form import (
-    DETAIL,
-    TYPE_MARKS,
-    Bound,
     Caught,
-    Decorator,
     Detail,
     Dynamic,
-    Evaluated,
     Load,
-    Message,
     Piece,
     Reader,
     Ref,
-    Tried,
     Use,
-    flat,
     read_table,
     words,
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules, is_core
 from pipeline.code.source import Module
+from pipeline.code.spelling import Asked, Spelling, Spelt
 from pipeline.code.statement import Statement
 from pipeline.dag.canonical import describe_type
 from pipeline.references import interactive, reference_to
@@ -88,7 +82,6 @@ docs: help
 docs hints names: transformers.utils.get_json_schema
 """) | dict.fromkeys((f"logging.{name}" for name in _LOGGING), frozenset())
 """Library functions that read code, by a beginning of their name, and what they read of it."""
-_NAMELESS = ("abc.ABC", "typing.Generic", "typing.Protocol", "typing.final")
 _IMPLIED: Mapping[str, frozenset[str]] = {
     Reader.MESSAGES: frozenset({Reader.TEXTS, Reader.NAMES, Reader.CLASSES, Reader.MODULES}),
     Reader.TEXTS: frozenset({Reader.CLASSES}),
@@ -101,18 +94,6 @@ _IMPORTERS = words("""
     importlib.import_module importlib.__import__ runpy pkgutil.resolve_name pkgutil.get_loader
     pkgutil.find_loader importlib.util builtins.__import__
 """)
-_QUIET = tuple(
-    f"{name}."
-    for name in words("""
-    dataclasses functools typing typing_extensions abc contextlib enum torch.no_grad
-    torch.inference_mode torch.nn torch.autograd builtins types collections torch.utils.data
-    json threading
-""")
-)
-"""Libraries whose decorators, bases and functions read nothing of a definition but its effects.
-
-Each name ends with a dot, so that only whole names are found at the beginning of a target's.
-"""
 
 
 @dataclass(frozen=True)
@@ -150,8 +131,8 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
     """
     function = inspect.unwrap(function)
     module, name = _place_of(function)
-    effects = _effects(module, tuple(sorted(_script(function, *types).items())))
-    project = effects.project
+    spelling = _spelling(module, tuple(sorted(_script(function, *types).items())))
+    project = spelling.project
     if name not in project.units(module):
         raise interactive(name)
     own = [t for t in types if t.__module__ == "__main__" or project.module(t.__module__)]
@@ -164,7 +145,7 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
     about = json.dumps([module, name, arguments, counted])
     kept = walked_before.recall(about, project.modules)
     if kept is None:
-        walk = _walk(effects, roots, (module, name), fields)
+        walk = _walk(spelling, roots, (module, name), fields)
         kept = walk.found_out([text for text, *_ in arguments])
         walked_before.remember(about, project.modules, kept)
     digest, units, modules, details = kept
@@ -173,16 +154,16 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
 
 def forget() -> None:
     """Forget all modules, so that the next closure reads their present source."""
-    _effects.cache_clear()
+    _spelling.cache_clear()
 
 
 @lru_cache(maxsize=16)
-def _effects(module: str, script: tuple[tuple[str, str], ...]) -> Effects:
+def _spelling(module: str, script: tuple[tuple[str, str], ...]) -> Spelling:
     """The project around a module, shared by the closures of all its steps."""
     top = module.partition(".")[0]
     if not is_core(module) and top != module:
-        return _effects(top, script)
-    return Effects(Project(Modules(module, dict(script))))
+        return _spelling(top, script)
+    return Spelling(Effects(Project(Modules(module, dict(script)))))
 
 
 def digests_of(names: Iterable[str], home: str) -> dict[str, str | None]:
@@ -192,8 +173,8 @@ def digests_of(names: Iterable[str], home: str) -> dict[str, str | None]:
     Args:
         home: the module of the step function; its package is project code wherever it lies.
     """
-    effects = Effects(Project(Modules(home, {})))
-    project = effects.project
+    spelling = Spelling(Effects(Project(Modules(home, {}))))
+    project = spelling.project
     digests: dict[str, str | None] = {}
     for name in names:
         module, _, unit = name.partition(":")
@@ -201,7 +182,7 @@ def digests_of(names: Iterable[str], home: str) -> dict[str, str | None]:
         if source is None or not (unit in (ALL, IMPORT, BINARY) or unit in source.units):
             digests[name] = None
         else:
-            digests[name] = _walk(effects, [(Target(module, unit), False)]).digest([])
+            digests[name] = _walk(spelling, [(Target(module, unit), False)]).digest([])
     return digests
 
 
@@ -234,7 +215,7 @@ def _script(*definitions: Any) -> dict[str, str]:
 
 
 def _walk(
-    effects: Effects,
+    spelling: Spelling,
     roots: Iterable[tuple[Target, bool]],
     start: Unit | None = None,
     classes: Mapping[Unit, frozenset[str]] = MappingProxyType({}),
@@ -246,12 +227,20 @@ def _walk(
     while True:
         listed = OWN if Reader.SUBCLASSES in readers else ""
         listed = ANY if Reader.ANY_SUBCLASSES in readers else listed
-        walk = _Walk(effects.if_listed(listed), readers, start, calls_itself, classes)
+        walk = _Walk(spelling.if_listed(listed), readers, start, calls_itself, classes)
         walk.start_at(roots)
         found = walk.found.union(*(_IMPLIED.get(reader, ()) for reader in walk.found))
         if found <= readers and walk.calls_itself == calls_itself:
             return walk
         readers, calls_itself = readers | found, walk.calls_itself
+
+
+@cache
+def _readers_of(library: str) -> frozenset[str]:
+    """What a name in a library reads of code."""
+    beginnings = accumulate(library.split("."), "{}.{}".format)
+    known = [readers for name in beginnings if (readers := _LIBRARY_READERS.get(name)) is not None]
+    return known[-1] if known else frozenset()
 
 
 class _Walk:
@@ -270,50 +259,44 @@ class _Walk:
 
     def __init__(
         self,
-        effects: Effects,
+        spelling: Spelling,
         readers: frozenset[str],
         start: Unit | None,
         calls_itself: bool,
         classes: Mapping[Unit, frozenset[str]],
     ):
         self.classes = classes
-        self.project, self.effects, self.readers = effects.project, effects, readers
+        self.spelling, self.readers = spelling, readers
+        self.project, self.effects = spelling.project, spelling.effects
         self.start, self.calls_itself = start, calls_itself
         self.found: set[str] = set()
         self.by_value: dict[Unit, bool] = {}
         self.shown: set[Unit] = set()
         self.hinted: set[Unit] = set()
-        self._roots: list[tuple[Target, bool]] = []
         self._follows_details = False
         self._waiting: list[Unit] = []
-        self._pieces: dict[Unit, tuple[Piece, ...]] = {}
+        self._spelt: dict[Unit, tuple[Spelt, ...]] = {}
+        self._followed: tuple[set[Piece], set[Piece]] = set(), set()  # whole, and by value
         self._knew_itself = calls_itself
 
     # --- going -------------------------------------------------------------------------------
 
     def start_at(self, roots: Iterable[tuple[Target, bool]]) -> None:
         """Walk from these targets; each is reached whole or by value."""
-        self._roots = list(roots)
-        for target, by_value in self._roots:
+        for target, by_value in roots:
             self.add(target, by_value)
         self._run()
-
-    def with_details(self) -> "_Walk":
-        """Repeat the walk, and also follow execution details."""
-        walk = _Walk(self.effects, self.readers, self.start, self.calls_itself, self.classes)
-        walk._follows_details = True
-        walk.start_at(self._roots)
-        return walk
 
     def _run(self) -> None:
         done = 0
         while done < len(self._waiting):
             unit = self._waiting[done]
             done += 1
-            for statement in self.statements(unit):
+            for statement in self.spelling.statements(unit):
                 self.found.update(statement.traits)
-            for piece in self.pieces(unit):
-                self._follow(unit, piece)
+            for spelt in self.spelt(unit):
+                for piece in spelt.links:
+                    self._follow(unit, piece)
             self._mark_hints(unit)
             if Reader.TYPES in self.readers and self.by_value[unit]:
                 self._add_unit(unit, by_value=False)
@@ -330,12 +313,12 @@ class _Walk:
         for module in sorted(self.modules()) if is_any or packages else ():
             if is_any or module.rpartition(".")[0] in packages:
                 self._add_unit((module, ALL), by_value=False)
-        self._pieces.clear()  # they may change until the walk is over
+        self._spelt.clear()  # they may change until the walk is over
 
     def add(self, target: Target, by_value: bool = False) -> None:
         """Add a target, and the effects of importing its module."""
         if target.library:
-            self._note_library(target)
+            self.found |= _readers_of(str(target))
             return
         by_value = by_value or self._is_method(target)
         if target.name not in (IMPORT, BINARY):
@@ -344,9 +327,8 @@ class _Walk:
 
     def add_import(self, load: Load) -> None:
         """Add the effects of an import."""
-        for name in self.effects.modules_of(load):
-            if self.effects.matters(name):
-                self._add_unit((name, IMPORT), by_value=False)
+        for unit in self.effects.acting(load):
+            self._add_unit(unit, by_value=False)
 
     def _add_unit(self, unit: Unit, by_value: bool) -> None:
         if self.by_value.get(unit) is False or self.by_value.get(unit) is by_value:
@@ -357,22 +339,12 @@ class _Walk:
     def _follow(self, unit: Unit, piece: Piece) -> None:
         match piece:
             case Ref():
-                by_value = piece.use in (Use.HINT, Use.NAMED)
-                by_value |= self.by_value[unit] and self._is_type(unit, piece)
-                if piece.parts[-1:] == ("__subclasses__",) and not self._is_own_class(piece):
-                    self.found.add(Reader.ANY_SUBCLASSES)
-                for target in self.project.meaning(piece):
-                    if piece.use == Use.LISTED and target.library:
-                        continue
-                    self.add(target, by_value)
-                    if piece.use in (Use.VALUE, Use.SHOWN) and not (target.rest or target.library):
-                        self._show(target.unit, is_text=piece.use == Use.SHOWN)
-                    if self._is_set(target, piece.use) and self._controls_logging(target):
-                        self.found |= {Reader.TEXTS, Reader.NAMES, Reader.MODULES}
-                    if piece.use == Use.MADE and self._shows_place(target):
-                        self.found |= {Reader.NAMES, Reader.MODULES}
-                    if target.unit == self.start:
-                        self.calls_itself = True
+                by_value = piece.use in (Use.HINT, Use.NAMED) or (
+                    self.by_value[unit] and self._is_type(unit, piece)
+                )
+                if piece not in self._followed[by_value]:  # a second time it would change nothing
+                    self._followed[by_value].add(piece)
+                    self._follow_name(piece, by_value)
             case Caught():
                 if not all(map(self._is_for_details, piece.given_to)):
                     self.found.add(Reader.TEXTS)
@@ -384,9 +356,25 @@ class _Walk:
                 for module in self._imported(piece):
                     self.add(Target(module))
 
+    def _follow_name(self, name: Ref, by_value: bool) -> None:
+        if name.parts[-1:] == ("__subclasses__",) and not self._is_own_class(name):
+            self.found.add(Reader.ANY_SUBCLASSES)
+        for target in self.project.meaning(name):
+            if name.use == Use.LISTED and target.library:
+                continue
+            self.add(target, by_value)
+            if name.use in (Use.VALUE, Use.SHOWN) and not (target.rest or target.library):
+                self._show(target.unit, is_text=name.use == Use.SHOWN)
+            if self._is_set(target, name.use) and self._controls_logging(target):
+                self.found |= {Reader.TEXTS, Reader.NAMES, Reader.MODULES}
+            if name.use == Use.MADE and self._shows_place(target):
+                self.found |= {Reader.NAMES, Reader.MODULES}
+            if target.unit == self.start:
+                self.calls_itself = True
+
     def _show(self, unit: Unit, is_text: bool) -> None:
         """Note that other code receives a function or class, or its text with its module."""
-        if is_text and any(s.is_function or s.is_class for s in self.statements(unit)):
+        if is_text and any(s.is_function or s.is_class for s in self.spelling.statements(unit)):
             self.found |= {Reader.NAMES, Reader.MODULES}
         self._mark(unit, self.shown)
 
@@ -400,20 +388,12 @@ class _Walk:
     def _mark_hints(self, unit: Unit) -> None:
         """If a class is passed on, or a library reads it, whoever has it may read the annotations
         of its bases and of the types of its fields too, for example to build it from JSON."""
-        bases = self._bases(unit)
-        if not bases and not any(statement.fields for statement in self.statements(unit)):
+        bases = self.spelling.bases(unit)
+        if not bases and not any(statement.fields for statement in self.spelling.statements(unit)):
             return
-        if unit in self.hinted or unit in self.shown or self._is_read_by_library(unit):
+        if unit in self.hinted or unit in self.shown or self.spelling.is_read_by_library(unit):
             for other in (*bases, *self._types_of_fields(unit)):
                 self._mark(other, self.hinted)
-
-    def _note_library(self, target: Target) -> None:
-        parts = str(target).split(".")
-        for count in range(len(parts), 0, -1):
-            readers = _LIBRARY_READERS.get(".".join(parts[:count]))
-            if readers is not None:
-                self.found |= readers
-                return
 
     def _imported(self, call: Dynamic) -> Iterator[str]:
         """The project modules that a call imports by the texts of its arguments."""
@@ -432,43 +412,34 @@ class _Walk:
 
     # --- what a unit says --------------------------------------------------------------------
 
-    def statements(self, unit: Unit) -> tuple[Statement, ...]:
-        module, name = unit
-        if name == IMPORT:
-            return self.effects.of(module)
-        return self.project.units(module).get(name, ())
-
-    def pieces(self, unit: Unit) -> Iterator[Piece]:
-        """The pieces of a unit that count for the known readers."""
+    def spelt(self, unit: Unit) -> Iterator[Spelt]:
+        """What a unit says to the known readers."""
         module, name = unit
         source = self.project.module(module)
         if source is None:
             return
         if name == BINARY:
-            yield str(source.binary)
+            yield self.spelling.plain(module, (str(source.binary),))
         elif name == ALL:
-            yield from self._namespace(module)
+            yield self.spelling.plain(module, tuple(self._namespace(source)))
         elif name == IMPORT:
             if source.binary is not None:
-                yield Ref(module, "")
+                yield self.spelling.plain(module, (Ref(module, ""),))
             acting = {statement.place for statement in self.effects.of(module)}
             for statement in source.statements:
                 if statement.place in acting:
-                    yield "\n"
-                    yield from self._pieces_of(unit, statement)
-                yield from statement.loads
+                    yield self._spelt_of(unit, statement)
+                if statement.loads:
+                    yield self.spelling.plain(module, statement.loads)
         else:
-            for statement in self.statements(unit):
-                yield "\n"
-                yield from self._pieces_of(unit, statement)
+            for statement in self.spelling.statements(unit):
+                yield self._spelt_of(unit, statement)
 
-    def _namespace(self, module: str) -> Iterator[Piece]:
-        source = self.project.module(module)
-        assert source is not None
+    def _namespace(self, source: Module) -> Iterator[Piece]:
         for name in self._in_namespace(source):
             if name != "__doc__" or Reader.DOCS in self.readers:
                 yield f"\n{name}="
-                yield Ref(module, name)
+                yield Ref(source.name, name)
         for _, star in source.stars:
             yield "\n*="
             yield Ref(star, "")
@@ -483,42 +454,18 @@ class _Walk:
             places[name] += [place for place, _ in loads]
         return sorted(names, key=lambda name: min(places[name]))
 
-    def _pieces_of(self, unit: Unit, statement: Statement) -> Iterator[Piece]:
-        readers = set(self.readers)
-        is_shown = unit in self.shown and statement.kind in ("function", "class")
-        if is_shown or not self._is_quiet(statement):
-            readers |= {Reader.DOCS, Reader.HINTS, Reader.NAMES, Reader.CLASSES}
-        if not self._is_nameless(statement):
-            readers.add(Reader.CLASSES)
-        if Reader.DOCS in readers and self.project.is_dataclass(statement):
-            readers.add(Reader.HINTS)  # a dataclass makes its docstring of its fields
-        if unit in self.hinted and statement.kind == "class":
-            readers.add(Reader.HINTS)
-        readers |= {f"{Reader.FIELDS} {name}" for name in self._counted_fields(unit, statement)}
-        if unit != self.start or self._knew_itself:
-            readers.add(Reader.DEFAULTS)
-        if unit == self.start:
-            readers -= {Reader.NAMES, Reader.DOCS, Reader.HINTS, Reader.CLASSES} - self.readers
-        yield from self._spelt(unit, statement.form, readers)
-
-    def _spelt(self, unit: Unit, form: Iterable[Piece], readers: set[str]) -> Iterator[Piece]:
-        for piece in flat(tuple(form), readers):
-            if isinstance(piece, Decorator):
-                if not (unit == self.start and self.project.is_core(piece.name)):
-                    yield from self._spelt(unit, piece.form, readers)
-            elif isinstance(piece, Detail):
-                if self._follows_details or not self._declares(piece.decorator):
-                    yield from self._spelt(unit, piece.form, readers)
-                else:
-                    yield "detail"
-            elif isinstance(piece, Message):
-                if Reader.TEXTS in self.readers or not self._only_keeps_text(piece.called):
-                    yield from self._spelt(unit, piece.form, readers)
-            elif isinstance(piece, Evaluated):
-                if piece.names is None or not all(map(self.effects.is_inert, piece.names)):
-                    yield from self._spelt(unit, piece.form, readers)
-            else:
-                yield piece
+    def _spelt_of(self, unit: Unit, statement: Statement) -> Spelt:
+        is_start = unit == self.start
+        asked = Asked(
+            self.readers,
+            is_shown=unit in self.shown,
+            is_hinted=unit in self.hinted,
+            fields=self._counted_fields(unit, statement),
+            is_start=is_start,
+            has_defaults=self._knew_itself or not is_start,
+            with_details=self._follows_details,
+        )
+        return self.spelling.of(statement, asked)
 
     def _loses_fields(self, unit: Unit, statement: Statement) -> bool:
         return (
@@ -528,75 +475,20 @@ class _Walk:
             and self.project.is_dataclass(statement)
         )
 
-    def _counted_fields(self, unit: Unit, statement: Statement) -> Iterable[str]:
+    def _counted_fields(self, unit: Unit, statement: Statement) -> Collection[str]:
         """The fields of a class that count as code. If the class of an argument is known, names
         that are annotated like fields but are not fields count."""
         if not self._loses_fields(unit, statement):
             return statement.fields
         if unit not in self.classes:
             return ()
-        return set(statement.fields) - self.classes[unit]
-
-    def _is_quiet(self, statement: Statement) -> bool:
-        """Whether no decorator or base of the definition reads more of it than its effects."""
-        return all(
-            name is not None and self._is_quiet_name(name)
-            for name in (*statement.decorators, *statement.bases, *statement.metaclass)
-        )
-
-    def _is_read_by_library(self, unit: Unit, below: frozenset[Unit] = frozenset()) -> bool:
-        """Whether a decorator or an ancestor of a class is a library's that may read the class."""
-        if not all(map(self._is_quiet, self.statements(unit))):
-            return True
-        below |= {unit}
-        bases = (base for base in self._bases(unit) if base not in below)
-        return any(self._is_read_by_library(base, below) for base in bases)
-
-    def _bases(self, unit: Unit) -> list[Unit]:
-        """The project's own bases of a class."""
-        names = (name for s in self.statements(unit) if s.is_class for name in s.bases)
-        return [target.unit for target in self.project.targets(names) if not target.library]
+        return frozenset(statement.fields) - self.classes[unit]
 
     def _types_of_fields(self, unit: Unit) -> list[Unit]:
         """The project's own types in the annotations of a class's fields."""
-        named = (p for p in self.pieces(unit) if isinstance(p, Ref) and p.use == Use.OWNED)
+        links = (piece for spelt in self.spelt(unit) for piece in spelt.links)
+        named = (p for p in links if isinstance(p, Ref) and p.use == Use.OWNED)
         return [target.unit for target in self.project.targets(named) if not target.library]
-
-    def _is_quiet_name(self, name: Ref) -> bool:
-        return all(
-            not target.library or self.project.is_core(name) or f"{target}.".startswith(_QUIET)
-            for target in self.project.meaning(name)
-        )
-
-    def _is_nameless(self, statement: Statement, below: tuple[Statement, ...] = ()) -> bool:
-        """Whether the name of a class appears only where code asks for it. The name of a dataclass
-        or enum appears in the text of its values."""
-        if statement.metaclass or None in statement.bases:
-            return False
-        names = (*statement.decorators[: statement.own_decorators], *statement.bases)
-        below = (*below, statement)  # as in `class Module(Module)`, a base may have its name
-        return all(
-            str(target).startswith(_NAMELESS)
-            if target.library
-            else all(
-                p in below or (p.is_class and self._is_nameless(p, below))
-                for p in self.project.statements(target)
-            )
-            for target in self.project.targets(names)
-        )
-
-    def _only_keeps_text(self, called: Ref, below: tuple[Statement, ...] = ()) -> bool:
-        """Whether it is a logger, or an exception that only stores its text."""
-        return all(self._keeps_text(target, below) for target in self.project.meaning(called))
-
-    def _keeps_text(self, target: Target, below: tuple[Statement, ...] = ()) -> bool:
-        if target.library:
-            return True
-        parts = self.project.statements(target)
-        return bool(parts) and all(
-            self._is_plain_error(part, below) if part.is_class else self._is_logger(part)
-            for part in parts
-        )
 
     def _is_set(self, target: Target, use: str) -> bool:
         """Whether it is assigned to, or its filters or handlers may be changed in place."""
@@ -616,20 +508,7 @@ class _Walk:
         """Whether setting it or one of its attributes may change what happens to logged texts."""
         if target.library:
             return str(target).startswith(("logging", "warnings", "sys.stderr"))
-        return any(self._is_logger(part) for part in self.project.statements(target))
-
-    def _is_plain_error(self, part: Statement, below: tuple[Statement, ...] = ()) -> bool:
-        return part in below or (
-            not part.special
-            and all(
-                base is not None and self._only_keeps_text(base, (*below, part))
-                for base in part.bases
-            )
-        )
-
-    def _is_logger(self, part: Statement) -> bool:
-        makers = [str(target) for target in self.project.targets(part.makers)]
-        return part.kind == "other" and makers == ["logging.getLogger"]
+        return any(self.spelling.is_logger(part) for part in self.project.statements(target))
 
     # --- what a name is ----------------------------------------------------------------------
 
@@ -637,8 +516,8 @@ class _Walk:
         """Whether a reference of a unit that is reached by value is itself reached by value: the
         bases of a dataclass, and the type that an alias stands for."""
         if reference.use == Use.BASE:
-            return any(self._loses_fields(unit, s) for s in self.statements(unit))
-        return not any(s.is_class or s.is_function for s in self.statements(unit))
+            return any(self._loses_fields(unit, s) for s in self.spelling.statements(unit))
+        return not any(s.is_class or s.is_function for s in self.spelling.statements(unit))
 
     def _is_own_class(self, reference: Ref) -> bool:
         """Whether it is a class of the project, or an attribute of one."""
@@ -648,7 +527,7 @@ class _Walk:
         """Whether it is a function that is declared an execution detail."""
         parts = self.project.parts([called])
         return bool(parts) and all(
-            isinstance(piece, Detail) and self._declares(piece.decorator)
+            isinstance(piece, Detail) and self.spelling.declares(piece.decorator)
             for part in parts
             for piece in part.form
         )
@@ -658,14 +537,6 @@ class _Walk:
         parts = self.project.statements(target)
         return bool(target.rest) and any(target.rest[0] in part.methods for part in parts)
 
-    def _declares(self, decorator: Ref) -> bool:
-        """Whether a decorator is the one that declares execution details."""
-        targets = self.project.meaning(decorator)
-        return bool(targets) and all(
-            target.name == DETAIL or (target.library and target.rest[-1:] == (DETAIL,))
-            for target in targets
-        )
-
     # --- digests -----------------------------------------------------------------------------
 
     def found_out(
@@ -674,13 +545,22 @@ class _Walk:
         """The digest of all the code and of the described classes, the digest of each unit, the
         modules that the walk looked at, and the units that only execution details reach."""
         units, digest, modules = self.units(), self.digest(described), sorted(self.modules())
-        return digest, units, modules, sorted(self.with_details().units().keys() - units.keys())
+        self._go_on_to_details()
+        return digest, units, modules, sorted({":".join(u) for u in self._listed()} - units.keys())
+
+    def _go_on_to_details(self) -> None:
+        """Follow execution details too. It does not matter that the walk has ended before: units
+        only ever get reached, whole, shown and hinted, and what they say then only grows."""
+        self._follows_details = True
+        self._spelt.clear()
+        self._waiting = [*filter(self.spelling.may_hide_details, self.by_value)]
+        self._run()
 
     def modules(self) -> set[str]:
         """The modules of the units, and all modules that these import, also indirectly."""
         seen: dict[str, None] = {}
         for unit in self.by_value:
-            loads = [piece for piece in self._all_pieces(unit) if isinstance(piece, Load)]
+            loads = (load for spelt in self._all_spelt(unit) for load in spelt.loads)
             for load in (Load(unit[0]), *loads):
                 for name in self.effects.modules_of(load):
                     if name not in seen:
@@ -699,44 +579,35 @@ class _Walk:
     def units(self) -> dict[str, str]:
         """The digest of each unit by itself, with names kept."""
         digests: dict[str, str] = {}
-        for unit in sorted(self.by_value):
-            if unit[1] == ALL or (unit[1] != BINARY and not self.statements(unit)):
-                continue
+        for unit in self._listed():
             text = self._text(unit, None).encode()
             digests[":".join(unit)] = blake3.blake3(text).hexdigest()[:16]
         return digests
 
+    def _listed(self) -> list[Unit]:
+        """The units that are more than a way to others."""
+        return [
+            unit
+            for unit in sorted(self.by_value)
+            if unit[1] == BINARY or (unit[1] != ALL and self.spelling.statements(unit))
+        ]
+
     def _text(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
         parts = [self._module_of(unit, numbers), *self._order(unit, numbers)]
-        for piece in self._all_pieces(unit):
-            if isinstance(piece, str):
-                parts.append(piece)
-            elif isinstance(piece, Ref):
-                if piece.use not in (Use.NAMED, Use.OWNED):
-                    parts.append(self._named(piece, numbers))
-                elif piece.use == Use.OWNED:
-                    parts += self._mark_of(piece)
-            elif isinstance(piece, Load):
-                parts += self._loads(piece, numbers)
-            elif isinstance(piece, Tried):
-                parts += ["<there>"] if self._is_there(piece) else []
-            elif isinstance(piece, Bound):
-                parts.append(f"<{self._number((unit[0], piece.name), numbers)}>")
+        shows_modules = Reader.MODULES in self.readers
+        for spelt in self._all_spelt(unit):
+            if numbers is None:
+                parts.append(self.spelling.named(spelt, shows_modules))
+                continue
+            for part in self.spelling.numbered(spelt, shows_modules):
+                parts.append(part if isinstance(part, str) else f"#{numbers.get(part, '')}")
         return "".join(parts)
 
-    def _mark_of(self, hint: Ref) -> Iterator[str]:
-        """The special marker that a name in a field's annotation stands for, if the name is not
-        its own: ``from typing import ClassVar as Shared``."""
-        for target in self.project.meaning(hint):
-            mark = str(target).rpartition(".")[2]
-            if target.library and mark in TYPE_MARKS and mark != hint.parts[-1]:
-                yield f"<{mark}>"
-
-    def _all_pieces(self, unit: Unit) -> tuple[Piece, ...]:
-        """The pieces of a unit, once the walk is over."""
-        if unit not in self._pieces:
-            self._pieces[unit] = tuple(self.pieces(unit))
-        return self._pieces[unit]
+    def _all_spelt(self, unit: Unit) -> tuple[Spelt, ...]:
+        """What a unit says, once the walk is over."""
+        if unit not in self._spelt:
+            self._spelt[unit] = tuple(self.spelt(unit))
+        return self._spelt[unit]
 
     def _module_of(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
         """The effects of importing the unit's module; and its location, if some code reads it."""
@@ -745,33 +616,8 @@ class _Walk:
             return place
         return f"{place}{self._number((unit[0], IMPORT), numbers)} "
 
-    def _named(self, reference: Ref, numbers: Mapping[Unit, str] | None) -> str:
-        targets = self.project.meaning(reference)
-        if not targets:
-            place = reference.module if Reader.MODULES in self.readers else ""
-            return f"{{{place}:{reference.path}}}"
-        return "{" + "|".join(self._target(target, numbers) for target in targets) + "}"
-
-    def _target(self, target: Target, numbers: Mapping[Unit, str] | None) -> str:
-        if target.library:
-            return str(target)
-        rest = "".join(f".{name}" for name in target.rest)
-        return self._number(target.unit, numbers) + rest
-
     def _number(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
         return ":".join(unit) if numbers is None else f"#{numbers.get(unit, '')}"
-
-    def _loads(self, load: Load, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
-        if numbers is not None:
-            for name in self.effects.modules_of(load):
-                if self.effects.matters(name):
-                    yield f"<import {self._number((name, IMPORT), numbers)}>"
-
-    def _is_there(self, tried: Tried) -> bool:
-        """Whether an import finds a module of the project, and the name in it."""
-        if self.project.module(tried.module) is None:
-            return False
-        return tried.name in ("", "*") or bool(self.project.resolve(tried.module, (tried.name,)))
 
     def _order(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
         """The position of statements that read names on import, relative to the other units of the
@@ -779,7 +625,7 @@ class _Walk:
         do."""
         loads = self.effects.places(unit[0])
         is_tangled = self.effects.is_tangled(unit[0])
-        for number, statement in enumerate(self.statements(unit)):
+        for number, statement in enumerate(self.spelling.statements(unit)):
             before = sum(place < statement.place for place in loads)
             if before < len(loads) and (statement.reads_early or is_tangled):
                 yield f"<{number} after {before}>"
@@ -807,7 +653,7 @@ class _Walk:
                         loaded |= {name, *self.effects.reached(name)}
         for unit in numbers or ():
             if unit[0] in loaded - {module} and any(
-                s.reads_early and s.kind == "other" for s in self.statements(unit)
+                s.reads_early and s.kind == "other" for s in self.spelling.statements(unit)
             ):
                 yield f"<bound {self._number(unit, numbers)}>"
 
@@ -816,7 +662,7 @@ class _Walk:
         """By module, its units that have several statements, with the positions of these."""
         found: dict[str, list[tuple[str, list[int]]]] = {}
         for unit in self.by_value:
-            places = [statement.place for statement in self.statements(unit)]
+            places = [statement.place for statement in self.spelling.statements(unit)]
             if len(places) > 1 or (unit[1] == IMPORT and places):
                 found.setdefault(unit[0], []).append((unit[1], places))
         return found

@@ -7,9 +7,11 @@ that the group's options set. A folder ``conf`` beside the script takes preceden
 
 import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import yaml
@@ -18,6 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
+from pipeline.configs.yaml_files import text_of
 from pipeline.errors import TemperError
 
 Choices = Mapping[str, Mapping[str, type]]
@@ -30,7 +33,9 @@ _ON = {"launcher": "local"}
 """The default option of a group; other groups have none."""
 
 
-def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
+def choose_config(
+    script: Path, schema: type, choices: Choices = MappingProxyType({})
+) -> tuple[Path | None, str]:
     """The folder of an experiment's config, if it has one, and the config's name there.
 
     The nearest ``conf/SCRIPT.yaml``, beside the script or above it, is the experiment's own. If it
@@ -39,16 +44,21 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
     """
     name = script.stem
     folders = [parent / "conf" for parent in script.resolve().parents]
-    folder = next((f for f in folders if (f / f"{name}.yaml").is_file()), None)
-    text = "" if folder is None else (folder / f"{name}.yaml").read_text("utf-8")
+    folder = next((f for f in folders if os.path.lexists(f / f"{name}.yaml")), None)
+    text = "" if folder is None else text_of(folder / f"{name}.yaml")
+    if folder is None and (ignored := [f for f in folders if (f / f"{name}.yml").exists()]):
+        file = ignored[0] / f"{name}.yml"
+        raise TemperError(f"{file} would not be read; rename it: a config ends in .yaml")
+    chosen = [path.replace(".", "/") for path in choices]
     if folder is not None and _DEFAULTS.search(text):
         if not folder.samefile(CONF):
             with contextlib.suppress(yaml.YAMLError):  # Hydra raises it again, with its position
-                _store_named(text, folder)
+                _require_list(yaml.safe_load(text)["defaults"], folder / f"{name}.yaml")
+                _store_named(text, folder, chosen)
         return folder, name
     own = [] if folder is None else [name]
     folder = folder or next((f for f in folders[:1] if f.is_dir()), None)
-    _store_config(schema, folder, own)
+    _store_config(schema, folder, own, chosen)
     return folder, WITHOUT_YAML
 
 
@@ -74,10 +84,13 @@ def refuse_missing_options(typed: Sequence[str], choices: Mapping[str, Any]) -> 
             raise TemperError(f"{group}={option}: there is only {known}")
 
 
-def _store_config(schema: type, folder: Path | None, own: list[str]) -> None:
+def _store_config(
+    schema: type, folder: Path | None, own: Sequence[str], chosen: Sequence[str]
+) -> None:
+    """Register the config of a schema, whose groups of types (`chosen`) stand in the schema."""
     defaults: list[Any] = ["schema"]
     config = OmegaConf.structured(schema)
-    for group in shipped_groups():
+    for group in (group for group in shipped_groups() if group not in chosen):
         options = _fitting(group, schema)
         _store_options(group, options, folder)
         if options or (folder and (folder / group).is_dir()):
@@ -98,18 +111,33 @@ def _store(group: str | None, name: str, package: str | None, content: Mapping[s
     ConfigStore.instance().store(group=group, name=name, node=content, package=package)
 
 
-def _store_named(text: str, folder: Path) -> None:
-    """Register shipped groups and base configs that a defaults list names and its folder lacks."""
+def _store_named(text: str, folder: Path, chosen: Sequence[str]) -> None:
+    """Register shipped groups and base configs that a defaults list names and its folder lacks,
+    without the groups of types (`chosen`)."""
     for entry in yaml.safe_load(text)["defaults"] or ():
         inherited = CONF / f"{entry}.yaml"
         if isinstance(entry, Mapping):
             for group in entry:
                 name = _PREFIXES.sub("", str(group)).strip("/ ")
-                _store_options(name, read_options(name), folder)
+                if name not in chosen:
+                    _store_options(name, read_options(name), folder)
         elif inherited.is_file() and not (folder / inherited.name).exists():
             text = inherited.read_text("utf-8")
             _store(None, str(entry), None, read_yaml(text))
-            _store_named(text, folder)
+            _store_named(text, folder, chosen)
+
+
+def _require_list(defaults: Any, file: Path) -> None:
+    """
+    Raises:
+        TemperError: a defaults list is none.
+    """
+    entries = defaults if isinstance(defaults, list) else [defaults]
+    if not isinstance(defaults, list | None) or not all(isinstance(e, str | dict) for e in entries):
+        raise TemperError(
+            f"{file}: defaults is a list of names and choices, as in defaults: [schema, launcher: "
+            "local, _self_]"
+        )
 
 
 def _fitting(group: str, schema: type) -> Options:

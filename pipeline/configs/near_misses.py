@@ -40,7 +40,7 @@ _TYPES = {
 _PLAINLY = r"""
 override ([\w./@]+=.*?); Value .* could not be converted to ([\w ]+)
     \1 is no value for it: \2 is needed
-override ([\w.]+)=null; field .* is not Optional
+override ([\w.]+)=null; (?:field .* is not Optional|Incompatible value)
     \1 cannot be null; leave it out for its default
 override ~(\S+); .* does not support deletion|Could not delete (?:from config\. )?'([^'=]+)
     ~\1\2: a setting cannot be deleted; leave it out for its default, or set it to null where it may be
@@ -88,8 +88,10 @@ Recursive interpolation detected; full_key: ([^\s;]+)
     \1 refers to itself
 interpolation '(.*)': Value .* could not be converted to ([\w ]+); full_key: ([^\s;]+)
     \3=\1 is no value for it: \2 is needed
-Missing mandatory value: (\S+)
+[Mm]issing mandatory value: ([\w.]+)
     \1 is missing; set \1=VALUE
+Cannot find primary config '(.*?)'
+    there is no \1.yaml in the folder of configs
 """  # noqa: E501
 """Parts of messages of Hydra and OmegaConf; below each, how it is put plainly."""
 _NO_MEMBER = re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]")
@@ -263,21 +265,13 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
     if option := re.search(r"Could not find '(.+)/(.*)'", lines[0]):
         options = re.findall(r"^\t(\S+)$", str(error), re.MULTILINE)
+        if not options:
+            similar = did_you_mean(option[1], known.groups)
+            return f"{option[1]}={option[2]}: there is no choice {option[1]}{similar}"
         similar = did_you_mean(option[2].lower(), options)
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
-    if chosen := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
-        group = chosen[1].replace(".", "/")
-        if group in known.groups:
-            names = known.groups[group]
-            options = chosen[2] if chosen[2] in names else "|".join(names)
-            return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
-        if chosen[1] not in known.keys:
-            return unknown_setting(chosen[1], "", known)
-    if wrong := _NO_MEMBER.search("; ".join(lines)):
-        similar = did_you_mean(wrong[2].lower(), wrong[3].split(", "))
-        return f"{wrong[1]} is no value for it; choose from {wrong[3]}{similar}"
-    if plain := _put_plainly("; ".join(lines)):
-        return plain
+    if told := of_value("; ".join(lines), known):
+        return told
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     typed = unknown[1].split("@")[0] if unknown else ""
     key = typed.replace("/", ".")
@@ -292,6 +286,23 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return unknown_setting(key, _value_of(key, arguments), known)
     kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
     return "; ".join(dict.fromkeys(kept))
+
+
+def of_value(message: str, known: Known) -> str:
+    """The sentence for a value that is refused, by OmegaConf's message ``override KEY=VALUE; …``;
+    empty if there is none."""
+    if chosen := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", message):
+        group = chosen[1].replace(".", "/")
+        if group in known.groups:
+            names = known.groups[group]
+            options = chosen[2] if chosen[2] in names else "|".join(names)
+            return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
+        if chosen[1] not in known.keys:
+            return unknown_setting(chosen[1], "", known)
+    if wrong := _NO_MEMBER.search(message):
+        similar = did_you_mean(wrong[2].lower(), wrong[3].split(", "))
+        return f"{wrong[1]} is no value for it; choose from {wrong[3]}{similar}"
+    return _put_plainly(message)
 
 
 def _put_plainly(message: str) -> str:

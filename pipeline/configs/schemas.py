@@ -68,14 +68,21 @@ def _store_option(group: str, name: str, schema: Any) -> None:
 
 
 def no_config(schema: type, error: OmegaConfBaseException) -> TemperError:
+    told = " ".join(str(error).partition("\n    ")[0].split())
+    name = ".".join(filter(None, (schema.__name__, str(error.full_key or ""))))
     return TemperError(
-        f"{schema.__name__}.{error.full_key}: {str(error).splitlines()[0]}; a setting is a "
-        "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
-        "its type"
+        f"{name}: {told}; a setting is a number, a text, an enum, a dataclass, or a list or dict "
+        "of these, and its default has its type; one of several dataclasses has their base class "
+        "as its type, and main() names them as choices"
     )
 
 
 def to_dataclass(cfg: DictConfig) -> Any:
+    if OmegaConf.get_type(cfg) is dict:
+        raise TemperError(
+            "the defaults list of the config leaves out schema, which stands for the class of its "
+            "settings; begin it so: defaults: [schema, launcher: local, _self_]"
+        )
     if added := next(_added_keys(cfg), None):
         raise TemperError(
             f"+{added}: the config has no setting {added}; --help lists every setting"

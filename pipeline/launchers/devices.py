@@ -56,37 +56,34 @@ def present(kind: str | None = None) -> tuple[str, ...]:
 
 def models() -> str:
     """The models of the devices, as the driver names them; empty if the driver does not answer."""
-    return ", ".join(sorted({model for _, _, model in _described()}))
+    return ", ".join(sorted({model for _, _, model, _ in _described()}))
 
 
-@cache
 def cards() -> tuple[tuple[str, int], ...]:
     """Model and bytes of memory of each device; empty if the driver does not answer."""
-    rows = _asked("name,memory.total")
-    return tuple((model, int(size) * 2**20) for model, size in rows if size.isdecimal())
+    rows = _described()
+    return tuple((model, int(size) * 2**20) for *_, model, size in rows if size.isdecimal())
 
 
 @cache
-def _described() -> tuple[tuple[str, str, str], ...]:
-    """Index, identifier and model of each device; empty if the driver does not answer."""
-    return tuple((index, name, model) for index, name, model in _asked("index,uuid,name"))
-
-
-def _asked(fields: str) -> list[list[str]]:
-    """The driver's values of fields for each device; empty if it does not answer."""
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+def _described() -> tuple[tuple[str, ...], ...]:
+    """Index, identifier, model and memory of each device; empty if the driver does not answer. It
+    is asked once, since each call takes up to a second, and a driver that hangs much longer."""
+    fields = "--query-gpu=index,uuid,name,memory.total"
+    command = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(command, capture_output=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.split(", ") for line in answer.stdout.splitlines()]
-    return [row for row in rows if len(row) == fields.count(",") + 1]
+        return ()
+    lines = answer.stdout.decode(errors="replace").splitlines()
+    rows = (tuple(part.strip() for part in line.split(",")) for line in lines)
+    return tuple(row for row in rows if len(row) == fields.count(",") + 1)
 
 
 def _description(name: str) -> tuple[str, str]:
     """Identifier and model of a device, which is named by its index or by a beginning of its
     identifier."""
-    for index, identifier, model in _described():
+    for index, identifier, model, _ in _described():
         if name == index or (not name.isdecimal() and identifier.startswith(name)):
             return identifier, model
     return name, ""

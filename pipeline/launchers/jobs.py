@@ -141,7 +141,7 @@ class JobLauncher:
         ``stop`` is set, the job is left to the new holder of the lease."""
         record = None if task.is_new else JobRecord.read(self.store, task.step, task.key)
         try:
-            job = self._submit(task) if task.is_new else self._find(task)
+            job = self._submit(task, log) if task.is_new else self._find(task)
             ended = self._follow(task, job, log, stop)
         except EngineError as error:
             raise TemperError(f"launcher {self.kind}: {error}") from error
@@ -155,12 +155,13 @@ class JobLauncher:
         with contextlib.suppress(EngineError):
             return self.engine.find(task.name)
 
-    def _submit(self, task: Task) -> str | None:
+    def _submit(self, task: Task, log: IO[bytes]) -> str | None:
         """Submit a job once; ``None`` if it did not reach the engine."""
         self._note(task)
         try:
             return self.engine.submit(task)
-        except EngineError:  # the job may have arrived nevertheless
+        except EngineError as error:  # the job may have arrived nevertheless
+            log.write(f"[{self.kind}: {error}]\n".encode(errors="replace"))
             return _patiently(self.engine.find, task.name)
 
     def _note(self, task: Task, withdrawn: bool = False) -> None:

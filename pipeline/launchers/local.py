@@ -34,6 +34,7 @@ from pipeline.wire.spec import SECRETS
 POLL_SECONDS = 0.5
 LOG_SECONDS = 5.0
 """How long to wait for the last output of a worker that has ended."""
+UNKNOWN = "its parent, which would know how it ended, was killed"
 GIB = 2**30
 
 
@@ -136,7 +137,7 @@ class LocalLauncher:
             raise
         finally:
             worker.clear()
-        return Ended(worker.status)
+        return Ended(worker.status, UNKNOWN if worker.status is None else "")
 
     def _gpus(self) -> int:
         present = len(devices.present())

@@ -76,14 +76,11 @@ class Placement:
     def require(self, steps: Iterable[Step]) -> None:
         """Refuse steps that no launcher can run, or not in as many processes as they request.
 
-        A class of a step's arguments that declares a method ``require_processes`` is asked; the
-        method raises ValueError.
-
         Raises:
             TemperError: no launcher can run one of them; the message says what it requests.
         """
         for step in steps:
-            _require_processes(step, self.place(step).resources)
+            require_processes(step, self.place(step).resources)
 
     @contextmanager
     def ready(self, steps: Iterable[Step]) -> Iterator[None]:
@@ -129,7 +126,13 @@ class Placement:
         return self._open(kind)
 
 
-def _require_processes(step: Step, resources: Resources) -> None:
+def require_processes(step: Step, resources: Resources) -> None:
+    """Refuse a step that cannot run in as many processes as it requests. A class of its arguments
+    that declares a method ``require_processes`` is asked; the method raises ValueError.
+
+    Raises:
+        TemperError: the message says what the step requests, and what forbids it.
+    """
     count = resources.num_nodes * resources.num_processes
     for value in step.arguments.values():
         if not hasattr(type(value), "require_processes"):
@@ -137,8 +140,8 @@ def _require_processes(step: Step, resources: Resources) -> None:
         try:
             value.require_processes(count)
         except ValueError as error:
-            asks = f"{step.name} asks for {resources}"
-            raise TemperError(f"{asks}, which are {count} processes: {error}") from error
+            where = f"{step.name} would run in {count} processes ({resources})"
+            raise TemperError(f"{where}: {error}") from error
 
 
 def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[str, Resources]:

@@ -85,7 +85,7 @@ class Ray:
                     entrypoint_memory=int(asked.pop("memory", 0)) or None,
                     entrypoint_resources=asked or None,
                 )
-            except RuntimeError as error:
+            except (RuntimeError, TypeError, ValueError) as error:  # the last two of its client
                 raise TemperError(f"Ray refuses the job: {_line(error)}") from error
         return job
 

@@ -196,12 +196,14 @@ class Executor:
         # commits the same generation, and the first of the two wins.
         earlier = self.resolver.catalog.look(task.step, task.key)
         launcher = work.place.launcher if task.is_new else self._launcher_of(work)
-        started = time.time()
+        started = time.monotonic()  # nobody sets this clock
         report = self._launch(work, task, launcher)
         if not work.lease.confirm():
             raise LeaseLost
+        seconds = time.monotonic() - started
         if began := begun(store, task.folder) if launcher.detached else None:
-            started = min(began["time"], time.time())  # without the time that the job was queued
+            # without the time that the job was queued, with that before this driver
+            seconds = max(0.0, time.time() - began["time"])
         committed = self._commit(
             work.step,
             Manifest(
@@ -216,7 +218,7 @@ class Executor:
                 ),
                 files=report.files,
                 metrics=report.metrics,
-                seconds=round(time.time() - started, 3),
+                seconds=round(seconds, 3),
                 provenance={
                     **self.provenance,
                     **report.provenance,
@@ -485,14 +487,14 @@ def _death(ended: Ended) -> str:
     if ended.status is None:
         return f"the worker left no report{where}"
     if (number := _signal(ended.status)) is not None:
-        return f"the worker was killed by {_named(number)}{where}"
+        return f"the worker was killed by {named_signal(number)}{where}"
     return (
         f"the worker ended with status {ended.status}{_STATUSES.get(ended.status, '')} and left no "
         f"report; did the step end its process{', or the job fail before it' * bool(where)}?{where}"
     )
 
 
-def _named(number: int) -> str:
+def named_signal(number: int) -> str:
     """A signal by its name, and what it often means."""
     name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
     return f"{name} ({meaning})" if (meaning := _MEANINGS.get(name)) else name

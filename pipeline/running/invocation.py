@@ -1,6 +1,5 @@
 """One invocation of ``run``: its plan, its record, and what it was asked for."""
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -143,6 +142,6 @@ class Invocation:
 
     def note(self, fingerprint: str, board: "Board") -> None:
         """Record the outcome of a step at once, since this process may be killed at any moment."""
-        after = {"after": round(time.time() - self.record.started, 3)}
+        after = {"after": self.record.seconds}
         went = redacted(board.outcome(fingerprint)) | after
         self.store.record_step(self.record.name, fingerprint, went)

@@ -8,6 +8,7 @@ each running step, which only waits for an exec'd worker. The scheduler, or the 
 
 import json
 import os
+import re
 import time
 import urllib.request
 import warnings
@@ -29,11 +30,12 @@ from pipeline.errors import TemperError
 from pipeline.foreseen import message_of, sentence
 from pipeline.launchers.driver_end import await_children, uninterrupted
 from pipeline.plan.planning import topological
-from pipeline.running.attempts import Executor, Paused, StepFailed
+from pipeline.running.attempts import Executor, Paused, StepFailed, named_signal
 from pipeline.wire.lifeline import Lifeline
 
 Observer = Callable[[str, str, str], None]
 """Called with a step's fingerprint, ``running | done | paused | failed``, and a message."""
+_DIED = re.compile(r'"?Task \S+ died unexpectedly with exit code (-?\d+)"?')
 _PAUSED = "the step has come as far as it was to go for now"
 
 POLL_SECONDS = 0.2
@@ -213,15 +215,21 @@ class _Factory:
     def create_worker(
         self, scheduler: Any, worker_processes: int, assistant: bool = False
     ) -> Worker:
-        return Worker(
-            scheduler=scheduler,
-            worker_processes=worker_processes,
-            assistant=assistant,
-            keep_alive=self.keep_alive,
-            wait_interval=POLL_SECONDS,
-            wait_jitter=0.0,
-            no_install_shutdown_handler=True,
-        )
+        try:
+            return Worker(
+                scheduler=scheduler,
+                worker_processes=worker_processes,
+                assistant=assistant,
+                keep_alive=self.keep_alive,
+                wait_interval=POLL_SECONDS,
+                wait_jitter=0.0,
+                no_install_shutdown_handler=True,
+            )
+        except OSError as error:  # of Luigi's queue
+            raise TemperError(
+                f"Python's multiprocessing cannot make a semaphore here ({error.strerror}); mount "
+                "/dev/shm so that this user may write it, as docker run --shm-size=1g does"
+            ) from error
 
 
 class _Observed:
@@ -239,9 +247,8 @@ class _Observed:
             self._fingerprints[task_id] = fingerprint
         status = kwargs.get("status")
         if task_id in self._fingerprints and status in (DONE, FAILED):
-            self.observer(
-                self._fingerprints[task_id], str(status).lower(), str(kwargs.get("expl") or "")
-            )
+            told = _told(str(kwargs.get("expl") or ""))
+            self.observer(self._fingerprints[task_id], str(status).lower(), told)
         return super().add_task(*args, **kwargs)  # type: ignore[misc]
 
     def get_work(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,6 +256,16 @@ class _Observed:
         if (task_id := response.get("task_id")) in self._fingerprints:
             self.observer(self._fingerprints[str(task_id)], "running", "")
         return response
+
+
+def _told(explanation: str) -> str:
+    """What :meth:`StepTask.on_failure` has told, or Luigi of a process of its own that died."""
+    died = _DIED.fullmatch(explanation)
+    if died is None:
+        return explanation
+    code = int(died[1])
+    how = f"was killed by {named_signal(-code)}" if code < 0 else f"ended with status {code}"
+    return f"the process of this run that waited for its worker {how}\n"
 
 
 class _ObservedScheduler(_Observed, Scheduler):

@@ -9,11 +9,12 @@ beginning and at the end of a run. In between, each step that ends writes a smal
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,18 @@ from pipeline.store.runs import experiment_of
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run at its beginning."""
+    """What is known of a run at its beginning.
+
+    Attributes:
+        began: by a clock that nobody sets, which tells how long the run takes.
+    """
 
     name: str
     started: float
     git: Mapping[str, Any]
     roots: Mapping[str, str]
     store: str
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def begin(cls, roots: Mapping[str, Step], store: Store) -> "RunRecord":
@@ -40,6 +46,11 @@ class RunRecord:
         name = name_by_time(now)
         fingerprints = {name: step.fingerprint for name, step in roots.items()}
         return cls(name, now, git_state(), fingerprints, store.url)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken until now."""
+        return round(time.monotonic() - self.began, 3)
 
     @property
     def experiment(self) -> str:
@@ -65,7 +76,7 @@ class RunRecord:
             "run": self.name,
             "experiment": self.experiment,
             "started": time.strftime("%FT%TZ", time.gmtime(self.started)),
-            "seconds": round(time.time() - self.started, 3),
+            "seconds": self.seconds,
             "outcome": outcome,
             "argv": without_secrets(sys.orig_argv),  # as typed, not as Hydra extends it
             "cwd": os.getcwd(),
@@ -104,18 +115,25 @@ def redacted(went: dict[str, Any]) -> dict[str, Any]:
 
 def git_state() -> dict[str, Any]:
     """The commit of the working directory and a digest of the changes since (``None`` if there are
-    none); empty outside git."""
-
-    def git(*arguments: str) -> bytes:
-        command = ["git", *arguments]
-        return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
-
-    try:
-        commit = git("rev-parse", "HEAD").decode().strip()
-        changes = git("diff", "HEAD", "--binary") + git("status", "--porcelain")
-    except (OSError, subprocess.SubprocessError):
+    none, ``unknown`` if git does not list them); empty outside git."""
+    commit = (_git("rev-parse", "HEAD") or b"").decode(errors="replace").strip()
+    if not re.fullmatch("[0-9a-f]{40,64}", commit):
         return {}
+    diff = _git("diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv")
+    status = _git("status", "--porcelain")
+    if diff is None or status is None:
+        return {"commit": commit, "dirty": "unknown"}
+    changes = diff + status
     return {"commit": commit, "dirty": hashlib.sha256(changes).hexdigest() if changes else None}
+
+
+def _git(*arguments: str) -> bytes | None:
+    """What a command of git prints; ``None`` if it fails or takes too long."""
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout
 
 
 def _notebook() -> str:

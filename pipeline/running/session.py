@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
@@ -223,7 +222,7 @@ def _show_made(
     terminal.show_notices(console, found.values())
     terminal.show_results(console, store, made)
     own = [m for m in found.values() if m.provenance.get("run") == record.name]
-    terminal.show_end(console, own, time.time() - record.started)
+    terminal.show_end(console, own, record.seconds)
     kinds = {name: step.kind for name, step in invocation.roots.items()}
     terminal.show_next(console, store, record.experiment, kinds)
 

@@ -122,8 +122,8 @@ class Board:
         self._left_text, self._left_at = "", -LEFT_SECONDS
         self.resolver = resolver
         self.verbosity = verbosity
-        self.started = time.time()
-        self._stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started))
+        self.started = time.monotonic()
+        self._stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         names = display_names(plan)
         self.rows = {
             planned.step.fingerprint: Row(
@@ -196,9 +196,9 @@ class Board:
             return
         with self._lock:
             if state in ("done", "paused", "failed") and row.started:
-                row.seconds = time.time() - row.started
+                row.seconds = time.monotonic() - row.started
             if state == "running":
-                row.started = time.time()
+                row.started = time.monotonic()
             elif state == "done":
                 made = self.resolver.artifact(row.step)
                 state = "done" if made and self._is_mine(made) else "cached"
@@ -265,7 +265,7 @@ class Board:
         if not all_shown:
             parts = [f"{states[state]} {state}" for state in (*_ENDED, "running", "waiting")
                      if states[state]]  # fmt: skip
-        elapsed = clock(time.time() - self.started)
+        elapsed = clock(time.monotonic() - self.started)
         goes_on = states["running"] or (states["waiting"] and not states["stopped"])
         left = self._left() if goes_on else ""
         return Text(f"  {', '.join(parts)}; {elapsed}{left}", "dim")
@@ -298,7 +298,7 @@ class Board:
                 return by_pace
         if foreseen is None:
             return None
-        elapsed = time.time() - row.started if row.started else 0.0
+        elapsed = time.monotonic() - row.started if row.started else 0.0
         return max(0.0, foreseen * factor - elapsed)
 
     def _learned(self) -> float:
@@ -307,7 +307,7 @@ class Board:
         foreseen = {n: s.seconds for n, s in self._ahead.items() if s.seconds is not None}
         taken = {n: r.seconds for n, r in self.rows.items() if r.state == "done"}
         for name, row in self.rows.items():
-            elapsed = time.time() - row.started
+            elapsed = time.monotonic() - row.started
             if row.state == "running" and elapsed > foreseen.get(name, elapsed):
                 taken[name] = elapsed
         return learned(taken, foreseen)
@@ -320,7 +320,7 @@ class Board:
         state = [] if self._is_narrow else [Text(row.state, style)]
         if row.state == "running":
             name.stylize("bold")
-            seconds = clock(time.time() - row.started)
+            seconds = clock(time.monotonic() - row.started)
             return row.spinner, name, *state, *place, seconds, self._progress(row)
         name.stylize(style)
         seconds = clock(row.seconds) if row.seconds else ""
@@ -409,7 +409,7 @@ class Board:
                 self._print_log(row)
 
     def _print_progress(self, row: Row) -> None:
-        now = time.time()
+        now = time.monotonic()
         progress = self._read_progress(row)
         if now - max(row.printed, row.started) < PLAIN_PROGRESS_SECONDS:
             return
@@ -442,7 +442,7 @@ class Board:
             self._print(f"{row.name} | {cut(visible(line))}")
 
     def _print(self, line: str) -> None:
-        elapsed = clock(time.time() - self.started)
+        elapsed = clock(time.monotonic() - self.started)
         self.console.print(f"[{elapsed}] {line}", markup=False, highlight=False, soft_wrap=True)
 
     # --- after the run -----------------------------------------------------------------------
@@ -461,7 +461,7 @@ class Board:
                 continue
             row.looked = 0.0
             progress = self._read_progress(row)
-            row.seconds = time.time() - row.started
+            row.seconds = time.monotonic() - row.started
             reached = f"at {progress_text({**progress, 'metrics': {}, 'doing': ''})}" if (
                 progress and progress["done"]
             ) else ""  # fmt: skip

@@ -41,6 +41,7 @@ S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
 # gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+_FOLDER_TRIES = 10
 VERSION_FIELDS = ("generation", "etag", "ETag", "LastModified", "last_modified", "mtime", "created")
 
 
@@ -398,6 +399,8 @@ def naming_what_blocks(path: str) -> Iterator[None]:
         yield
     except (NotADirectoryError, FileExistsError):
         places = [*reversed(Path(path).parents), Path(path)]
+        if lost := next((p for p in places if p.is_symlink() and not p.exists()), None):
+            raise OSError(f"{lost} is a link to {os.readlink(lost)}, which is not there") from None
         files = [place for place in places if place.exists() and not place.is_dir()]
         if not files:
             raise
@@ -541,8 +544,15 @@ def _make_folders_writable(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
-    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    for tries_left in reversed(range(_FOLDER_TRIES)):
+        try:
+            make_folder(path.parent)
+            temporary.touch(exist_ok=False)  # from now on the folder cannot be removed as empty
+            break
+        except FileNotFoundError:  # `temper gc` has just removed it
+            if not tries_left:
+                raise
     try:
         yield temporary
     finally:

@@ -1,5 +1,5 @@
-"""What a program does first: one line instead of a traceback for Ctrl-C in its first moments, and
-three open streams.
+"""What a program does first: three open streams, and one line instead of a traceback for Ctrl-C in
+its first moments and for a file that hides one of Python's modules.
 
 ``pipeline`` imports this module before any other, so that this happens early; therefore this module
 imports next to nothing. :mod:`pipeline.uncaught.excepthook` replaces the hook.
@@ -7,7 +7,12 @@ imports next to nothing. :mod:`pipeline.uncaught.excepthook` replaces the hook.
 
 import os
 import sys
-from types import TracebackType
+
+from pipeline import taken_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
 
 STOPPED = "stopped; run the same command again to go on"
 
@@ -20,9 +25,11 @@ def install() -> None:
         sys.excepthook = show
 
 
-def show(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+def show(kind: type[BaseException], error: BaseException, place: "TracebackType | None") -> None:
     if issubclass(kind, KeyboardInterrupt):
         print(STOPPED, file=sys.stderr)
+    elif told := taken_names.hidden(error):
+        print(f"error: {told}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, place)
 

@@ -20,6 +20,7 @@ import threading
 from types import TracebackType
 
 # import these first: after a Ctrl-C no further imports are possible
+from pipeline.errors import Stopped
 from pipeline.foreseen import frames_of, is_shipped, message_of
 from pipeline.redaction import shown
 from pipeline.text import visible
@@ -37,7 +38,7 @@ def install() -> None:
         sys.excepthook = sys.__excepthook__
     else:
         sys.excepthook = _show
-        atexit.register(_flush)
+        atexit.register(_end)
 
 
 def shorten_in_notebooks(error: KeyboardInterrupt) -> None:
@@ -52,6 +53,8 @@ def _show(kind: type[BaseException], error: BaseException, place: TracebackType 
         return
     for line in lines:
         print(line, file=sys.stderr)
+    if isinstance(error, Stopped) and error.args:
+        _stopped_by.append(error.args[0])
 
 
 def _lines(error: BaseException) -> list[str] | None:
@@ -85,6 +88,19 @@ def _end_at_once_on_ctrl_c() -> None:
     """Make a second Ctrl-C during the shutdown of the interpreter end the process silently."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_stopped_by: list[int] = []
+"""The signal that has stopped this program."""
+
+
+def _end() -> None:
+    """What this program does last: it ends by the signal that has stopped it, as it would without
+    Temper, so that whoever has started it can tell this from a failure."""
+    _flush()
+    for number in _stopped_by:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _flush() -> None:

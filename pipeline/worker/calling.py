@@ -67,7 +67,7 @@ class Code:
         snapshot = Snapshot(self.observation)
         snapshot.install()
         try:
-            self.function: StepFunction = resolve_reference(spec.function)
+            self.function = _found(spec.function)
             self.closure = _check_code(spec, self.function)
             snapshot.adopt(self.closure.sources)
         except BaseException:
@@ -217,6 +217,20 @@ def project_roots(package: str) -> list[str]:
     return [*roots, SHIPPED_STEPS]
 
 
+def _found(reference: str) -> StepFunction:
+    """The step function.
+
+    Raises:
+        TemperError: its module has it no more.
+    """
+    try:
+        return resolve_reference(reference)
+    except AttributeError as error:
+        if error.obj is sys.modules.get(reference.partition(":")[0]):
+            raise _edited(f"{reference} is not there any more") from error
+        raise
+
+
 def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
     """The closure that runs; it is refused if it is not the one in the key."""
     look_again()
@@ -225,11 +239,15 @@ def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
         found = function.closure(types)
     if spec.code is not None and found.units != spec.code:
         changes = ", ".join(code_changes(spec.code, found.units)[:3])
-        raise TemperError(
-            f"code was edited while the experiment ran ({changes}); run it again, or undo the edit "
-            "and it goes on from its scratch"
-        )
+        raise _edited(changes)
     return found
+
+
+def _edited(changes: str) -> TemperError:
+    return TemperError(
+        f"code was edited while the experiment ran ({changes}); run it again, or undo the edit and "
+        "it goes on from its scratch"
+    )
 
 
 def checked_metrics(step: str, metrics: Any) -> Metrics:

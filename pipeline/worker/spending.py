@@ -52,7 +52,8 @@ def _most_resident() -> int | None:
 
 def of_devices() -> dict[str, Any]:
     """The GPU that this process used, and the most bytes allocated there; empty if none."""
-    torch = sys.modules.get("torch")  # a step without torch has used no GPU
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    # a step without torch has used no GPU; a project may have a module of this name
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
         return {}
-    return {"model": torch.cuda.get_device_name(), "memory": torch.cuda.max_memory_allocated()}
+    return {"model": cuda.get_device_name(), "memory": cuda.max_memory_allocated()}

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from pipeline import Artifact, Metrics, Output, TemperError
-from steps.data.tokens.texts import TextConfig
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TextConfig, TokenizeConfig
 from steps.kinds import Model
 
 if TYPE_CHECKING:

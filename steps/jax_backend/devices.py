@@ -28,6 +28,8 @@ from steps.models.ranks import ALONE, Ranks
 _AXIS = "fsdp"
 _WORTH_KEEPING_SECONDS = 0.1
 
+_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+
 _coordinators: list[str] = []
 """Where the processes that this one has joined have found each other: joining is for life."""
 
@@ -144,7 +146,14 @@ def leave_together() -> None:
 
 
 def _simulate(count: int) -> None:
-    """Simulate several devices on a CPU; this has no effect after JAX has initialised devices."""
+    """Simulate several devices on a CPU; this has no effect after JAX has initialised devices.
+
+    XLA aborts the process when such a device has waited 40 seconds for the others. On a machine
+    with other work they may take longer, so it waits a day, unless the user's flags say how long.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}={24 * 3600}".strip()
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

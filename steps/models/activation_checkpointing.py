@@ -35,6 +35,10 @@ _EXPENSIVE = (
 large tensors. torchtitan's list also has the collectives of tensor parallelism."""
 
 
+_FEW = 128
+"""The inner dimension below which a product that is much wider than its factor is cheap: an
+adapter's second factor has as large a result as the matrix that it adapts."""
+
 _WORTHWHILE_BYTES = 2**20
 """The least size of a layer's input for selective checkpointing; below, its overhead exceeds the
 benefit."""
@@ -92,7 +96,9 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
     if operation._schema.is_mutable and not context.is_recompute:
         raise _WritesInPlace
     # Operations with random numbers are recomputed, so that later random numbers stay the same.
-    is_kept = _is_expensive(operation) and not _drops_out(operation, args, kwargs)
+    is_kept = _is_expensive(operation) and not (
+        _drops_out(operation, args, kwargs) or _widens(operation, args)
+    )
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -104,6 +110,14 @@ def _is_expensive(operation: Any) -> bool:
 def _drops_out(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     names = [argument.name for argument in operation._schema.arguments]
     return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"))
+
+
+def _widens(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it is a product that takes less to compute again than to keep."""
+    if operation.name().partition(".")[0] not in ("aten::mm", "aten::addmm"):
+        return False
+    inner, wide = [each for each in args if isinstance(each, Tensor)][-1].shape
+    return inner < _FEW and 4 * inner <= wide
 
 
 def _random_state(hidden: Tensor) -> tuple[Tensor, Tensor | None]:

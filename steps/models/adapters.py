@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from steps.models.config import LoraConfig
 from steps.models.quantized import quantization_of
+from steps.shared.execution_detail import execution_detail
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -41,7 +42,8 @@ def add_adapter(
 
     Raises ValueError, which names the module, if `model` has no such layer; or if an adapter would
     be on a matrix that head and embeddings share. To merge it would change both, and the saved
-    model would not equal the trained one.
+    model would not equal the trained one. Raises ValueError, too, for dropout of an adapter of
+    experts that are one tensor: it changes their weights, so it has no input that could be dropped.
     """
     import peft
 
@@ -57,13 +59,27 @@ def add_adapter(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
+        try:
+            adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
+        except ValueError as error:
+            if config.dropout and any(p.ndim > 2 for p in model.parameters()):
+                raise ValueError(_no_dropout(model, config)) from error
+            raise
     if quantization_of(model) is not None:  # then `peft` leaves adapters in float32
         for name, parameter in model.named_parameters():
             if ".lora_" in name:
                 parameter.data = parameter.data.to(model.dtype)
     _require_untied(model)
     return cast("PeftModel", adapted)
+
+
+@execution_detail
+def _no_dropout(model: PreTrainedModel, config: LoraConfig) -> str:
+    return (
+        f"lora.dropout={config.dropout:g}, but adapters of the experts of {type(model).__name__} "
+        "cannot drop anything; set it to 0, or name layers that are no experts in target_modules, "
+        "as in [q_proj, v_proj]"
+    )
 
 
 def _require_modules(model: PreTrainedModel, targets: Sequence[str]) -> None:

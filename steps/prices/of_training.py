@@ -36,6 +36,10 @@ _UPDATE_TRAFFIC = 28.0
 """Bytes of memory traffic of AdamW for each parameter."""
 _CHECKED_PACKS = 4
 """Forwards that a run takes to check packed attention before it starts."""
+_BOTH_LOGITS = {False: 2.0**28, True: 2.0**30}
+"""The same for policy and reference, with the ratios and a gradient."""
+_LEAST_INPUT = 2**20
+"""Bytes of a layer's input below which selective checkpointing keeps everything."""
 _FEWEST_TOKENS = 32
 """The least number of tokens of a pack."""
 _TENSORS = 40.0
@@ -82,11 +86,14 @@ def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> flo
     """Bytes of activations that a pack of `tokens` tokens keeps for its backward."""
     hidden, wide, layers = model["hidden"], model["feed_forward"], model["layers"]
     whole = 12 * hidden + 4 * wide
+    how = config.activation_checkpointing
+    if how is ActivationCheckpointing.selective and tokens * hidden * itemsize < _LEAST_INPUT:
+        how = ActivationCheckpointing.none
     kept = {
         ActivationCheckpointing.none: whole * layers,
         ActivationCheckpointing.selective: (7 * hidden + 3 * wide) * layers + whole,
         ActivationCheckpointing.full: hidden * layers + whole,
-    }[config.activation_checkpointing]
+    }[how]
     return tokens * kept * itemsize
 
 
@@ -225,14 +232,38 @@ def update_memory(
         held = weights + trained * (masters + max(4, itemsize)) + moments
     tokens = float(config.tokens_per_forward)
     if batch is not None:
-        tokens = min(tokens, max(_FEWEST_TOKENS, batch.tokens * batch.count))
+        longest = max(tokens, batch.tokens)  # a longer example gets a forward of its own
+        tokens = min(longest, max(_FEWEST_TOKENS, batch.tokens * batch.count))
     scored = tokens if batch is None else tokens * batch.scored / batch.tokens
-    logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
-    working = _activations(model, tokens, config, itemsize) + 2 * logits
+    logits = scored * model["vocabulary"] * 4
+    working = _activations(model, tokens, config, itemsize)
+    if _is_beside(config):
+        working += min(_BOTH_LOGITS[is_device], 4 * logits)
+    else:
+        working += 2 * min(_LOGITS[is_device], logits)
     if _is_beside(config) and config.lora is None:  # and the gradient of the head, to be added
         held += weights_bytes(model, Dtype(config.dtype), None)
         working += max(4, itemsize) * model["vocabulary"] * model["hidden"]
-    return held + working + (0.0 if is_device else PROCESS + WORKING)
+    if is_device:
+        return held + working
+    return held + working + _merged(model, config) + PROCESS + WORKING
+
+
+def _merged(model: Sizes, config: Any) -> float:
+    """Bytes of weights that a CPU holds once more at the end of a run with adapters: those that
+    adapters are merged into, as the file of the others is still mapped; all, if they are rounded
+    while it trains."""
+    itemsize = BYTES[Dtype(config.dtype)]
+    if config.lora is None:
+        return 0.0
+    if config.quantization is not None:
+        return itemsize * model["parameters"]
+    return itemsize * body(model) * _share(config.lora)
+
+
+def _share(lora: Any) -> float:
+    """The share of a layer's seven matrices that have an adapter."""
+    return min(len(lora.target_modules) / 7, 1.0) if lora.target_modules else 1.0
 
 
 def _unsharded(call: Call, model: Sizes, config: Any, trained: float) -> float:
@@ -272,8 +303,7 @@ def _adapters(model: Sizes, lora: Any) -> float:
     """The number of parameters of adapters on every matrix except the head."""
     hidden, wide, keys = model["hidden"], model["feed_forward"], model["keys"]
     ends = 4 * hidden + 2 * (hidden + keys) + 3 * (hidden + wide)
-    share = len(lora.target_modules) / 7 if lora.target_modules else 1.0
-    return lora.r * ends * model["layers"] * min(share, 1.0)
+    return lora.r * ends * model["layers"] * _share(lora)
 
 
 def _scored(call: Call) -> Foreseen:
@@ -338,7 +368,7 @@ def forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: R
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=8)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=9)
 
 
 IMITATION = _learns("init", demonstrations=True)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.rendering import load_tokenizer
-from steps.data.tokens.tokenizing import Tokenization, TokenizeConfig, tokenization
+from steps.data.tokens.tokenizing import Tokenization, tokenization
 from steps.models.folders import vocabulary_size
 from steps.models.positions import beyond_training
 from steps.models.workplace import Workplace

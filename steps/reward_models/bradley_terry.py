@@ -51,7 +51,8 @@ class BradleyTerry(Loss):
         """The margin m of a pair, from its `score_chosen` and `score_rejected`.
 
         Raises:
-            ValueError: `margin_per_score` is set and a score is missing; the message names the row.
+            ValueError: `margin_per_score` is set, and a score is missing or no finite number; the
+                message names the row.
         """
         if not self.margin_per_score:
             return 0.0
@@ -62,6 +63,10 @@ class BradleyTerry(Loss):
                 f"margin_per_score={self.margin_per_score} asks for both; rate every pair, or set "
                 "margin_per_score=0"
             )
+        for side, score in zip(("chosen", "rejected"), rated, strict=True):
+            if not isinstance(score, int | float) or not math.isfinite(score):
+                fault = f"score_{side} is {score!r}; it must be a finite number"
+                raise ValueError(f"row {record.get('row')!r}: {fault}")
         chosen, rejected = map(float, rated)  # pyright: ignore[reportArgumentType]
         return self.margin_per_score * (chosen - rejected)
 

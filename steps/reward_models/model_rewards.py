@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.reward_models.config import RewardScoring
 from steps.shared.checks import require
 

@@ -161,13 +161,12 @@ def differentiable_logps(
 
 @torch.no_grad()
 def router_load(model: PreTrainedModel, pack: Pack, balancing: Balancing) -> Load:
-    """How the pack's tokens use the experts, without dropout."""
+    """How the pack's tokens use the experts; with dropout in training mode."""
     routing = Routing(balancing)
-    with evaluating(model):
-        if layout_of(model) is Layout.alone:
-            unpacked_logps(model, pack, routing)
-        else:
-            predicting_rows(model, pack, embed(model, pack), routing)
+    if layout_of(model) is Layout.alone:
+        unpacked_logps(model, pack, routing)
+    else:
+        predicting_rows(model, pack, embed(model, pack), routing)
     assert routing.load is not None
     return routing.load
 

@@ -134,7 +134,7 @@ def build_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerCon
     ]
     settings: dict[str, Any] = {
         "lr": config.learning_rate,
-        "betas": (config.adam_beta1, config.adam_beta2),
+        "betas": (float(config.adam_beta1), float(config.adam_beta2)),  # torch refuses integers
         "eps": config.adam_epsilon,
         "weight_decay": config.weight_decay,
     }

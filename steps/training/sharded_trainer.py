@@ -129,7 +129,8 @@ class ShardedTrainer(Trainer):
     def _load(self, batch: Batch, balancing: Balancing) -> Load:
         assert isinstance(batch, ShardedBatch)
         device = self._model.device
-        loads = [self.scorer.load(pack.to(device), balancing) for pack in batch.packs]
+        packs = (self._begin_forward(batch, number)[0] for number in range(len(batch.packs)))
+        loads = [self.scorer.load(pack, balancing) for pack in packs]
         parts = [torch.cat([x.chosen, x.probability, x.tokens[None]]) for x in loads]
         own = torch.stack(parts)[: len(batch.own)].sum(dim=0)
         chosen, probability, tokens = (

@@ -327,10 +327,10 @@ class Trainer:
         return len(batch.packs) > 1
 
     def _load(self, batch: Batch, balancing: Balancing) -> Load:
-        """The load of experts over all tokens of the batch."""
-        loads = (
-            router_load(self._model, pack.to(self._model.device), balancing) for pack in batch.packs
-        )
+        """The load of experts over all tokens of the batch, with the dropout of adapters that the
+        forwards after it have."""
+        packs = (self._begin_forward(batch, number)[0] for number in range(len(batch.packs)))
+        loads = (router_load(self._model, pack, balancing) for pack in packs)
         return functools.reduce(operator.add, loads)
 
     def _auxiliary(self, routings: Sequence[Routing | None]) -> "Auxiliary | None":

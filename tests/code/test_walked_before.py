@@ -85,6 +85,13 @@ def _make_a_package_of_a_module(app: Path) -> None:
     (app / "extra/scale.py").write_text("SCALE = 2\n")
 
 
+def _make_a_module_of_what_was_a_name(app: Path) -> None:
+    (app / "extra.py").unlink()
+    (app / "extra").mkdir()
+    (app / "extra/__init__.py").write_text("")
+    (app / "extra/SCALE.py").write_text("__rmul__ = None\n")
+
+
 def _remove_a_module(app: Path) -> None:
     (app.parent / f"optional_{app.name}.py").unlink()
 
@@ -99,6 +106,7 @@ def _shadow_a_library(app: Path) -> None:
         _edit,
         _edit_what_nobody_reaches,
         _make_a_package_of_a_module,
+        _make_a_module_of_what_was_a_name,
         _remove_a_module,
         _shadow_a_library,
     ],

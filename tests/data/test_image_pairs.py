@@ -29,8 +29,7 @@ from steps.data.row_view import show_row
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import messages_from_column
-from steps.data.tokens.lengths import TooLong
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig, TooLong
 from steps.evaluate import evaluate
 from steps.evaluation.config import EvaluateConfig
 from steps.export_hf import export_hf

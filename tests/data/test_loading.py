@@ -34,7 +34,7 @@ from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropp
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
-from steps.data.tokens.packing_report import packed
+from steps.data.tokens.length_summaries import packed
 from steps.decontaminate import decontaminate
 from steps.filter_pairs import FilterConfig, filter_pairs
 from steps.load_conversations import load_conversations

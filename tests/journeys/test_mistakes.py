@@ -9,7 +9,7 @@ import errno
 import gzip
 import io
 import json
-import runpy
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import temper
+from command_line import script, temper
 from mistaken_steps import (
     Backend,
     Training,
@@ -49,11 +49,13 @@ from pipeline import (
     Store,
     TemperError,
     adopt,
+    experiment,
     look_again,
     run,
     step,
 )
 from pipeline.cli import app
+from pipeline.dag.inputs import forget_sources
 from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
@@ -324,6 +326,10 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["launcher.steps.train_dp.gpus=1"], ["launcher.steps.train_dp", "did you mean train_dpo?"]),
     (["launcher.steps.train_dpo.gpu=1"], ["gpu is none of gpus", "did you mean gpus?"]),
     (["launcher.steps.train_dpo.memory='3'"], ["give it as in 64GiB"]),
+    (
+        ["--plan", "dpo.compile_layers=true", "launcher.steps.train_dpo.processes=2"],
+        ["train_dpo would run in 2 processes (processes=2)", "compile_layers is for one device"],
+    ),
     (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
     (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
     (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),
@@ -342,18 +348,20 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
 ]
 
 
-def test_a_sink_that_is_not_there_is_told_instead_of_a_plan(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = str(repository / "experiments" / "dpo_arithmetic.py")
-    monkeypatch.setattr(sys, "argv", [script, "sinks=[wandbb]", "--plan"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(script, run_name="__main__")
-    printed = capsys.readouterr()
-    require_message(printed.err, "sinks", "did you mean wandb?")
-    assert not printed.out
+@pytest.fixture
+def code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command reads files again, and the code not."""
+    monkeypatch.setattr(experiment, "look_again", forget_sources)
 
 
+@pytest.mark.usefixtures("code_stays")
+def test_a_sink_that_is_not_there_is_told_instead_of_a_plan(repository: Path) -> None:
+    said = script(repository / "experiments/dpo_arithmetic.py", "sinks=[wandbb]", "--plan")
+    require_message(said.error, "sinks", "did you mean wandb?")
+    assert not said.out
+
+
+@pytest.mark.usefixtures("code_stays")
 @pytest.mark.parametrize(("typed", "remedies"), COMMAND_LINE, ids=lambda case: " ".join(case))
 def test_a_mistake_on_the_command_line(
     typed: list[str],
@@ -361,23 +369,14 @@ def test_a_mistake_on_the_command_line(
     folder: Path,
     repository: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script = str(repository / "experiments" / "dpo_ultrafeedback.py")
     usual = ["store=store", "data=mine", "data.path=pairs.jsonl", "model=local"]
     usual += ["model.path=models/good", "-q"]
     named = {setting.partition("=")[0] for setting in typed}
     kept = [setting for setting in usual if setting.partition("=")[0] not in named]
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [script, *kept, *typed])
-    monkeypatch.setattr(sys, "path", [str(repository / "experiments"), *sys.path])
-    look_again()
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(script, run_name="__main__")
-    assert ended.value.code not in (0, None)
-    told = capsys.readouterr().err
-    assert len(told.strip().splitlines()) == 1, told
-    require_message(told, *remedies)
+    said = script(repository / "experiments/dpo_ultrafeedback.py", *kept, *typed)
+    require_message(said.error, *remedies)
 
 
 # --- in Python ---------------------------------------------------------------------------------
@@ -704,6 +703,13 @@ def test_a_limit_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_may_not_grow_is_told() -> None:
     said = message_of(OSError(errno.EFBIG, "File too large")) or ""
     require_message(said, "may not become larger", "ulimit -f")
+
+
+def test_a_limit_of_open_files_is_told() -> None:
+    for number in (errno.EMFILE, errno.ENFILE):
+        require_message(
+            message_of(OSError(number, os.strerror(number))) or "", "ulimit -n", "jobs="
+        )
 
 
 def test_a_working_folder_that_is_gone_is_told(

@@ -13,14 +13,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_steps import always_fails, count_to, counted, lines
 from places import REPOSITORY, SUPPORT
 from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
 
-from pipeline import Step, Store
+from pipeline import Step, Store, TemperError
 from pipeline.dag.resources import NOTHING, Resources
+from pipeline.launchers import ray_jobs
 from pipeline.launchers.config import RayConfig, SlurmConfig
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
@@ -273,6 +275,8 @@ def test_an_engine_that_does_not_answer_gets_no_job_twice(
     assert made.metrics == {"until": 5}
     assert len(lines(journal)) == 6
     assert engine.submissions == (1 if arrives else 2)
+    logs = Path(store.root, "attempts/count_to").glob("*/*/log.txt")
+    assert any("[processes: no answer]" in log.read_text() for log in logs)
 
 
 @dataclass
@@ -378,3 +382,22 @@ def test_an_address_of_ray_that_takes_no_jobs_is_refused() -> None:
     for address in ("ray://head:10001", "head:8265", ""):
         with pytest.raises(ValueError, match="is not that of a dashboard, as in http://HEAD:8265"):
             RayConfig(address=address)
+
+
+class RefusingClient:
+    """Ray's client, which checks a job itself before it sends it."""
+
+    def submit_job(self, **job: Any) -> str:
+        assert job["runtime_env"]["env_vars"]["NUMBER"] == 1
+        raise TypeError("runtime_env['env_vars'] must be of type Dict[str, str]")
+
+
+def test_what_ray_s_client_refuses_is_refused_at_once(
+    store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no cluster that does not answer, and to which the job would go again and again."""
+    config = RayConfig(env={"NUMBER": 1})  # type: ignore[dict-item]
+    task = leave_a_record(store, count_to(2, journal), str(tmp_path))
+    monkeypatch.setitem(ray_jobs._clients, (os.getpid(), config.address), RefusingClient())
+    with pytest.raises(TemperError, match=r"Ray refuses the job: .*must be of type Dict"):
+        ray_jobs.Ray(config).submit(task)

@@ -16,7 +16,7 @@ import pytest
 from drivers import start_driver
 from job_steps import count_to, gang, leave_once, lines, listening, where
 from rich.console import Console
-from waiting import HANGS_SECONDS, held, is_running, wait_until
+from waiting import held, is_running, wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.launchers import devices
@@ -68,8 +68,9 @@ def test_a_device_stays_taken_while_a_worker_lives_that_its_driver_has_left(tmp_
 
 
 SMI = """#!/bin/sh
-echo "0, GPU-aaaa, NVIDIA A100-SXM4-40GB"
-echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3"
+echo "0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960"
+echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3, 81559"
+echo asked >> "$0.asked"
 """
 
 
@@ -82,6 +83,24 @@ def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_devices: None
     devices._described.cache_clear()
     yield
     devices._described.cache_clear()
+
+
+@pytest.mark.usefixtures("two_kinds")
+def test_the_driver_of_nvidia_s_is_asked_once_for_all_that_it_knows(tmp_path: Path) -> None:
+    assert devices.cards() == (
+        ("NVIDIA A100-SXM4-40GB", 40960 * 2**20),
+        ("NVIDIA H100 80GB HBM3", 81559 * 2**20),
+    )
+    assert devices.models() == "NVIDIA A100-SXM4-40GB, NVIDIA H100 80GB HBM3"
+    assert (tmp_path / "nvidia-smi.asked").read_text() == "asked\n"
+
+
+@pytest.mark.usefixtures("two_kinds")
+def test_a_driver_of_nvidia_s_that_prints_nonsense_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, \\377, x\\nfoo\\n'\n")
+    assert devices.models() == ""
+    assert devices.cards() == ()
+    assert devices.present() == ("0", "1")
 
 
 @pytest.mark.usefixtures("two_kinds")
@@ -158,7 +177,7 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
         driver = start_driver(TWO_STEPS, store.root, journal)
         wait_until(lambda: len(lines(journal)) > 3)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-        driver.wait(HANGS_SECONDS)
+        driver.wait()
     assert lines(journal)[-1].startswith("left at")
 
 
@@ -241,7 +260,7 @@ def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -
     else:
         (worker,) = children(driver.pid)
         os.kill(worker, signal.SIGKILL)
-    driver.wait(HANGS_SECONDS)
+    driver.wait()
     wait_until(lambda: not alive(journal))
 
 

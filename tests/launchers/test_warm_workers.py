@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import Driver
 from places import REPOSITORY
 from waiting import wait_until
 
@@ -56,7 +57,7 @@ from pipeline.launchers.config import LauncherConfig, LocalConfig
 import work
 if __name__ == "__main__":
     store, warm, jobs = sys.argv[1:]
-    steps = work.steps() if hasattr(work, "steps") else [work.work(n) for n in range(3)]
+    steps = work.steps() if hasattr(work, "steps") else [work.work(n) for n in range(2)]
     launcher = LauncherConfig(local=LocalConfig(warm=warm == "warm"))
     made = run(steps, store, int(jobs), launcher=launcher, verbosity=-1)
     print("RESULT", json.dumps([
@@ -86,32 +87,41 @@ class Lab:
     def write(self, code: str) -> None:
         (self.project / "work.py").write_text(HEAD + code)
 
-    def start(self, way: str = "warm", jobs: int = 1) -> "subprocess.Popen[str]":
+    def start(self, way: str = "warm", jobs: int = 1) -> Driver:
+        words, environment = self._command(way, jobs)
+        return Driver(words, self.project, environment)
+
+    def _command(self, way: str, jobs: int) -> tuple[list[str], dict[str, str]]:
         self.imports.write_text("")
         path = [str(REPOSITORY), str(self.folder / "site-packages")]
         environment = {
             name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"
         }
-        return subprocess.Popen(
-            [sys.executable, "driver.py", str(self.folder / f"store-{way}"), way, str(jobs)],
+        words = ["driver.py", str(self.folder / f"store-{way}"), way, str(jobs)]
+        more = {"PYTHONPATH": os.pathsep.join(path), "IMPORTS": str(self.imports)}
+        return words, {**environment, **more}
+
+    def run(self, way: str = "warm", jobs: int = 1) -> list[dict[str, Any]]:
+        """What each step said, and its artifact."""
+        return _results(self.start(way, jobs).communicate())
+
+    def run_from_a_shell(self, way: str, jobs: int = 1) -> list[dict[str, Any]]:
+        """The same with an interpreter of its own for the driver."""
+        words, environment = self._command(way, jobs)
+        done = subprocess.run(
+            [sys.executable, *words],
             cwd=self.project,
-            env={**environment, "PYTHONPATH": os.pathsep.join(path), "IMPORTS": str(self.imports)},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    def run(self, way: str = "warm", jobs: int = 1) -> list[dict[str, Any]]:
-        """What each step said, and its artifact."""
-        output, _ = self.start(way, jobs).communicate(timeout=300)
-        lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
-        assert lines, output
-        return json.loads(lines[0].removeprefix("RESULT "))
+        return _results(done.stdout)
 
     def fail(self, way: str) -> str:
         """What is printed of a run that fails."""
         process = self.start(way)
-        output, _ = process.communicate(timeout=300)
+        output = process.communicate()
         assert process.returncode != 0
         return output
 
@@ -129,6 +139,12 @@ class Lab:
         return "".join(path.read_text() for path in found)
 
 
+def _results(output: str) -> list[dict[str, Any]]:
+    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+    assert lines, output
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
@@ -140,12 +156,15 @@ def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh
     (lab.library / "__init__.py").write_text(
         LIBRARY + "import numpy.random\nprint('heavy is old', flush=True)\n"
     )
-    lab.write(PLAIN.replace("draw=", "numbers=heavy.numpy.random.random(), draw="))
+    lab.write(
+        PLAIN.replace("draw=", "numbers=heavy.numpy.random.random(), draw=")
+        + "def steps():\n    return [work(0), work(1), work(2)]\n"
+    )
 
     def lasting(said: dict[str, Any]) -> Any:
         return said["digest"], said["discovered"], said["mode"]
 
-    warm = lab.run("warm", jobs=3)
+    warm = lab.run_from_a_shell("warm", jobs=3)
     (importer,) = lab.importers
     assert {said["parent"] for said in warm} == {importer}
     assert len({said["pid"] for said in warm} - {importer}) == 3
@@ -154,7 +173,7 @@ def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh
     assert len({said["draw"] for said in warm}) == len({said["numbers"] for said in warm}) == 3
     # and what the import printed is in the log of every worker
     assert lab.logs().count("heavy is old") == 3
-    fresh = lab.run("fresh")
+    fresh = lab.run_from_a_shell("fresh")
     assert lab.importers == [said["pid"] for said in fresh]
     assert list(map(lasting, warm)) == list(map(lasting, fresh))
 
@@ -239,7 +258,7 @@ def work(out: Output, number: int = 0) -> Metrics:
 """
     )
     made = lab.run()
-    assert [said["mode"] for said in made] == ["unset"] * 3
+    assert [said["mode"] for said in made] == ["unset"] * 2
     assert [said["loaded_by"] for said in made] == [said["pid"] for said in made]
     assert len(lab.importers) == 1
 
@@ -354,7 +373,7 @@ def work(out: Output, number: int = 0) -> Metrics:
 """
     )
     warm, fresh = lab.run("warm"), lab.run("fresh")
-    assert [said["is_executed"] for said in warm + fresh] == [False] * 3 + [True] * 3
+    assert [said["is_executed"] for said in warm + fresh] == [False] * 2 + [True] * 2
     for name in ("discovered", "digest", "numbers"):
         assert [said[name] for said in warm] == [said[name] for said in fresh]
 
@@ -439,6 +458,8 @@ def work(out: Output, number: int = 0) -> Metrics:
     new.write_text("VALUE = 8  # newer\\n")
     new.replace(LIBRARY)
     return told(seen=seen)
+def steps():
+    return [work(0), work(1), work(2)]
 """
     )
     assert [said["seen"] for said in lab.run()] == [7, 8, 8]
@@ -513,11 +534,45 @@ def test_workers_go_on_when_their_parent_is_killed(lab: Lab) -> None:
     (parent,) = lab.importers
     os.kill(parent, signal.SIGKILL)
     lab.imports.with_name("go").touch()
-    output, _ = process.communicate(timeout=300)
+    output = process.communicate()
     assert process.returncode == 0, output
     first, second = json.loads(output.partition("RESULT ")[2])
     assert first["pid"] == _begun(lab, 0)
     assert lab.importers == [parent, second["pid"]]
+
+
+def test_a_worker_that_is_killed_after_its_parent_is_told_so(lab: Lab) -> None:
+    lab.write(WAITING)
+    process = lab.start()
+    worker, (parent,) = _begun(lab, 0), lab.importers
+    os.kill(parent, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    lab.imports.with_name("go").touch()
+    output, _ = process.communicate(timeout=300)
+    assert "work (number=0): the worker left no report (its parent, which would know" in output
+    assert len(lab.run()) == 2
+
+
+def test_the_death_of_the_process_that_waits_for_a_worker_is_told_plainly(lab: Lab) -> None:
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    if number == 0:
+        os.kill(os.getppid(), signal.SIGKILL)  # with several jobs it is one of Luigi's
+        time.sleep(600)
+    return {}
+def steps():
+    return [work(0), work(1)]
+"""
+    )
+    process = lab.start("fresh", jobs=2)
+    output, _ = process.communicate(timeout=300)
+    told = "the process of this run that waited for its worker was killed by SIGKILL (often: out of"
+    assert f"work (number=0): {told}" in " ".join(output.split())
+    assert "died unexpectedly" not in output
+    assert "whole log" not in output
+    assert "error: failed: work (number=0); what is done is kept" in output
 
 
 def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> None:
@@ -525,7 +580,7 @@ def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> Non
     process = lab.start()
     worker = _begun(lab, 0)
     process.kill()
-    process.communicate(timeout=300)
+    process.communicate()
     for pid in (worker, *lab.importers):
         wait_until(lambda pid=pid: not _is_alive(pid))
 
@@ -537,7 +592,7 @@ def test_a_parent_whose_import_hangs_ends_when_the_driver_is_killed(lab: Lab) ->
     process = lab.start()
     wait_until(lambda: lab.importers)
     process.kill()
-    process.communicate(timeout=300)
+    process.communicate()
     for pid in lab.importers:
         wait_until(lambda pid=pid: not _is_alive(pid))
 
@@ -547,7 +602,7 @@ def test_ctrl_c_ends_workers_and_their_parent(lab: Lab) -> None:
     process = lab.start(jobs=2)
     workers = [_begun(lab, 0), _begun(lab, 1)]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
+    process.communicate()
     for pid in (*workers, *lab.importers):
         wait_until(lambda pid=pid: not _is_alive(pid))
 

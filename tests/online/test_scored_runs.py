@@ -21,8 +21,8 @@ from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_tables import PAIR_TOKENS
-from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
 from steps.online.rollouts import Rollout, read_rollouts

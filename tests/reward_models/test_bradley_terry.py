@@ -104,6 +104,15 @@ def test_a_margin_is_asked_of_the_pair_s_ratings_and_missed_by_row() -> None:
         loss.margin({"row": "a:2", "score_chosen": 8.0, "score_rejected": None})
 
 
+@pytest.mark.parametrize("score", [math.nan, math.inf, "9"])
+def test_a_rating_that_is_no_finite_number_is_told_by_row_and_field(score: object) -> None:
+    told = r"row 'a:3': score_rejected is .*; it must be a finite number"
+    with pytest.raises(ValueError, match=told):
+        BradleyTerry(margin_per_score=0.5).margin(
+            {"row": "a:3", "score_chosen": 8.0, "score_rejected": score}
+        )
+
+
 @pytest.mark.parametrize("name", ["center_rewards_coefficient", "margin_per_score"])
 @pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
 def test_a_setting_that_makes_no_sense_is_refused(name: str, value: float) -> None:

@@ -29,8 +29,8 @@ from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_tables import PAIR_TOKENS
-from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
 from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model

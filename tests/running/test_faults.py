@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from threading import Event
 from typing import IO, Any
 
 import blake3
+import drivers
 import fsspec
 import pytest
 from clocks import SharedClock
@@ -495,25 +495,17 @@ def test_a_worker_that_fails_after_another_driver_took_over_is_no_failure(
 class Process:
     """A driver as a process of its own; see ``contract_driver``."""
 
-    process: subprocess.Popen[str]
+    process: drivers.Driver
 
     @classmethod
     def start(cls, mode: str, url: str, journal: str, *clock: Path) -> "Process":
         driver = TESTS / "contract" / "contract_driver.py"
         paths = os.pathsep.join([str(driver.parent), *sys.path])
-        return cls(
-            subprocess.Popen(
-                [sys.executable, str(driver), mode, url, journal, *map(str, clock)],
-                env={**os.environ, "PYTHONPATH": paths},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-        )
+        words = [str(driver), mode, url, journal, *map(str, clock)]
+        return cls(drivers.Driver(words, Path.cwd(), {**os.environ, "PYTHONPATH": paths}))
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        self.process.send_signal(number)
 
     def wait(self) -> str:
         """What it printed.
@@ -521,7 +513,7 @@ class Process:
         Raises:
             AssertionError: it failed.
         """
-        printed, _ = self.process.communicate(timeout=HANGS_SECONDS)
+        printed = self.process.communicate()
         assert self.process.returncode == 0, printed
         return printed.strip()
 

@@ -5,12 +5,16 @@ Steps write a line into a journal outside the store when they really run.
 
 import errno
 import importlib
+import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from numbers_lab import Lab, end, start_held_driver
@@ -33,6 +37,7 @@ from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.objects import LocalObjects
+from pipeline.store.runs import read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -315,7 +320,9 @@ def test_a_run_is_recorded(lab: Lab) -> None:
 )
 @pytest.mark.real_workers
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jobs: int) -> None:
-    end(lab, start_held_driver(lab, 4, jobs), number)
+    driver = start_held_driver(lab, 4, jobs)
+    end(lab, driver, number)
+    assert driver.returncode == -number, "a failure has another status"
     assert journal_lines(lab.journal)[-1] == "count 4"
     assert Catalog(lab.store).history("slow_count") == []
 
@@ -329,3 +336,29 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jo
 def _content(lab: Lab, step: Step) -> Path:
     made = run({"step": step}, lab.store, console=lab.console)["step"]
     return made.path
+
+
+def test_a_machine_without_shared_memory_is_told_what_to_mount(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(multiprocessing, "Queue", none)
+    with pytest.raises(
+        TemperError, match=r"semaphore here \(Read-only file system\); mount /dev/shm"
+    ):
+        lab.run(product=lab.product())
+
+
+def test_a_clock_that_is_set_back_during_a_run_loses_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a time server, or when a virtual machine wakes."""
+    clock, looks = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: clock() - 1000 * next(looks))
+    assert lab.run(product=lab.product()) == ["numbers", "multiply"]
+    assert all(made.seconds >= 0 for made in Catalog(lab.store).history("multiply"))
+    for record in read_runs(lab.store):  # a negative duration would be taken for damage
+        assert record.seconds < 1000
+        assert all(0 <= entry["seconds"] < 1000 for entry in record.steps)

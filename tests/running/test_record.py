@@ -114,16 +114,33 @@ def test_the_commit_and_a_digest_of_the_changes_are_kept(
     clean = ask_git()
     assert clean == {"commit": git("rev-parse", "HEAD"), "dirty": None}
     seen = []
-    for text in ("2", "3"):
+    for text in ("2", "3", "\0binary 4", "\0binary 5"):
         file.write_text(text)
         seen.append(ask_git())
     (tmp_path / "new.py").write_text("4")
     seen.append(ask_git())
     assert all(state["commit"] == clean["commit"] for state in seen)
-    assert len({state["dirty"] for state in seen} | {None}) == 4
+    assert len({state["dirty"] for state in seen} | {None}) == 6
     file.write_text("1")
     (tmp_path / "new.py").unlink()
     assert ask_git() == clean
+
+
+@pytest.mark.parametrize(
+    ("git", "told"),
+    [
+        ("exit 3", {}),
+        ("printf 'x\\377\\n'", {}),
+        (f"[ $1 = rev-parse ] && echo {'a1' * 20}", {"commit": "a1" * 20, "dirty": "unknown"}),
+    ],
+)
+def test_a_git_that_fails_or_prints_nonsense_ends_no_run(
+    git: str, told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text(f"#!/bin/sh\n{git}\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_git() == told
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,98 @@ def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
     assert done.returncode == 1
     assert f"look is defined in {Path(name).name}, which no worker can import" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_helper_may_have_the_name_of_a_library_that_the_step_does_not_use(
+    tmp_path: Path,
+) -> None:
+    script = Script(tmp_path, "from torch import VALUE", "VALUE")
+    script.write("torch.py", "VALUE = 7\n")
+    assert script.run() == ("7", True)
+    assert script.run() == ("7", False)
+    script.write("torch.py", "VALUE = 8\n")
+    assert script.run() == ("8", True)
+
+
+@pytest.mark.parametrize("name", ["random", "fsspec"])
+@pytest.mark.parametrize("is_script", [True, False])
+def test_a_file_that_hides_a_module_which_a_library_imports_is_named(
+    tmp_path: Path, name: str, is_script: bool
+) -> None:
+    script = Script(tmp_path, "", "1")
+    file = tmp_path / f"{name}.py"
+    script.write(file.name, (tmp_path / "script.py").read_text() if is_script else "")
+    started = file.name if is_script else "script.py"
+    done = subprocess.run(
+        [sys.executable, started], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    whose = "Python's own" if name == "random" else "the library"
+    told = f"error: {file} is imported in place of {whose} {name}; rename it, as in my_{name}, and"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(told)
+
+
+@pytest.mark.parametrize("depth", ["", "inner/"])
+def test_a_file_with_relative_imports_is_started_as_a_part_of_its_package(
+    tmp_path: Path, depth: str
+) -> None:
+    script = Script(tmp_path, "from .helper import VALUE", "VALUE")
+    text = (tmp_path / "script.py").read_text()
+    for folder in {"mine/", f"mine/{depth}"}:
+        script.write(f"{folder}__init__.py", "")
+    script.write(f"mine/{depth}helper.py", "VALUE = 7\n")
+    script.write(f"mine/{depth}train.py", text)
+    module = f"mine/{depth}train".replace("/", ".")
+
+    def start(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    (line,) = start(
+        "-c",
+        f"import pipeline; import runpy; runpy.run_path('mine/{depth}train.py', "
+        "run_name='__main__')",
+    ).stderr.splitlines()
+    assert f"python -m {module}, in {tmp_path}" in line
+    assert "seen: 7" in start("-m", module).stdout
+
+
+def test_steps_in_an_archive_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    script = Script(tmp_path, "", "1")
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.write(tmp_path / "script.py", "packed.py")
+    code = "import sys; sys.path.insert(0, 'app.zip'); import packed, pipeline; pipeline.run("
+    code += "{'look': packed.look()}, 'store')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=script.folder, capture_output=True, text=True, check=False
+    )
+    (line,) = done.stderr.splitlines()
+    assert "packed lies in an archive" in line
+    assert "unpack it" in line
+
+
+def test_a_step_that_is_deleted_from_its_file_during_the_run_is_told_as_an_edit(
+    tmp_path: Path,
+) -> None:
+    script = Script(tmp_path, "from more import use", "open('more.py', 'w').write('')")
+    text = (tmp_path / "script.py").read_text()
+    script.write("script.py", text.replace('{"look": look()}', '{"used": use(look())}'))
+    script.write(
+        "more.py",
+        """
+        from pipeline import Artifact, Metrics, Output, step
+
+        @step
+        def use(out: Output, seen: Artifact) -> Metrics:
+            return {}
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "code was edited while the experiment ran (more:use is not there any more)" in " ".join(
+        (done.stdout + done.stderr).split()
+    )
 
 
 def test_warnings_that_are_errors_end_no_run(

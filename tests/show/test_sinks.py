@@ -228,6 +228,19 @@ def test_a_sink_that_cannot_write_says_so_and_stops_nothing(store: Store, consol
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "tensorboard: " in shown
     assert "Error" in shown
+    assert "tensorboard: nothing was sent or kept" in shown
+    assert "--logdir" not in shown
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [("disabled", "nothing was sent or kept"), ("dryrun", "kept in"), ("run", "sent (online)")],
+)
+def test_wandb_says_what_became_of_the_metrics_in_each_mode(
+    mode: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert weights_and_biases.WandbSink().notice().startswith(told)
 
 
 def test_a_step_that_fails_ends_the_run_as_without_sinks(store: Store, console: Console) -> None:

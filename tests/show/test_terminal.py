@@ -4,6 +4,7 @@ import io
 import shlex
 import subprocess
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_verbose_shows_every_try_of_a_step_however_short_and_nothing_of_earlier_
     attempts = Path(store.root) / "attempts" / row.step.name / row.key
 
     def attempt(seconds: float, said: str) -> None:
-        folder = attempts / name_by_time(board.started + seconds)
+        folder = attempts / name_by_time(time.time() + seconds)
         folder.mkdir(parents=True)
         (folder / "log.txt").write_text(said)
         (folder / "report.json").write_text("{}")
@@ -239,7 +240,7 @@ def test_the_log_of_a_step_is_followed_from_the_shell_until_it_ends(
     result = CliRunner().invoke(app, ["logs", "slow_count", "-f", "--store", store.url])
     assert result.exit_code == 0
     assert "count 6" in journal_lines(lab.journal)
-    assert driver.wait(HANGS_SECONDS) == 0
+    assert driver.wait() == 0
 
 
 def test_the_log_of_a_failed_step_is_over_at_once(store: Store, console: Console) -> None:

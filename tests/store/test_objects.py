@@ -400,6 +400,35 @@ def test_a_server_that_does_not_answer_is_an_os_error() -> None:
         _require_os_error_of_every_operation(GcsObjects(fs))
 
 
+@pytest.mark.parametrize("write", ["create", "replace"])
+def test_a_write_bears_with_a_folder_that_is_removed_as_empty_just_before_it(
+    write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``temper gc`` removes folders that it has emptied."""
+    made: list[Path] = []
+    local, place = open_objects(str(tmp_path))
+    path = Path(place, "progress/step/key.json")
+    make_folder = objects.make_folder
+
+    def removed_twice(folder: Path) -> None:
+        make_folder(folder)
+        made.append(folder)
+        if len(made) < 3:
+            folder.rmdir()
+
+    monkeypatch.setattr(objects, "make_folder", removed_twice)
+    getattr(local, write)(str(path), b"1")
+    assert path.read_bytes() == b"1"
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_a_link_to_nothing_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store").symlink_to(tmp_path / "unmounted/store")
+    local, place = open_objects(str(tmp_path / "store"))
+    with pytest.raises(OSError, match=r"store is a link to .*unmounted/store, which is not there"):
+        local.replace(f"{place}/runs/a.json", b"")
+
+
 def test_a_file_where_a_folder_should_be_is_an_os_error(tmp_path: Path) -> None:
     objects, root = open_objects(str(tmp_path))
     objects.create(f"{root}/file", b"")

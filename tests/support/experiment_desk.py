@@ -1,9 +1,6 @@
 """An experiment as a user has it before them: a script, its settings and a store."""
 
-import contextlib
-import io
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -11,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from command_line import script
 from workers_here import instead_of_processes
 
 from pipeline import Store
@@ -54,23 +52,12 @@ class Desk:
     def here(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """As :meth:`run`, but in this process, which need not start Python, import Hydra and read
         the code of every step once more: for commands that start no step."""
-        command, out, err, status = self.command(*arguments), io.StringIO(), io.StringIO(), 0
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
+        command = self.command(*arguments)
+        with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.repository)
-            patch.syspath_prepend(self.repository / "experiments")
-            patch.setattr(sys, "argv", command[1:])
-            patch.setattr(sys, "orig_argv", command)
-            patch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets
-            try:
-                runpy.run_path(command[1], run_name="__main__")
-            except SystemExit as left:
-                status = int(left.code or 0)
-        assert status == 0 or not check, out.getvalue() + err.getvalue()
-        return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
+            said = script(*command[1:])
+        assert said.status == 0 or not check, said.out + said.err
+        return subprocess.CompletedProcess(command, said.status, said.out, said.err)
 
     def run_here(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """As :meth:`run`, with driver and workers in this process, which has imported torch."""

@@ -1,11 +1,9 @@
 """A small DAG over a file of numbers, and drivers of it: what a user would have at hand."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from places import SUPPORT
+import drivers
 from rich.console import Console
 from toy_steps import Times, journal_lines, multiply, numbers
 from waiting import hold, let_go, wait_until
@@ -61,18 +59,12 @@ run({"count": slow_count(6, sys.argv[2])}, sys.argv[1], jobs=int(sys.argv[3]))
 """
 
 
-def start_driver(lab: Lab, code: str = COUNT, more: str | int = 1) -> subprocess.Popen[bytes]:
+def start_driver(lab: Lab, code: str = COUNT, more: str | int = 1) -> drivers.Driver:
     """A driver in a session of its own, by default of a step that counts to 6."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, lab.store.root, lab.journal, str(more)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    return drivers.start_driver(code, lab.store.root, lab.journal, str(more))
 
 
-def start_held_driver(lab: Lab, at: int = 4, jobs: int = 1) -> subprocess.Popen[bytes]:
+def start_held_driver(lab: Lab, at: int = 4, jobs: int = 1) -> drivers.Driver:
     """A driver whose step has counted to a number, and goes no further until `let_go`."""
     hold(lab.journal, at)
     driver = start_driver(lab, COUNT, jobs)
@@ -80,7 +72,7 @@ def start_held_driver(lab: Lab, at: int = 4, jobs: int = 1) -> subprocess.Popen[
     return driver
 
 
-def end(lab: Lab, driver: subprocess.Popen[bytes], number: int) -> None:
+def end(lab: Lab, driver: drivers.Driver, number: int) -> None:
     """Signals a driver that is held, as its terminal would, and waits for its end and its worker's.
 
     What counts after it is held no more.

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, UnpairedRow
+from steps.data.tokens.config import Inserted, TokenizeConfig, TrainOn
 from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
 from steps.data.tokens.tokenizing import (
-    Inserted,
     Tokenization,
-    TokenizeConfig,
     TokenizedConversation,
-    TrainOn,
     tokenization,
     tokenize_completions,
     tokenize_conversations,

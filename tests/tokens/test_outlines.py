@@ -12,9 +12,10 @@ from benchmarks.chat_templates import tokenizer_for
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 from steps.data.templates.flow import looked_for_in_contents
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.encoding import encoder
 from steps.data.tokens.rendering import Chat, render
-from steps.data.tokens.tokenizing import Tokenization, TokenizeConfig, tokenization
+from steps.data.tokens.tokenizing import Tokenization, tokenization
 
 TEXTS = (
     "Yes.", "Is it so?", " and so on ", "two\n\nlines", "\u3000wide\u00a0", "</think>\n\nYes.",

@@ -16,15 +16,9 @@ from benchmarks.chat_templates import CALL, CASES, TOOL, called, result, said, t
 from benchmarks.template_oracle import Conversation, Made, Oracle
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow
+from steps.data.tokens.config import Inserted, Lost, TokenizeConfig, TrainOn
 from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
-from steps.data.tokens.tokenizing import (
-    Inserted,
-    Lost,
-    TokenizeConfig,
-    TrainOn,
-    tokenization,
-    tokenize_conversations,
-)
+from steps.data.tokens.tokenizing import tokenization, tokenize_conversations
 
 ROLES = "{% for m in messages %}{% if m.role == 'assistant' %}ANSWER{% else %}OTHER{% endif %}"
 CALLS = (

@@ -18,8 +18,8 @@ from waiting import wait_until
 from steps.data.rows.parquet import read_rows, shards, write_rows
 from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
 from steps.data.rows.tables import CONVERSATIONS, PAIRS, to_record
+from steps.data.tokens.config import TokenizeConfig, TrainOn
 from steps.data.tokens.token_folders import tokenize_folders
-from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn
 from steps.data.work.workers import Shard, ShardFailed, process_shards
 from steps.scoring.examples import chosen_as_demonstration, read_demonstrations, read_pairs
 
@@ -176,7 +176,7 @@ RUN = """
 import json, sys, threading
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_folders import tokenize_folders
 
 if __name__ == "__main__":

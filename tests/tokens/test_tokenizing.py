@@ -27,17 +27,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
-from steps.data.tokens.lengths import LengthLimits, RowTooLong, TooLong, fit
+from steps.data.tokens.config import LengthLimits, TokenizeConfig, TooLong, TrainOn
+from steps.data.tokens.lengths import RowTooLong, fit
 from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
 from steps.data.tokens.rendering import Chat, load_tokenizer
-from steps.data.tokens.tokenizing import (
-    Findings,
-    TokenizeConfig,
-    TrainOn,
-    tokenization,
-    tokenize_conversations,
-    tokens_id,
-)
+from steps.data.tokens.tokenizing import Findings, tokenization, tokenize_conversations, tokens_id
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
 HEADER = "{% if add_generation_prompt %}<assistant>{% endif %}"

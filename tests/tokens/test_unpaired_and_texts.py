@@ -16,15 +16,10 @@ from pipeline import File, TemperError
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import TextRow
+from steps.data.tokens.config import LongText, TextConfig, TokenizeConfig, TrainOn
 from steps.data.tokens.lengths import RowTooLong
-from steps.data.tokens.texts import (
-    LongText,
-    TextConfig,
-    TokenizedText,
-    text_tokenization,
-    tokenize_texts,
-)
-from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn, tokens_id
+from steps.data.tokens.texts import TokenizedText, text_tokenization, tokenize_texts
+from steps.data.tokens.tokenizing import tokens_id
 from steps.kinds import Model, Texts, UnpairedSplits
 from steps.load_texts import load_texts
 from steps.load_unpaired import load_unpaired

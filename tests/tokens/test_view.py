@@ -17,9 +17,8 @@ from steps.data.row_view import show_row, visible
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow, TextRow
 from steps.data.rows.tables import PAIRS, TEXTS, to_record
-from steps.data.tokens.texts import TextConfig
+from steps.data.tokens.config import TextConfig, TokenizeConfig
 from steps.data.tokens.token_folders import tokenize_folders
-from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.kinds import Model, TokenizedPreferences
 
 HOSTILE = "\x1b[31m[bold]red[/bold]\x07 \u202eevil\u2069 [link=file:///]x[/link]"

@@ -159,7 +159,7 @@ def test_a_batch_has_the_textbook_s_loss_and_gradient_however_it_is_cut(
         Layout.alone: ((1, whole),),
     }.items():
         with oracle.in_float64():
-            model, readout = compared(*folders, layout)
+            model, readout = compared(folders[0], folders[1], layout)
         for budget, logits in cuts:
             monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", logits)
             for name, (value, gradients) in expected.items():

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from benchmarks.architectures import TRAINING, tiny
-from steps.models.config import Dtype
+from steps.models.adapters import add_adapter
+from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.ranks import ALONE, Ranks, together
 from steps.models.sharded_tensors import whole
@@ -98,6 +99,24 @@ def test_a_batch_s_loss_and_gradient_are_the_model_s_own_however_it_is_cut(
         torch.testing.assert_close(actual[name].double(), value.double(), rtol=1e-5, atol=1e-7)
     with torch.no_grad():
         assert check_packing(model, GROUPS).layout is layout
+
+
+def test_adapters_drop_the_same_in_the_pass_that_counts_the_load(tmp_path: Path) -> None:
+    """So a batch of several packs has the loss and the gradient that it has as one."""
+    folder = model_folder(tmp_path / "model", lambda: mixture("qwen2_moe"))
+    found = []
+    for budget in (60, 10**6):
+        model = load_model(folder, Dtype.float64)
+        add_adapter(model, LoraConfig(r=2, dropout=0.5), seed=0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.fill_(0.1)
+        found.append(step(trainer(model, budget), model))
+    whole_batch, cut = found.pop(), found.pop()
+    assert cut.pop("packs") > whole_batch.pop("packs") == 1
+    for name, value in whole_batch.items():
+        torch.testing.assert_close(cut[name], value, rtol=1e-6, atol=1e-9)
 
 
 def run_both(folder: Path, work: Path) -> None:

@@ -20,6 +20,7 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
+from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.architectures import tiny
@@ -274,6 +275,35 @@ def test_a_layer_that_takes_no_adapter_is_left_out_unless_it_is_named(
 def test_what_is_no_layer_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match=r"names experts, and .* no such layer .* it has k_proj"):
         add_adapter(tiny("gpt_oss"), LoraConfig(target_modules=["experts"]), seed=0)
+
+
+def test_selective_checkpointing_keeps_no_products_of_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is as large as that of the matrix that it adapts, and costs next to nothing."""
+    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    widths, policy = list[int](), activation_checkpointing._policy
+
+    def noted(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        chosen = policy(context, operation, *args, **kwargs)
+        if chosen is CheckpointPolicy.MUST_SAVE and operation.name() == "aten::mm":
+            widths.append(len(args[-1]))
+        return chosen
+
+    monkeypatch.setattr(activation_checkpointing, "_policy", noted)
+    model = llama()
+    add_adapter(model, LoraConfig(r=2), seed=0)
+    activation_checkpointing.checkpoint_activations(model, ActivationCheckpointing.selective)
+    model(torch.arange(20)[None], use_cache=False).logits.sum().backward()
+    assert set(widths) == {16, 32}  # of the matrices and of the adapters' first factors
+
+
+def test_dropout_that_experts_cannot_have_is_refused_with_what_to_do() -> None:
+    told = r"lora.dropout=0.1, but adapters of the experts of Qwen3MoeForCausalLM .* set it to 0"
+    with pytest.raises(ValueError, match=told):
+        add_adapter(tiny("qwen3_moe"), LoraConfig(dropout=0.1), seed=0)
+    named = LoraConfig(dropout=0.1, target_modules=["q_proj", "v_proj"])
+    assert add_adapter(tiny("qwen3_moe"), named, seed=0)
 
 
 def test_modules_of_gpt2_are_named_without_the_head_that_is_refused() -> None:

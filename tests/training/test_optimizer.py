@@ -50,6 +50,12 @@ def test_warm_up_climbs_in_equal_steps_to_the_full_rate() -> None:
     assert warm == [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]
 
 
+def test_the_decays_of_running_means_may_be_whole_numbers() -> None:
+    config = OptimizerConfig(adam_beta1=0, adam_beta2=0.9)
+    optimizer = build_optimizer({"weight": nn.Parameter(torch.ones(2, 2))}, config)
+    assert optimizer.param_groups[0]["betas"] == (0.0, 0.9)
+
+
 @given(
     total=st.integers(1, 50),
     warmup_steps=st.integers(0, 60),

@@ -1,5 +1,6 @@
-"""The parent of warm workers spares transformers the search for its models, and nothing else."""
+"""What the parent of warm workers spares them: the search for models, and first calls."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from places import REPOSITORY
+
+from pipeline.worker.libraries import warm_imports
 
 TOLD = """
 import json, os, sys
@@ -124,3 +127,8 @@ def test_what_no_json_can_hold_is_searched_each_time(models: Path, tmp_path: Pat
     file.write_text(LIBRARY.replace('"nothing": {}', '"nothing": [1]'))
     for _ in range(2):
         assert told_by(SEARCH, tmp_path / "cache", libraries=models.parents[1])[2]
+
+
+def test_what_the_parent_calls_for_its_workers_is_there_and_finds_nothing() -> None:
+    for module, name in warm_imports._FIRST_CALLS.values():
+        assert getattr(importlib.import_module(module), name)("no model") is None

@@ -66,6 +66,9 @@ _FOLDER_BESIDE = re.compile(r"\.(copy|frozen|restore)-[a-z0-9_]{8}")
 """The names of the copies of scratch (``pipeline.store.staging`` and ``layout``)."""
 _OF_KEY = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
+WRITE_SECONDS = 60.0
+"""A write that is younger may be under way, whatever grace period a user names."""
+
 Key = tuple[str, str]
 """A step's name and a key."""
 
@@ -173,7 +176,7 @@ def find_garbage(store: Store, policy: Policy) -> Findings:
         *finder.marks(),
         *finder.progress(progress),
         *finder.leases(known_leases),
-        *_interrupted_writes(store, held, time.time() - policy.grace),
+        *_interrupted_writes(store, held, time.time() - max(policy.grace, WRITE_SECONDS)),
     ]
     return Findings(
         garbage,

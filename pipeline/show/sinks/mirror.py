@@ -35,12 +35,17 @@ class _Open:
 
 @dataclass
 class Mirror:
-    """Sends the metrics of steps to sinks. It prints each error once and goes on."""
+    """Sends the metrics of steps to sinks. It prints each error once and goes on.
+
+    Attributes:
+        reached: whether each sink has taken some step, for the sinks that were tried.
+    """
 
     store: Store
     group: str
     sinks: Mapping[str, Sink]
     folder: Path
+    reached: dict[str, bool] = field(default_factory=dict)
     _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
     _printed: set[str] = field(default_factory=set)
 
@@ -54,6 +59,8 @@ class Mirror:
         watched = Watched(self.group, step, encodable(name), key, config, self.folder)
         views = {kind: self._try(kind, sink.open, watched) for kind, sink in self.sinks.items()}
         self._open[step, key] = _Open({kind: v for kind, v in views.items() if v is not None})
+        for kind, view in views.items():
+            self.reached[kind] = self.reached.get(kind, False) or view is not None
 
     def look(self) -> None:
         """Send what running steps have logged up to their last checkpoint."""
@@ -106,7 +113,8 @@ def main(url: str, group: str, names: list[str]) -> None:
         else:
             mirror.end(event["step"], event["key"])
     for name, sink in mirror.sinks.items():
-        mirror.say(f"{name}: {sink.notice()}")
+        is_reached = mirror.reached.get(name, True)
+        mirror.say(f"{name}: {sink.notice() if is_reached else 'nothing was sent or kept'}")
 
 
 def _events() -> Iterator[Mapping[str, Any] | None]:

@@ -17,13 +17,16 @@ from typing import Any
 from pipeline.show.sinks import Watched
 
 _HOST = "api.wandb.ai"
+_OLD_NAMES = {"dryrun": "offline", "run": "online"}
+"""Modes that W&B's client still takes."""
 INIT_SECONDS = 15.0
 """How long to wait for the server before runs are kept on this machine."""
 
 
 class WandbSink:
     def __init__(self) -> None:
-        self.mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        asked = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        self.mode = _OLD_NAMES.get(asked, asked)
         self.folder = Path(".")
         self.refused = ""
 
@@ -72,6 +75,8 @@ class WandbSink:
             why = f"not online ({self.refused}); " if self.refused else ""
             folder = self.folder / "wandb"
             return f"{why}kept in {folder}; to send it: wandb sync {folder}/*"
+        if self.mode == "disabled":
+            return "nothing was sent or kept, as WANDB_MODE says"
         return f"sent ({self.mode})"
 
 

@@ -4,8 +4,8 @@ Begin with ``tokenizing``, which tokenises conversations and completions. ``pair
 preference pairs, ``texts`` plain texts. ``rendering`` applies the chat template, ``spans`` finds
 the assistant's turns in the text and ``tracing`` proves them; ``outlines`` spares most rows both.
 ``encoding`` makes ids, ``lengths`` cuts long rows. ``token_shards`` and ``token_folders`` process
-files and folders, ``token_tables`` has the columns; ``histograms`` and ``packing_report`` summarise
-lengths.
+files and folders, ``token_tables`` has the columns, ``length_summaries`` summarises lengths.
+``config`` has the settings.
 
 Uses ``images``, ``rows``, ``templates`` and ``work``.
 """

@@ -1,9 +1,8 @@
-"""Limits of sequence lengths, and policies for longer sequences.
+"""Apply the limits of sequence lengths, with the policies for longer sequences.
 
-There are two limits, in tokens: one for the prompt, and one for prompt and response together. Each
-has its own policy. The responses of a pair share the prompt, so it is cut once for both; each
-response is cut separately. If a policy would leave a response without a trained token, or a prompt
-without a token, the row is dropped with a reason.
+The responses of a pair share the prompt, so it is cut once for both; each response is cut
+separately. If a policy would leave a response without a trained token, or a prompt without a token,
+the row is dropped with a reason.
 
 A prompt that is cut at its start loses BOS and system prompt; one that is cut at its end loses the
 header after which the model writes. A response that is cut at its end loses its end-of-turn token,
@@ -11,47 +10,14 @@ so the model does not learn to stop there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from steps.data.rows.reasons import MalformedRow
-from steps.shared.checks import require_count, set_choice
-
-
-class TooLong(StrEnum):
-    """The policy for sequences that exceed a limit."""
-
-    keep_start = "keep_start"
-    keep_end = "keep_end"
-    drop = "drop"
-    error = "error"
+from steps.data.tokens.config import LengthLimits, TooLong
 
 
 class RowTooLong(ValueError):
     """A row exceeds a limit whose policy is `error`."""
-
-
-@dataclass(frozen=True)
-class LengthLimits:
-    """Limits in tokens, and their policies.
-
-    Args:
-        max_length: the most tokens of the prompt and one response together.
-        max_prompt_length: the most tokens of the prompt.
-        prompt_too_long: the policy for prompts over `max_prompt_length`.
-        too_long: the policy for rows that are then still over `max_length`: `keep_start` cuts the
-            response at its end, `keep_end` cuts the prompt at its start.
-    """
-
-    max_length: int = 1024
-    max_prompt_length: int = 512
-    prompt_too_long: TooLong = field(default=TooLong.drop, metadata={"before": TooLong.drop})
-    too_long: TooLong = field(default=TooLong.keep_start, metadata={"before": TooLong.keep_start})
-
-    def __post_init__(self) -> None:
-        require_count(self, "max_length", "max_prompt_length")
-        set_choice(self, "prompt_too_long", TooLong)
-        set_choice(self, "too_long", TooLong)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from steps.data.images.finding import images_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
+from steps.data.tokens.config import TrainOn
 from steps.data.tokens.encoding import Encoder, Pieces
 from steps.data.tokens.rendering import Chat
 from steps.data.tokens.tokenizing import (
@@ -23,7 +24,6 @@ from steps.data.tokens.tokenizing import (
     Findings,
     Tokenization,
     Tokens,
-    TrainOn,
     check_words,
     fitted,
     headers_of,

@@ -9,52 +9,18 @@ on exactly once. The rows of the text `doc` are called `doc#1`, `doc#2` and so o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import TextRow
+from steps.data.tokens.config import LongText, TextConfig
 from steps.data.tokens.encoding import Encoder, encoder
 from steps.data.tokens.lengths import RowTooLong
-from steps.data.tokens.tokenizing import Findings, Tokens, check_work, in_one_batch
-from steps.shared.checks import require_count, set_choice
+from steps.data.tokens.tokenizing import Findings, Tokens, in_one_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class LongText(StrEnum):
-    """The policy for a text that exceeds the limit."""
-
-    pieces = "pieces"
-    keep_start = "keep_start"
-    keep_end = "keep_end"
-    drop = "drop"
-    error = "error"
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """How texts become tokens.
-
-    Args:
-        max_length: the most tokens of a row, including BOS and end-of-sequence token.
-        too_long: the policy for longer texts. A text that is cut at its end has no end-of-sequence
-            token.
-        max_dropped: the most rows that may be dropped: below 1 a fraction, else a number of rows.
-        workers: the number of processes; 0: one for each core. The result does not depend on it.
-    """
-
-    max_length: int = 1024
-    too_long: LongText = LongText.pieces
-    max_dropped: float | None = None
-    workers: int = field(default=1, metadata={"identity": False})
-
-    def __post_init__(self) -> None:
-        require_count(self, "max_length", least=2)
-        set_choice(self, "too_long", LongText)
-        check_work(self.max_dropped, self.workers)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from typing import Any
 from steps.data.images.image_table import IMAGES, copy_images
 from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.parquet import shards
+from steps.data.tokens.config import TextConfig, TokenizeConfig
 from steps.data.tokens.encoding import save_tokenizer
-from steps.data.tokens.histograms import plot, quantiles
-from steps.data.tokens.packing_report import Packing, packed
-from steps.data.tokens.texts import TextConfig
+from steps.data.tokens.length_summaries import Packing, packed, plot, quantiles
 from steps.data.tokens.token_shards import (
     PACKED,
     TOKENS,
@@ -29,7 +28,6 @@ from steps.data.tokens.token_shards import (
     merged_report,
     write_row_ledger,
 )
-from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.data.work.workers import Finished, Shard, place, process_shards
 
 

@@ -21,13 +21,13 @@ from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow, UnpairedRow
 from steps.data.rows.tables import LEDGER, from_record
+from steps.data.tokens.config import TextConfig, TokenizeConfig
 from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
 from steps.data.tokens.rendering import load_bare_tokenizer, load_tokenizer
-from steps.data.tokens.texts import TextConfig, TokenizedText, text_tokenization, tokenize_texts
+from steps.data.tokens.texts import TokenizedText, text_tokenization, tokenize_texts
 from steps.data.tokens.token_tables import COMPLETION_TOKENS, CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokens.tokenizing import (
     Findings,
-    TokenizeConfig,
     TokenizedCompletion,
     TokenizedConversation,
     Tokens,

@@ -11,8 +11,7 @@ This module tokenises whole conversations and single completions of a prompt.
 import hashlib
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import chain, compress
 from pathlib import Path
@@ -20,87 +19,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from steps.data.images.finding import images_of
 from steps.data.images.placeholders import Placeholders, reads_images
-from steps.data.rows.ledger import check_max_dropped
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
+from steps.data.tokens.config import Inserted, Lost, TokenizeConfig, TrainOn
 from steps.data.tokens.encoding import Encoder, Pieces, encoder
-from steps.data.tokens.lengths import LengthLimits, RowTooLong, fit
+from steps.data.tokens.lengths import RowTooLong, fit
 from steps.data.tokens.outlines import Headers, Outlines
 from steps.data.tokens.rendering import Chat, ChatFormat, Span, chat_format, render
 from steps.data.tokens.spans import Rendered, SpanFinder, assistant_turns
-from steps.shared.checks import set_choice
 from steps.shared.execution_detail import kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class TrainOn(StrEnum):
-    """Which assistant turns are trained on.
-
-    `answer`: for a pair, every turn in which its sides differ; for a completion, every turn after
-    the prompt; for a conversation, the last turn.
-    """
-
-    answer = "answer"
-    last_turn = "last_turn"
-    all_turns = "all_turns"
-
-
-class Inserted(StrEnum):
-    """Whether text that a template inserts between an answer's header and its words is trained."""
-
-    trained = "trained"
-    read = "read"
-
-
-class Lost(StrEnum):
-    """Whether a row is kept or dropped if the template leaves out a message or a call."""
-
-    kept = "kept"
-    dropped = "dropped"
-
-
-@dataclass(frozen=True)
-class TokenizeConfig(LengthLimits):
-    """How rows become tokens: which tokens are trained on, and the limits of lengths.
-
-    Args:
-        train_on: whether the answer, the last assistant turn or every assistant turn is trained on.
-        inserted: whether text that the template inserts before an answer's words, such as an empty
-            thought, is trained on, or read as part of the prompt.
-        end_of_turn: a token that ends turns to which the template gives no end.
-        lost: whether rows of which the template leaves out a message or a call are kept (and
-            counted) or dropped.
-        max_dropped: the most rows that may be dropped: below 1 a fraction, else a number of rows.
-        workers: the number of processes; 0: one for each core. The result does not depend on it.
-    """
-
-    train_on: TrainOn = field(default=TrainOn.answer, metadata={"before": TrainOn.last_turn})
-    inserted: Inserted = field(default=Inserted.trained, metadata={"before": Inserted.read})
-    end_of_turn: str | None = field(default=None, metadata={"before": None})
-    lost: Lost = field(default=Lost.kept, metadata={"before": Lost.kept})
-    max_dropped: float | None = field(default=None, metadata={"before": None})
-    workers: int = field(default=1, metadata={"identity": False})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_choice(self, "train_on", TrainOn)
-        set_choice(self, "inserted", Inserted)
-        set_choice(self, "lost", Lost)
-        check_work(self.max_dropped, self.workers)
-
-
-def check_work(max_dropped: float | None, workers: int) -> None:
-    """Check `max_dropped` and `workers`.
-
-    Raises:
-        ValueError: one of them is out of range.
-    """
-    if max_dropped is not None:
-        check_max_dropped(max_dropped)
-    if workers < 0:
-        raise ValueError(f"workers must be 0 (one for each core) or more, got {workers}")
 
 
 @dataclass(frozen=True)

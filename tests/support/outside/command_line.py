@@ -6,16 +6,18 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from places import REPOSITORY
 
 from pipeline import experiment
-from pipeline.cli import main
+from pipeline.cli import main, recipes
 from pipeline.configs.groups import Choices
 from pipeline.configs.schemas import store_schema
 
@@ -44,7 +46,33 @@ def temper(*words: str) -> Said:
 
 def script(path: Path | str, *words: str) -> Said:
     """``python PATH WORDS``."""
-    return _called([str(path), *words], lambda: runpy.run_path(str(path), run_name="__main__"))
+    return _called([str(path), *words], lambda: run_path(str(path), run_name="__main__"))
+
+
+def run_path(path: str, run_name: str) -> None:
+    """``runpy.run_path``. The experiments that ship are executed once, so that all their commands
+    have one type of config, and Hydra's schema of it is made once; then `main` is called again."""
+    script = Path(path).resolve()
+    if script.parent != REPOSITORY / "experiments" or run_name != "__main__":
+        runpy.run_path(path, run_name=run_name)
+        return
+    program, given = _executed(script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", program)
+        experiment.main(*given)
+
+
+@cache
+def _executed(script: Path) -> tuple[ModuleType, tuple[Any, ...]]:
+    """The program, and what it gives to `main`."""
+    program, calls = ModuleType("__main__"), []
+    program.__file__ = str(script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", program)
+        patch.setattr(experiment, "main", lambda *given: calls.append(given))
+        exec(compile(script.read_bytes(), str(script), "exec"), vars(program))
+    (given,) = calls
+    return program, given
 
 
 def _called(words: list[str], call: Callable[[], object]) -> Said:
@@ -62,6 +90,7 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
         known = ConfigStore.instance()  # each process has its own
         patch.setattr(known, "repo", _copied(known.repo))
         patch.setattr(experiment, "store_schema", _store_as_before)
+        patch.setattr(recipes, "runpy", SimpleNamespace(run_path=run_path))
         patch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets
         patch.setenv("COLUMNS", "100")
         try:

@@ -1,0 +1,175 @@
+"""Mistakes in the YAML files of an experiment's own ``conf``: one sentence, with file and line."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from command_line import script
+
+from pipeline import TemperError
+from pipeline.tuning.driver import TUNING, Options
+
+EXPERIMENT = """
+from dataclasses import dataclass, field
+from pipeline import Metrics, Output, step
+from pipeline.experiment import ExperimentConfig, main
+
+@dataclass(frozen=True)
+class Size:
+    pass
+
+@dataclass(frozen=True)
+class Small(Size):
+    width: int = 1
+
+@dataclass(frozen=True)
+class Big(Size):
+    width: int = 9
+    deep: bool = True
+
+@dataclass
+class Config(ExperimentConfig):
+    n: int = 3
+    model: Size = field(default_factory=Small)
+    note: str | None = None
+    tags: dict[str, int] = field(default_factory=dict)
+
+@step
+def work(out: Output, n: int, model: Size) -> Metrics:
+    return {"n": n, "width": model.width}
+
+def mine(cfg: Config) -> dict:
+    return {"made": work(cfg.n, cfg.model)}
+
+if __name__ == "__main__":
+    main(mine, choices={"model": {"small": Small, "big": Big}})
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("conf/model").mkdir(parents=True)
+    path = tmp_path / "mine.py"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        # what is no YAML
+        ("model:\n\twidth: 3\n", "conf/mine.yaml cannot be read: line 2: found character '\\t'"),
+        ("n: 4\nn: 5\n", "conf/mine.yaml cannot be read: line 2: n stands there twice"),
+        ('note: "abc\n', "conf/mine.yaml cannot be read: line 2"),
+        ("- n: 4\n", "conf/mine.yaml: a list stands where settings belong"),
+        # a setting of the class that is none, or has another type
+        ("jobs: 2\nnote: a\nnn: 4\n", "conf/mine.yaml, line 3: unknown config key 'nn'"),
+        ("model:\n  widht: 4\n", "line 2: unknown config key 'model.widht'; did you mean model.wi"),
+        ("n: four\n", "conf/mine.yaml, line 1: n=four is no value for it: a whole number"),
+        ("n: null\n", "conf/mine.yaml, line 1: n cannot be null"),
+        ("tags:\n  1: 2\n", "conf/mine.yaml, line 1: tags takes texts as names"),
+        ("force: 3\n", "conf/mine.yaml, line 1: force takes a list: force=[3]"),
+        ("model: 3\n", "conf/mine.yaml: 3 stands where settings of Small belong"),
+        ("model:\n  _target_: mine.Big\n", "line 2: unknown config key 'model._target_'"),
+        ("jobs: 0\n", "conf/mine.yaml, line 1: invalid configuration: jobs must be at least 1"),
+        # references
+        ("n: 4\nnote: ${m}\n", "conf/mine.yaml, line 2: note refers to m, and there is no such"),
+        ("n: 4\nnote: ${n\n", "conf/mine.yaml, line 2: note: ${n cannot be read"),
+        # defaults lists
+        ("defaults: [_self_]\nn: 4\n", "defaults list of the config leaves out schema"),
+        ("defaults: [schema, bas]\n", "conf/mine.yaml: its defaults list names bas"),
+        (
+            "defaults: [schema, modle: big]\n",
+            "modle=big: there is no choice modle; did you mean m",
+        ),
+        ("defaults: [schema, override model: bigg]\n", "conf/mine.yaml: unknown choice model=bigg"),
+        ("defaults: [schema, model: big]\n", "write `override model: NAME`"),
+        ("defaults: [override model: big]\n", "nothing above `override model` in its defaults"),
+        ("defaults: [mine]\n", "the defaults lists in conf name one another in a circle"),
+    ],
+)
+def test_a_mistake_in_an_own_config_is_one_sentence_with_its_place(
+    mine: Path, content: str | bytes, told: str
+) -> None:
+    Path("conf/mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert told in script(mine, "--plan").error
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("defaults: [big, _self_]\nwidht: 7\n", "conf/model/own.yaml, line 2: unknown config key"),
+        ("defaults: [big, _self_]\nwidth: x\n", "conf/model/own.yaml, line 2: model.width=x is no"),
+        ("width: 7\nwidth: 8\n", "conf/model/own.yaml cannot be read: line 2: width stands there"),
+        ("width: 7\n", "conf/model/own.yaml, line 1: width is a setting of one type of model"),
+        (b"a: \xf6\n", "conf/model/own.yaml cannot be read; save it as text, in UTF-8"),
+    ],
+)
+def test_a_mistake_in_an_own_option_is_one_sentence_with_its_place(
+    mine: Path, content: str | bytes, told: str
+) -> None:
+    data = content if isinstance(content, bytes) else content.encode()
+    Path("conf/model/own.yaml").write_bytes(data)
+    assert told in script(mine, "--plan", "model=own").error
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("model:\n\twidth: 3\n", "conf/mine.yaml cannot be read: line 2"),
+        ("n: four\n", "conf/mine.yaml, line 1: n=four is no value for it"),
+    ],
+)
+def test_a_study_tells_it_too(
+    mine: Path, content: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("conf/mine.yaml").write_text(content)
+    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
+    assert told in script(mine, "model.width=1,2").error
+
+
+def test_an_own_option_of_a_choice_with_the_name_of_a_shipped_group_is_taken(mine: Path) -> None:
+    Path("conf/model/own.yaml").write_text("defaults: [big, _self_]\nwidth: 7\n")
+    assert "width: 7\n  deep: true" in script(mine, "--cfg", "job", "model=own").out
+    assert script(mine, "--plan", "model=smollm2").error.find("known: big, own, small;") > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("note: gr\xf6\xdfe\n".encode("latin-1"), "mine.yaml cannot be read; save it as text, in"),
+        (b"defaults: schema\n", "mine.yaml: defaults is a list of names and choices"),
+    ],
+)
+def test_a_config_that_cannot_be_begun_is_named(mine: Path, content: bytes, told: str) -> None:
+    Path("conf/mine.yaml").write_bytes(content)
+    with pytest.raises(TemperError, match=told):
+        script(mine, "--plan")
+
+
+def test_a_config_that_would_be_ignored_is_refused(mine: Path) -> None:
+    """Without it, the experiment would run with other settings than its author has written."""
+    Path("conf/mine.yml").write_text("n: 4\n")
+    with pytest.raises(TemperError, match=r"mine\.yml would not be read; rename it"):
+        script(mine, "--plan")
+    Path("conf/mine.yaml").symlink_to("unmounted/mine.yaml")
+    with pytest.raises(TemperError, match=r"mine\.yaml, a link to unmounted/mine\.yaml, cannot be"):
+        script(mine, "--plan")
+    Path("conf/mine.yaml").unlink()
+    Path("conf/mine.yaml").mkdir()
+    with pytest.raises(TemperError, match=r"mine\.yaml is no file that can be read"):
+        script(mine, "--plan")
+
+
+def test_a_field_of_one_of_several_classes_is_told_what_to_be(mine: Path) -> None:
+    mine.write_text(EXPERIMENT.replace("model: Size = field", "model: Small | Big = field"))
+    with pytest.raises(TemperError, match=r"^Config: .*Small, Big\].*has their base class as its"):
+        script(mine, "--plan")
+
+
+def test_what_is_typed_is_not_blamed_on_the_file(mine: Path) -> None:
+    Path("conf/mine.yaml").write_text("n: 4\n")
+    for typed in ("n=x", "model=bigg", "nn=4"):
+        assert "conf/" not in script(mine, "--plan", typed).error
