@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from drivers import Driver
 
 SCRIPT = """
 from pipeline import Metrics, Output, run, step
@@ -39,18 +40,31 @@ class Script:
 
     def run(self, path: str = "", redirections: str = "") -> tuple[str, bool]:
         """What the step saw, and whether it ran."""
-        known = os.environ.get("PYTHONPATH", "")
         done = subprocess.run(
             ["sh", "-c", f'exec "$0" script.py {redirections}', sys.executable],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, known]))},
+            env=self._environment(path),
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        seen = done.stdout.rpartition("seen: ")[2].split()[0]
-        return seen, "the only step is cached" not in done.stdout
+        return self._read(done.stdout)
+
+    def run_again(self, path: str = "") -> tuple[str, bool]:
+        """The same, once its first run has shown that an interpreter of its own sees that too."""
+        driver = Driver(["script.py"], self.folder, self._environment(path))
+        printed = driver.communicate()
+        assert driver.returncode == 0, printed
+        return self._read(printed)
+
+    def _environment(self, path: str) -> dict[str, str]:
+        known = os.environ.get("PYTHONPATH", "")
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, known]))}
+
+    def _read(self, printed: str) -> tuple[str, bool]:
+        seen = printed.rpartition("seen: ")[2].split()[0]
+        return seen, "the only step is cached" not in printed
 
 
 @pytest.mark.parametrize("where", ["import __main__", ""])
@@ -102,11 +116,11 @@ def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_no
     assert script.run(folder) == ("1", True)
     install(script, LIBRARY + "CHANGED = 1\n")
     script.write("libraries/a_library/more.py", "")
-    assert script.run(folder) == ("1", False)
+    assert script.run_again(folder) == ("1", False)
     script.write("libraries/a_neighbour.py", "VALUE = 2\n")
-    assert script.run(folder) == ("2", True)
+    assert script.run_again(folder) == ("2", True)
     script.write("neighbour.py", "VALUE = 1\n")
-    assert script.run(folder) == ("3", True)
+    assert script.run_again(folder) == ("3", True)
 
 
 def test_an_installed_file_that_was_edited_in_place_is_code_of_the_project(tmp_path: Path) -> None:
@@ -116,10 +130,10 @@ def test_an_installed_file_that_was_edited_in_place_is_code_of_the_project(tmp_p
     assert script.run(folder) == ("1", True)
     for value in ("2", "3"):
         script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", value))
-        assert script.run(folder) == (value, True)
-        assert script.run(folder) == (value, False)
+        assert script.run_again(folder) == (value, True)
+        assert script.run_again(folder) == (value, False)
     install(script, LIBRARY)
-    assert script.run(folder) == ("1", False)
+    assert script.run_again(folder) == ("1", False)
 
 
 def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_for_all(
@@ -134,7 +148,7 @@ def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_
     install(script, LIBRARY)
     assert script.run() == ("1", True)
     install(script, LIBRARY + "CHANGED = 1\n")
-    assert script.run() == ("1", False)
+    assert script.run_again() == ("1", False)
 
 
 def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
@@ -157,7 +171,7 @@ def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
     )
     assert script.run() == ("1", True)
     script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", "2"))
-    assert script.run() == ("2", True)
+    assert script.run_again() == ("2", True)
 
 
 def test_a_path_that_holds_more_than_names_of_folders_is_no_fault(tmp_path: Path) -> None:

@@ -3,17 +3,16 @@
 import json
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import Driver
 from places import REPOSITORY, SUPPORT_PATH
 from report_steps import HOSTILE, JOURNAL, explode, hostile, prepare, train
 from rich.console import Console
-from waiting import HANGS_SECONDS, hold, let_go, wait_until
+from waiting import hold, let_go, wait_until
 
 from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
@@ -39,18 +38,12 @@ def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def start(store: Store, *sinks: str) -> subprocess.Popen[bytes]:
+def start(store: Store, *sinks: str) -> Driver:
     environment = {**os.environ, "PYTHONPATH": f"{SUPPORT_PATH}{os.pathsep}{REPOSITORY}"}
     environment[JOURNAL] = store.root
     script = Path(store.root).parent / "experiment.py"
     script.write_text(SCRIPT)
-    return subprocess.Popen(
-        [sys.executable, str(script), store.url, *sinks],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    return Driver([str(script), store.url, *sinks], Path.cwd(), environment)
 
 
 def log_of(store: Store) -> list[dict[str, Any]]:
@@ -116,7 +109,7 @@ def killed_and_run_again(store: Store, sink: str, begun: str) -> str:
     let_go(Path(store.root))
     wait_until(lambda: not list_mirrors(store))
     again = start(store, sink)
-    output = again.communicate(timeout=HANGS_SECONDS)[0].decode()
+    output = again.communicate()
     assert again.returncode == 0, output
     return output
 

@@ -84,7 +84,7 @@ def _drive(words: list[str], folder: str, environment: dict[str, str], printed: 
         else:
             sys.argv = words
             sys.path[:] = dict.fromkeys([str(Path(words[0]).resolve().parent), *ours, *libraries])
-            runpy.run_path(words[0], run_name="__main__")
+            runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
