@@ -11,12 +11,14 @@ checkpointing keeps, as it computes again what it can fuse.
 """
 
 from functools import partial
+from types import MethodType
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing
@@ -44,8 +46,9 @@ def compile_layers(model: PreTrainedModel, how: ActivationCheckpointing) -> None
 
 
 def _use_own_products(layer: nn.Module) -> None:
-    """Give linear layers the products of their class: inductor takes oneDNN's with constant weights
-    only. And the compiler would compile a layer with functions of its own apart from all others."""
+    """Give linear layers PyTorch's products: inductor takes oneDNN's with constant weights only. As
+    methods, since a layer with functions of its own would be compiled apart from all others."""
     for module in layer.modules():
         if is_by_onednn(module):
-            del module.forward
+            plain = nn.Linear if isinstance(module, nn.Linear) else Conv1D
+            module.forward = MethodType(plain.forward, module)
