@@ -1879,3 +1879,32 @@ if __name__ == "__main__":
         sys.path.insert(0, folder)
         found = _of_sample(importlib.import_module("golden_package.code_sample"))
         (GOLDEN / "code.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def test_a_default_of_an_argument_s_base_counts_once_a_step_makes_another_class_of_that_base(
+    project: Project,
+) -> None:
+    """The values of an argument are in the key, so its base is first met without defaults."""
+    project.write(
+        "steps.py",
+        """
+        from dataclasses import dataclass
+
+        @dataclass
+        class Base:
+            rate: float = 1.0
+
+        @dataclass
+        class Given(Base):
+            steps: int = 1
+
+        @dataclass
+        class Made(Base):
+            scale: float = 2.0
+
+        def train(config: Given):
+            return Made().rate + config.rate
+        """,
+    )
+    edit = "steps.py", "rate: float = 1.0", "rate: float = 3.0"
+    assert "steps:Base" in project.edit(*edit, types=["Given"])
