@@ -548,7 +548,7 @@ def test_a_worker_that_is_killed_after_its_parent_is_told_so(lab: Lab) -> None:
     os.kill(parent, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     lab.imports.with_name("go").touch()
-    output, _ = process.communicate(timeout=300)
+    output = process.communicate()
     assert "work (number=0): the worker left no report (its parent, which would know" in output
     assert len(lab.run()) == 2
 
@@ -567,7 +567,7 @@ def steps():
 """
     )
     process = lab.start("fresh", jobs=2)
-    output, _ = process.communicate(timeout=300)
+    output = process.communicate()
     told = "the process of this run that waited for its worker was killed by SIGKILL (often: out of"
     assert f"work (number=0): {told}" in " ".join(output.split())
     assert "died unexpectedly" not in output
