@@ -572,7 +572,7 @@ def steps():
     assert f"work (number=0): {told}" in " ".join(output.split())
     assert "died unexpectedly" not in output
     assert "whole log" not in output
-    assert "error: failed: work (number=0); what is done is kept" in output
+    assert "failed: work (number=0); what is done is kept" in output
 
 
 def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> None:
