@@ -17,7 +17,8 @@ Authors import what they need from here. The rooms, from the author to the machi
   ``extras``, optional packages; ``installed``, which tells libraries from a project's code;
   ``processes``, whether one exists; ``redaction`` of secrets; ``references`` to definitions that a
   worker imports, and ``cells``, which writes the definitions of a notebook to a module;
-  ``taken_names``, for a user's file with the name of one of our packages; ``text`` and ``html``,
+  ``taken_names``, for a user's file with the name of one of our packages or of another module;
+  ``text`` and ``html``,
   which format text.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;

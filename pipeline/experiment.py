@@ -152,12 +152,12 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _fail(call.explain(error))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         if call.has_begun or call.folder is None:
             raise
         from pipeline.configs.own_config import unreadable
 
-        _fail(unreadable(call.folder))
+        _fail(unreadable(call.folder, error))
     except ValueError as error:
         if call.has_begun:
             raise

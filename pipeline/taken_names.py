@@ -85,17 +85,20 @@ def hidden(error: BaseException) -> str:
     if not isinstance(error, ImportError | AttributeError):
         return ""
     frames = [f for f in _frames(error) if not f.f_code.co_filename.startswith("<frozen ")]
-    names = {str(getattr(error, "name", None)), *str(error).partition("module '")[2].split("'")[:1]}
+    named = str(error.name) if isinstance(error, ImportError) else ""  # else that of an attribute
+    names = {named, *str(error).partition("module '")[2].split("'")[:1]}
     tops = {name.partition(".")[0] for name in names}
     met = [(frames[-1], _place(sys.modules.get(top)), top) for top in tops if frames]
     if isinstance(error, ImportError) and error.path and error.name and frames:
         met.append((frames[-1], error.path, error.name))
     for user, frame in zip(frames, frames[1:], strict=False):  # noqa: RUF007
+        if frame.f_code.co_name != "<module>":
+            continue  # what it runs later may fail for any reason
         met.append((user, frame.f_code.co_filename, str(frame.f_globals.get("__name__"))))
     for user, file, name in met:
-        folder = os.path.dirname(os.path.abspath(file))
         if not file or os.path.basename(file) not in (name, f"{name}.py"):
             continue
+        folder = os.path.dirname(os.path.abspath(file))
         is_met_outside = not os.path.abspath(user.f_code.co_filename).startswith(folder + os.sep)
         if is_met_outside and (whose := _hidden_owner(name, folder)):
             told = f"{os.path.join(folder, os.path.basename(file))} is imported in place of {whose}"

@@ -33,7 +33,7 @@ from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.runs import Run, planned_labels
+from pipeline.store.runs import UNKNOWN, Run, planned_labels
 from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
@@ -302,7 +302,10 @@ def show_run_diff(console: Console, found: RunDiff) -> None:
 
 
 def _commit(run: Run) -> str:
-    return f"{run.commit[:SHOWN_DIGITS] or 'not in git'}{' with changes' if run.dirty else ''}"
+    changes = (
+        "perhaps with changes" if run.dirty == UNKNOWN else "with changes" if run.dirty else ""
+    )
+    return f"{run.commit[:SHOWN_DIGITS] or 'not in git'} {changes}".rstrip()
 
 
 def _code_lines(compared: Comparison) -> Sequence[Difference | str]:

@@ -1,8 +1,9 @@
-"""Caches closures on disk, with the fingerprint of every module that the walk requested.
+"""Caches closures on disk, with the fingerprints of the modules that the walk requested.
 
 The result of a walk depends on its roots and on the modules that it requests: which of them are
-project code, and the content of their files. While none of these change, the cached closure is
-valid. The steps of a project share most of their code, and each file is read once.
+project code, and the content of their files (`Modules.prints`). While none of these change, the
+cached closure is valid. The steps of a project share most of their code, and each file is read
+once.
 
 Like the shelf, this cache belongs to the user of the machine, not to a store.
 """

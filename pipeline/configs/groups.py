@@ -5,7 +5,6 @@ Such a config consists of the experiment's dataclass and of shipped groups: alwa
 that the group's options set. A folder ``conf`` beside the script takes precedence over both.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -14,13 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
-from pipeline.configs.yaml_files import text_of
+from pipeline.configs.yaml_files import read_settings, text_of
 from pipeline.errors import TemperError
 
 Choices = Mapping[str, Mapping[str, type]]
@@ -46,15 +44,12 @@ def choose_config(
     folders = [parent / "conf" for parent in script.resolve().parents]
     folder = next((f for f in folders if os.path.lexists(f / f"{name}.yaml")), None)
     text = "" if folder is None else text_of(folder / f"{name}.yaml")
-    if folder is None and (ignored := [f for f in folders if (f / f"{name}.yml").exists()]):
-        file = ignored[0] / f"{name}.yml"
+    if folder is None and (file := folders[0] / f"{name}.yml").exists():
         raise TemperError(f"{file} would not be read; rename it: a config ends in .yaml")
     chosen = [path.replace(".", "/") for path in choices]
     if folder is not None and _DEFAULTS.search(text):
         if not folder.samefile(CONF):
-            with contextlib.suppress(yaml.YAMLError):  # Hydra raises it again, with its position
-                _require_list(yaml.safe_load(text)["defaults"], folder / f"{name}.yaml")
-                _store_named(text, folder, chosen)
+            _store_named(_defaults_of(folder / f"{name}.yaml"), folder, chosen)
         return folder, name
     own = [] if folder is None else [name]
     folder = folder or next((f for f in folders[:1] if f.is_dir()), None)
@@ -111,10 +106,10 @@ def _store(group: str | None, name: str, package: str | None, content: Mapping[s
     ConfigStore.instance().store(group=group, name=name, node=content, package=package)
 
 
-def _store_named(text: str, folder: Path, chosen: Sequence[str]) -> None:
+def _store_named(defaults: Sequence[Any], folder: Path, chosen: Sequence[str]) -> None:
     """Register shipped groups and base configs that a defaults list names and its folder lacks,
     without the groups of types (`chosen`)."""
-    for entry in yaml.safe_load(text)["defaults"] or ():
+    for entry in defaults:
         inherited = CONF / f"{entry}.yaml"
         if isinstance(entry, Mapping):
             for group in entry:
@@ -122,22 +117,24 @@ def _store_named(text: str, folder: Path, chosen: Sequence[str]) -> None:
                 if name not in chosen:
                     _store_options(name, read_options(name), folder)
         elif inherited.is_file() and not (folder / inherited.name).exists():
-            text = inherited.read_text("utf-8")
-            _store(None, str(entry), None, read_yaml(text))
-            _store_named(text, folder, chosen)
+            content = read_yaml(inherited.read_text("utf-8"))
+            _store(None, str(entry), None, content)
+            _store_named(content.get("defaults") or (), folder, chosen)
 
 
-def _require_list(defaults: Any, file: Path) -> None:
-    """
+def _defaults_of(file: Path) -> Sequence[Any]:
+    """The defaults list of a config that has one.
+
     Raises:
-        TemperError: a defaults list is none.
+        TemperError: it is no list, or the file no YAML.
     """
-    entries = defaults if isinstance(defaults, list) else [defaults]
-    if not isinstance(defaults, list | None) or not all(isinstance(e, str | dict) for e in entries):
+    defaults = read_settings(file)[0]["defaults"]
+    if not isinstance(defaults, list) or not all(isinstance(e, str | dict) for e in defaults):
         raise TemperError(
             f"{file}: defaults is a list of names and choices, as in defaults: [schema, launcher: "
             "local, _self_]"
         )
+    return defaults
 
 
 def _fitting(group: str, schema: type) -> Options:

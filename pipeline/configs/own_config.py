@@ -21,14 +21,18 @@ from pipeline.errors import TemperError
 _IN = re.compile(r"In '([^']+)': ")
 
 
-def unreadable(folder: Path) -> str:
-    """What is wrong with the first file of a folder of configs that cannot be read; if all can be
-    read, their defaults lists have no end."""
-    for file in sorted(folder.rglob("*.yaml")):
+def unreadable(folder: Path, error: Exception) -> str:
+    """What is wrong with the file of a folder of configs that Hydra could not read, or with their
+    defaults lists, which have no end."""
+    has_no_end = isinstance(error, RecursionError)
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    named = Path(mark.name) if mark is not None else folder
+    for file in [named] if named.is_file() else sorted(folder.rglob("*.yaml")):
         try:
             read_settings(_shown(file))
-        except TemperError as error:
-            return str(error)
+        except TemperError as fault:
+            if not has_no_end or isinstance(fault.__context__, RecursionError):
+                return str(fault)
     return f"the defaults lists in {_shown(folder)} name one another in a circle"
 
 

@@ -6,6 +6,7 @@ each running step, which only waits for an exec'd worker. The scheduler, or the 
 ``luigid`` that several drivers share, reports states of tasks to an observer.
 """
 
+import errno
 import json
 import os
 import re
@@ -226,6 +227,8 @@ class _Factory:
                 no_install_shutdown_handler=True,
             )
         except OSError as error:  # of Luigi's queue
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise TemperError(
                 f"Python's multiprocessing cannot make a semaphore here ({error.strerror}); mount "
                 "/dev/shm so that this user may write it, as docker run --shm-size=1g does"

@@ -22,7 +22,7 @@ from pipeline.dag.step import Step
 from pipeline.plan.planning import Plan, PlannedStep
 from pipeline.redaction import shown, without_secrets
 from pipeline.store.layout import Store, name_by_time
-from pipeline.store.runs import experiment_of
+from pipeline.store.runs import UNKNOWN, experiment_of
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,18 @@ def redacted(went: dict[str, Any]) -> dict[str, Any]:
 
 def git_state() -> dict[str, Any]:
     """The commit of the working directory and a digest of the changes since (``None`` if there are
-    none, ``unknown`` if git does not list them); empty outside git."""
+    none, `UNKNOWN` if git does not list them); empty outside git."""
     commit = (_git("rev-parse", "HEAD") or b"").decode(errors="replace").strip()
     if not re.fullmatch("[0-9a-f]{40,64}", commit):
         return {}
-    diff = _git("diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv")
-    status = _git("status", "--porcelain")
-    if diff is None or status is None:
-        return {"commit": commit, "dirty": "unknown"}
-    changes = diff + status
+    changes = b""
+    for asked in (
+        ("diff", "HEAD", "--full-index", "--no-ext-diff", "--no-textconv"),
+        ("status", "--porcelain"),
+    ):
+        if (told := _git(*asked)) is None:
+            return {"commit": commit, "dirty": UNKNOWN}
+        changes += told
     return {"commit": commit, "dirty": hashlib.sha256(changes).hexdigest() if changes else None}
 
 

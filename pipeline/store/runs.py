@@ -28,6 +28,8 @@ _TEXTS = (
 )  # fmt: skip
 _ETERNITY = 1e10
 FINISHED_STATES = ("done", "cached")
+UNKNOWN = "unknown"
+"""Stands for the changes since a commit where git did not list them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Run:
         started: seconds since the epoch, by the clock of its machine.
         steps: name, state, key, attempt… of each step; a key is ``None`` if it was not known yet.
         command: the interpreter, the script and its arguments; empty if not recorded.
-        dirty: a digest of the changes since the commit; empty if there were none.
+        dirty: a digest of the changes since the commit; empty if there were none, and `UNKNOWN` if
+            git did not list them.
         roots: the fingerprint of each result, by its name.
         experiment: the name of the script.
     """

@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
+PLAIN = "TEMPER_TRACEBACK"
+"""The environment variable with which Python shows all exceptions itself."""
 STOPPED = "stopped; run the same command again to go on"
 
 
@@ -21,7 +23,7 @@ def install() -> None:
     """Install the hook for uncaught exceptions, unless another tool has installed one, and open the
     streams that the program was started without."""
     _open_streams()
-    if sys.excepthook is sys.__excepthook__:
+    if sys.excepthook is sys.__excepthook__ and not os.environ.get(PLAIN):
         sys.excepthook = show
 
 

@@ -25,9 +25,7 @@ from pipeline.foreseen import frames_of, is_shipped, message_of
 from pipeline.redaction import shown
 from pipeline.text import visible
 from pipeline.uncaught import early
-from pipeline.uncaught.early import STOPPED
-
-PLAIN = "TEMPER_TRACEBACK"
+from pipeline.uncaught.early import PLAIN, STOPPED
 
 
 def install() -> None:
@@ -95,8 +93,9 @@ _stopped_by: list[int] = []
 
 
 def _end() -> None:
-    """What this program does last: it ends by the signal that has stopped it, as it would without
-    Temper, so that whoever has started it can tell this from a failure."""
+    """End by the signal that has stopped this program, as it would without Temper, so that whoever
+    has started it can tell this from a failure. What was registered with `atexit` before Temper was
+    imported does not run then, as without Temper."""
     _flush()
     for number in _stopped_by:
         signal.signal(number, signal.SIG_DFL)

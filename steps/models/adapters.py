@@ -62,9 +62,7 @@ def add_adapter(
         try:
             adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
         except ValueError as error:
-            if config.dropout and any(p.ndim > 2 for p in model.parameters()):
-                raise ValueError(_no_dropout(model, config)) from error
-            raise
+            raise ValueError(_explained(error, model, config)) from error
     if quantization_of(model) is not None:  # then `peft` leaves adapters in float32
         for name, parameter in model.named_parameters():
             if ".lora_" in name:
@@ -74,7 +72,9 @@ def add_adapter(
 
 
 @execution_detail
-def _no_dropout(model: PreTrainedModel, config: LoraConfig) -> str:
+def _explained(error: ValueError, model: PreTrainedModel, config: LoraConfig) -> str:
+    if not config.dropout or "lora_dropout" not in str(error):  # which peft's ParamWrapper names
+        return str(error)
     return (
         f"lora.dropout={config.dropout:g}, but adapters of the experts of {type(model).__name__} "
         "cannot drop anything; set it to 0, or name layers that are no experts in target_modules, "

@@ -32,12 +32,12 @@ from steps.training.schedule import steps_per_epoch, total_steps
 
 _LOGITS = {False: 128e6, True: 1e9}
 """Bytes of logits at a time, on CPUs (False) and on accelerators (True)."""
+_BOTH_LOGITS = {False: 2.0**28, True: 2.0**30}
+"""The same for policy and reference, with the ratios and a gradient."""
 _UPDATE_TRAFFIC = 28.0
 """Bytes of memory traffic of AdamW for each parameter."""
 _CHECKED_PACKS = 4
 """Forwards that a run takes to check packed attention before it starts."""
-_BOTH_LOGITS = {False: 2.0**28, True: 2.0**30}
-"""The same for policy and reference, with the ratios and a gradient."""
 _LEAST_INPUT = 2**20
 """Bytes of a layer's input below which selective checkpointing keeps everything."""
 _FEWEST_TOKENS = 32

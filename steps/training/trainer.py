@@ -278,6 +278,8 @@ class Trainer:
         torch.manual_seed(self._seed(batch))
         loss = loss.to(self._model.device)
         routings = self._routings(batch)
+        if self.balancing is not None:  # what has counted the load drew the same noise
+            torch.manual_seed(self._seed(batch))
         parts = [self._gradient(batch, n, loss, routing) for n, routing in enumerate(routings)]
         names, values = list(parts[0].metrics), self._values(batch, parts)
         return step_result(names, values, batch.groups, self._auxiliary(routings))

@@ -1,6 +1,7 @@
 """Mistakes in the YAML files of an experiment's own ``conf``: one sentence, with file and line."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -152,6 +153,8 @@ def test_a_config_that_cannot_be_begun_is_named(mine: Path, content: bytes, told
 def test_a_config_that_would_be_ignored_is_refused(mine: Path) -> None:
     """Without it, the experiment would run with other settings than its author has written."""
     Path("conf/mine.yml").write_text("n: 4\n")
+    Path("inner").mkdir()
+    script(Path(shutil.copy(mine, "inner")), "--plan")  # whose folder has no such file
     with pytest.raises(TemperError, match=r"mine\.yml would not be read; rename it"):
         script(mine, "--plan")
     Path("conf/mine.yaml").symlink_to("unmounted/mine.yaml")

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from drivers import Driver
+
+from pipeline import taken_names
 
 SCRIPT = """
 from pipeline import Metrics, Output, run, step
@@ -250,6 +253,21 @@ def test_a_file_that_hides_a_module_which_a_library_imports_is_named(
     told = f"error: {file} is imported in place of {whose} {name}; rename it, as in my_{name}, and"
     (line,) = done.stderr.splitlines()
     assert line.startswith(told)
+
+
+def test_an_ordinary_fault_in_a_file_with_such_a_name_is_no_matter_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code.py").write_text("def score(row):\n    return row.code\n")
+    spec = importlib.util.spec_from_file_location("code", tmp_path / "code.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "code", module)
+    spec.loader.exec_module(module)
+    with pytest.raises(AttributeError) as found:
+        module.score(None)
+    assert taken_names.hidden(found.value) == ""
 
 
 @pytest.mark.parametrize("depth", ["", "inner/"])

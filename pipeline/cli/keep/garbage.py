@@ -17,11 +17,11 @@ Garbage is:
 
 Attempts, scratch, interrupted writes and everything that no run mentions must also be older than a
 grace period, so that users can read the log of a failure, and because the clocks of machines may
-differ. The kept runs are all recorded runs, or those that the policy selects, and every run in
-progress. A run in progress also keeps every artifact that its steps might use, if it does not know
-their keys yet. Run records of the first layout do not list what they used: such a record keeps
-everything that was made before its end. A lease whose holder died on another machine counts as held
-until a run takes it over.
+differ; an interrupted write must be older than a minute in any case. The kept runs are all recorded
+runs, or those that the policy selects, and every run in progress. A run in progress also keeps
+every artifact that its steps might use, if it does not know their keys yet. Run records of the
+first layout do not list what they used: such a record keeps everything that was made before its
+end. A lease whose holder died on another machine counts as held until a run takes it over.
 
 Drivers may be at work meanwhile, and nothing is locked. The order of listing makes this safe: first
 attempts and scratch, then leases, then manifests, then run records:
