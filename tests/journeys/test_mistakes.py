@@ -233,7 +233,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["packing=true"], ["leave it out, since rows are packed without padding"]),
     (["--deepspeed", "zero3.json"], ["with launcher.steps.STEP.gpus=8"]),
     (["dpo.push_to_hub=true"], ["temper push NAME OWNER/MODEL"]),
-    (["dpo.warmup_ratio=0.1"], ["did you mean dpo.optimizer.warmup_steps=0.1?"]),
+    (["dpo.warmup_ratio=0.1"], ["optimizer.warmup_steps is a number of optimiser steps, of which"]),
     (["lora=true"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
     (["finetuning_type=lora"], ["did you mean dpo/lora=lora or sft/lora=lora?"]),
     (["data.path=ünknown ä.jsonl"], ["ünknown ä.jsonl does not exist"]),

@@ -451,7 +451,7 @@ def test_a_run_refuses_several_processes_before_anything_runs(folder: Path, tmp_
     reference = reference_logprobs(pairs, model, config.reference())
     trained = train_dpo(pairs, model, reference, config).on(processes=2)
     store = tmp_path / "store"
-    with pytest.raises(TemperError, match=r"train_dpo asks for processes=2, .* use one process"):
+    with pytest.raises(TemperError, match=r"train_dpo would run in 2 processes .* use one process"):
         run({"model": trained}, store=str(store))
     assert not [*store.glob("artifacts/*")]
 

@@ -75,6 +75,7 @@ def _drive(words: list[str], folder: str, environment: dict[str, str], printed: 
     ours = environment["PYTHONPATH"].split(os.pathsep)
     libraries = [place for place in sys.path if not Path(place).is_relative_to(SUPPORT.parent)]
     sys.orig_argv = [sys.executable, *words]
+    failed: BaseException | None = None
     try:
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
@@ -85,6 +86,18 @@ def _drive(words: list[str], folder: str, environment: dict[str, str], printed: 
             sys.argv = words
             sys.path[:] = dict.fromkeys([str(Path(words[0]).resolve().parent), *ours, *libraries])
             runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
+    except SystemExit:
+        raise
+    except (
+        BaseException
+    ) as error:  # shown as by an interpreter, which then ends by status or signal
+        failed = error
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
+    if isinstance(failed, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    if failed is not None:
+        sys.exit(1)
