@@ -18,8 +18,7 @@ Authors import what they need from here. The rooms, from the author to the machi
   ``processes``, whether one exists; ``redaction`` of secrets; ``references`` to definitions that a
   worker imports, and ``cells``, which writes the definitions of a notebook to a module;
   ``taken_names``, for a user's file with the name of one of our packages or of another module;
-  ``text`` and ``html``,
-  which format text.
+  ``text`` and ``html``, which format text.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
 ``docs/architecture.md`` has the picture. Begin with ``dag.step``.

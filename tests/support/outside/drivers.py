@@ -65,13 +65,7 @@ class Driver:
 def _drive(words: list[str], folder: str, environment: dict[str, str], printed: str) -> None:
     os.setsid()
     multiprocessing.set_start_method("fork", force=True)  # as on Linux where nobody asks
-    for stream, target in enumerate((os.devnull, printed, printed)):
-        os.dup2(os.open(target, os.O_RDWR | os.O_APPEND), stream)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
+    fresh_processes.settle(folder, environment, printed)
     ours = environment["PYTHONPATH"].split(os.pathsep)
     libraries = [place for place in sys.path if not Path(place).is_relative_to(SUPPORT.parent)]
     sys.orig_argv = [sys.executable, *words]
@@ -88,9 +82,8 @@ def _drive(words: list[str], folder: str, environment: dict[str, str], printed: 
             runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
     except SystemExit:
         raise
-    except (
-        BaseException
-    ) as error:  # shown as by an interpreter, which then ends by status or signal
+    except BaseException as error:
+        # shown as by an interpreter, which then ends by status or signal
         failed = error
         sys.excepthook(type(error), error, error.__traceback__)
     finally:

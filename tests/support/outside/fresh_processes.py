@@ -70,13 +70,7 @@ def _command(words: list[str], folder: str, environment: dict[str, str], printed
 
     from pipeline.cli import main
 
-    for stream, target in enumerate((os.devnull, printed, printed)):
-        os.dup2(os.open(target, os.O_RDWR | os.O_APPEND), stream)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
+    settle(folder, environment, printed)
     called = list(words[Path(words[0]).name != "temper" :])
     sys.argv, sys.orig_argv = called, [sys.executable, *called]
     instead_of_processes(pytest.MonkeyPatch())
@@ -85,6 +79,18 @@ def _command(words: list[str], folder: str, environment: dict[str, str], printed
     sys.path.insert(0, str(Path(folder, called[0]).parent))
     runpy.run_path(called[0], run_name="__main__")
     return None
+
+
+def settle(folder: str, environment: Mapping[str, str], printed: str) -> None:
+    """Put this process, as a shell does, into a folder and an environment; it reads nothing and
+    prints into a file."""
+    for stream, target in enumerate((os.devnull, printed, printed)):
+        os.dup2(os.open(target, os.O_RDWR | os.O_APPEND), stream)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
 
 
 def _call(environment: dict[str, str], work: Callable[..., None], arguments: Any) -> None:
