@@ -20,6 +20,8 @@ import fresh_processes
 from places import SUPPORT
 from waiting import HANGS_SECONDS
 
+from pipeline.uncaught import excepthook
+
 
 def start_driver(code: str, *arguments: str | Path) -> "Driver":
     """Begins ``python -c CODE ARGUMENTS``, which finds what tests find."""
@@ -66,6 +68,8 @@ def _drive(words: list[str], folder: str, environment: dict[str, str], printed: 
     os.setsid()
     multiprocessing.set_start_method("fork", force=True)  # as on Linux where nobody asks
     fresh_processes.settle(folder, environment, printed)
+    atexit.unregister(excepthook._end)  # a fork forgets it since Python 3.13
+    atexit.register(excepthook._end)
     ours = environment["PYTHONPATH"].split(os.pathsep)
     libraries = [place for place in sys.path if not Path(place).is_relative_to(SUPPORT.parent)]
     sys.orig_argv = [sys.executable, *words]
