@@ -78,7 +78,6 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         remember_unfit(unfit)
         clean.restore()
         _start_again({**wanted, "without": [*without, unfit]})
-    gc.freeze()  # otherwise a collection in a worker would copy all memory pages
     _Parent(control, choice, imported, None).serve(lifeline)
 
 
