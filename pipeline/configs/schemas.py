@@ -112,7 +112,7 @@ def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
 def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
     """What is wrong with each tuple that has more or fewer items than its type, of which OmegaConf
     looks at the types alone."""
-    keys = range(len(config)) if isinstance(config, ListConfig) else map(str, config)
+    keys: Any = range(len(config)) if isinstance(config, ListConfig) else map(str, config)
     for key in keys:
         node = config._get_node(key)
         if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():

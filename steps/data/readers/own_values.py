@@ -24,11 +24,11 @@ def with_own_values(batch: "pa.RecordBatch") -> "pa.RecordBatch":
 def _without_views(column: "pa.Array") -> "pa.Array":
     """Lists in place of views of lists, of which Arrow's own cast loses the last one."""
     import pyarrow as pa
-    import pyarrow.compute
+    import pyarrow.compute as pc
 
     if not isinstance(column, pa.ListViewArray | pa.LargeListViewArray):
         return column
-    compute: Any = pa.compute
+    compute: Any = pc
     lengths = compute.fill_null(compute.list_value_length(column), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), compute.cumulative_sum(lengths)])
     return pa.LargeListArray.from_arrays(offsets, column.flatten(), mask=column.is_null())
