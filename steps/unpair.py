@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from pipeline import Metrics, Output, TemperError, step
+from steps.data.images.image_table import IMAGES
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.rows import PreferenceRow, UnpairedRow
 from steps.kinds import Preferences, UnpairedSplits
@@ -19,6 +20,11 @@ def unpair(out: Output, pairs: Preferences) -> Metrics:
     splits = sorted({path.parent for path in pairs.path.glob("*/pairs-*.parquet")})
     if not splits:
         raise TemperError(f"{pairs.step} holds no SPLIT/pairs-*.parquet; pass the whole artifact")
+    if any((split / IMAGES).is_dir() for split in splits):
+        raise TemperError(
+            f"the pairs of {pairs.step} have images, and single completions have none; train on "
+            "the pairs themselves, or load them without data.images"
+        )
     return {split.name: _write(split, out.path / split.name) for split in splits}
 
 

@@ -5,10 +5,10 @@ A field with a choice of types is a group of Hydra's, whose options are these ty
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from hydra.core.config_store import ConfigNode, ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.configs.groups import Choices
@@ -87,6 +87,8 @@ def to_dataclass(cfg: DictConfig) -> Any:
         raise TemperError(
             f"+{added}: the config has no setting {added}; --help lists every setting"
         )
+    if wrong := next(_of_other_length(cfg), None):
+        raise TemperError(wrong)
     try:
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
@@ -105,6 +107,22 @@ def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
     yield from (f"{prefix}{key}" for key in map(str, cfg) if key not in fields)
     for key, part in _parts(cfg):
         yield from _added_keys(part, f"{prefix}{key}.")
+
+
+def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
+    """What is wrong with each tuple that has more or fewer items than its type, of which OmegaConf
+    looks at the types alone."""
+    keys: Any = range(len(config)) if isinstance(config, ListConfig) else map(str, config)
+    for key in keys:
+        node = config._get_node(key)
+        if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
+            continue
+        where = f"{prefix}[{key}]" if isinstance(config, ListConfig) else f"{prefix}.{key}"
+        wanted = get_args(node._metadata.ref_type) if isinstance(node, ListConfig) else ()
+        if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(node):
+            listed = ",".join(map(str, node))
+            yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(node)}"
+        yield from _of_other_length(node, where)
 
 
 def _refused_at(cfg: DictConfig, prefix: str = "") -> str:

@@ -215,8 +215,9 @@ def _split(alike: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, int]
 def _histories(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, Any]]:
     """The varying settings of each node and of all its ancestors, by step and path.
 
-    Settings that have the same value everywhere are left out. If two steps of one name above a node
-    differ in a setting, its value is ``_AMBIGUOUS``.
+    Settings that have the same value everywhere are left out. A step's own settings hide those of
+    steps of its name above it, such as its baseline or the round before. If two steps of one name
+    above a node differ in a setting otherwise, its value is ``_AMBIGUOUS``.
 
     Each node merges its own settings into those of its inputs, so the cost is proportional to the
     number of edges, however deep the DAG is.
@@ -228,7 +229,8 @@ def _histories(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, Any]]:
         places = ((f"{node.step}.{path}", value) for path, value in node.settings.items())
         own = {place: value for place, value in places if place in varying}
         above = (found[i] for i in reversed([*node.inputs.values()]) if i in found)
-        found[name] = _merged([own, *above])
+        given = _merged(above)
+        found[name] = {**own, **given, **own} if own else given
     return found
 
 

@@ -10,12 +10,15 @@ from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
 from steps.data.formats.choice import FormatChoice, format_name
+from steps.data.formats.preference import BY_SCORE
+from steps.data.formats.ranked import RankedFormat
 from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
 from steps.data.load.one_object import COLUMNS, advice, are_columns
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
+from steps.data.records.record_fields import found
 from steps.data.rows.ledger import Tally, TooManyDropped
 from steps.data.rows.rows import EXTRA_KEYS
 from steps.shared.execution_detail import execution_detail
@@ -122,8 +125,10 @@ def _of_no_record(reading: Reading) -> str:
     return "" if is_record or not isinstance(shard, FileShard) else probably(shard.url)
 
 
-_NO_COLUMNS = ("system", "turns", "pairs", "first", "second")
+_NO_COLUMNS = ("system", "turns", "pairs", "first", "second", "good")
 """Fields of formats that do not name a column."""
+_OF_COMPLETIONS = ("text", "score", "rank")
+"""Fields of `ranked` that name a key of a completion, or a column."""
 _OFTEN_ABSENT = ("tools", "template_kwargs", "history", "system_field", "score_chosen",
                  "score_rejected")  # fmt: skip
 """Fields of formats that name a column that rows need not have."""
@@ -140,15 +145,18 @@ def _fields_of(reading: Reading) -> str:
     if said := advice(_only_record(part)):
         return f"; {said}"
     has = ", ".join(sorted(map(str, record))[:20]) or "none"
+    inner = _OF_COMPLETIONS if isinstance(part.format, RankedFormat) else ()
     columns = {
         field.name: str(column)
         for field in fields(part.format)
-        if field.name not in _NO_COLUMNS and (column := getattr(part.format, field.name))
+        if field.name not in (*_NO_COLUMNS, *inner)
+        and (column := getattr(part.format, field.name)) not in (None, BY_SCORE)
     }
-    if all(column in record for name, column in columns.items() if name not in _OFTEN_ABSENT):
+    there = {name: column in record or found(record, column) for name, column in columns.items()}
+    if all(is_there for name, is_there in there.items() if name not in _OFTEN_ABSENT):
         return ""  # the names are right, and the fault is in the values
     renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]
-    named = [columns[name] for name in renamed if columns[name] not in record]
+    named = [columns[name] for name in renamed if not there[name]]
     said = f"data.fields names {', '.join(named)}, and its rows" if named else "its rows"
     return (
         f"; {said} have the fields {has}: say which is which with data.format=NAME "

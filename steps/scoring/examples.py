@@ -171,8 +171,9 @@ def mismatched(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
     ]
 
 
-def _prompt_of(group: TokenGroup) -> tuple[int, ...]:
-    return group.prompt_ids
+def _prompt_of(group: TokenGroup) -> tuple[tuple[int, ...], tuple["ImageOfRow", ...]]:
+    """What a response answers: equal tokens may stand for other images."""
+    return group.prompt_ids, group.images
 
 
 def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:

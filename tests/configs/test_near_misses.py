@@ -127,6 +127,7 @@ class Rate:
     \"""
 
     lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
 
 
 @dataclass
@@ -137,6 +138,7 @@ class Config(ExperimentConfig):
     by_name: dict[str, Rate] = field(default_factory=dict)
     rates: list[Rate] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    ends: tuple[int, int] | None = None
 
 
 def own(cfg: Config) -> dict[str, Step]:
@@ -167,6 +169,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("names=[a,null]", "names[1] cannot be null; leave it out"),
         ("either=[1]", "either=[1] is no value for it; it takes one of int, str"),
         ("colour=[1]", "colour=[1] is no value for it; it takes one name of Colour"),
+        ("ends=[1,2,3]", "ends=[1,2,3]: it takes 2 values, not 3"),
+        ("rate.betas=[0.9]", "rate.betas=[0.9]: it takes 2 values, not 1"),
+        ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
         ("~lr", "~lr: a setting cannot be deleted; leave it out"),
     ],
 )

@@ -52,6 +52,7 @@ from steps.serving.replies import Speaker
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_dpo import train_dpo
 from steps.training.config import DpoConfig, OptimizerConfig
+from steps.unpair import unpair
 
 SIDES = ("chosen", "rejected")
 
@@ -242,6 +243,10 @@ def test_only_pairs_have_images(rows: Path, tmp_path: Path) -> None:
     source = File(str(rows / "rows.jsonl"))
     with pytest.raises(TemperError, match=r"data\.images names a column of preference pairs"):
         load_conversations.function(Folder(tmp_path / "out"), source, None, config)
+
+    loaded(tmp_path / "rows", rows / "rows.jsonl")
+    with pytest.raises(TemperError, match="have images, and single completions have none"):
+        unpair.function(Folder(tmp_path / "out"), artifact(Preferences, tmp_path / "rows"))
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -247,10 +247,14 @@ def test_a_file_that_is_not_read_to_its_end_is_an_error_that_names_it(tmp_path: 
     elements[40] = '{"prompt": "Q", "chosen": oops}'
     (tmp_path / "list.json").write_text(f"[{', '.join(elements)}]")
 
-    with pytest.raises(
-        TemperError, match=r"list\.json .*file:41: .* after element 40: broken JSON"
-    ):
+    told = r"^list\.json could not be read .* not known: nothing .* after element 40: broken JSON"
+    with pytest.raises(TemperError, match=told):
         loaded(tmp_path, str(tmp_path / "list.json"), max_dropped=99)
+    (tmp_path / "several").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"several/{name}.json").write_text(f"[{', '.join(elements)}]")
+    with pytest.raises(TemperError, match=r"^2 files of several .*: a\.json:41, b\.json:41: noth"):
+        loaded(tmp_path / "folder", str(tmp_path / "several"), max_dropped=99)
 
 
 _PAIRS = [{"prompt": f"Q{n}", "chosen": "yes", "rejected": "no"} for n in range(5)]
@@ -420,6 +424,25 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
         "no row of rows.jsonl has of.given, margin, which data.fields names; correct the name, or "
         "leave it out"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "row"),
+    [
+        (
+            "ranked",
+            {"prompt": "at.q", "text": "t", "score": "s"},
+            {"completions": [{"t": "a", "s": "?"}, {"t": "b", "s": 1}], "at": {"q": "Q"}},
+        ),
+        ("preference", {"better": "scores"}, pair(0, score_chosen="?", score_rejected=1)),
+    ],
+)
+def test_a_name_is_not_blamed_that_is_no_column(
+    name: str, fields: dict[str, str], row: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [row, row])
+    with pytest.raises(TemperError, match=r"is str '\?', expected a number$"):
+        loaded(tmp_path, path, format=FormatChoice(name, fields))
 
 
 def test_pairs_whose_sides_seem_exchanged_or_repeat_the_question_are_told_of(

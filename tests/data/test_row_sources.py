@@ -28,7 +28,7 @@ from steps.data.load.shards import (
     open_shard,
     source_of,
 )
-from steps.data.readers import Item
+from steps.data.readers import Item, columns
 from steps.data.readers.lines import MAX_ROW_BYTES, json_lines
 from steps.data.rows.reasons import MalformedRow
 
@@ -324,6 +324,33 @@ def test_a_row_of_ten_megabytes_of_a_table_is_read_and_a_larger_one_is_named(
     assert [row for _, row in read(tmp_path / "rows.parquet")] == [
         {"text": "a"}, {"text": TEN_MEGABYTES}, "row too large", {"text": "b"},
     ]  # fmt: skip
+
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(), _TEXT, pa.string_view(), pa.list_(_TEXT), pa.list_(_TEXT, 1),
+        pa.large_list(pa.string_view()), pa.list_view(pa.string()),
+        pa.list_(pa.struct({"content": _TEXT})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_row_is_as_large_as_its_own_values(
+    kind: pa.DataType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice of a dictionary, or of views as polars writes them, has the values of all rows."""
+    monkeypatch.setattr(columns, "MAX_ROW_BYTES", 2000)
+    texts = [*("x" * 500 + str(n) for n in range(20)), "y" * 3000, "end"]
+    holds: Any = (lambda text: {"content": text}) if "struct" in str(kind) else str
+    values = [[holds(text)] if "list" in str(kind) else text for text in texts]
+    table = pa.table({"at": pa.array(values, kind)})
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
+        file.write_table(table)
+    found = [{"at": value} if "y" not in str(value) else "row too large" for value in values]
+    assert read(tmp_path / "rows.arrow") == [*enumerate(found, start=1)]
 
 
 def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:

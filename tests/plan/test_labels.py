@@ -144,3 +144,16 @@ def test_steps_that_differ_in_the_part_they_are_given_are_told_apart_by_it(store
     data = mix((Part("a"),))
     names = called({"result": judge(learn(data["train"]), learn(data["test"]))}, store)
     assert names == ["mix", "learn (rows=train)", "learn (rows=test)", "judge"]
+
+
+def test_settings_of_a_step_are_its_own_whatever_its_baseline_has(
+    store: Store, console: Console
+) -> None:
+    """A baseline, or the round before, is a step of the same name with other settings."""
+    data = prepare()
+    base = measure(data, beta=0.1)
+    made = {f"b{n}": measure(base, beta=beta) for n, beta in enumerate((0.5, 2.0))}
+    run({"base": base, **made}, store, console=console)
+    newest = read_run(store, names_of_runs(store)[-1])
+    story = story_of_runs([newest], Catalog(store), look=None)
+    assert story.parameters == {"beta": {"base": 0.1, "b0": 0.5, "b1": 2.0}}

@@ -317,7 +317,7 @@ def test_a_response_of_another_prompt_stands_beside_each_prompt() -> None:
     """Also where the responses of one prompt follow one another, as good and bad ones do in many
     data sets: to its own prompt, a response tells nothing of KTO's baseline."""
 
-    def others(*prompts: int) -> list[int]:
+    def others(*prompts: int, images: str = "") -> list[int]:
         records = [
             {
                 "row": str(index),
@@ -325,6 +325,7 @@ def test_a_response_of_another_prompt_stands_beside_each_prompt() -> None:
                 "prompt_ids": [prompt],
                 "completion_ids": [index],
                 "label": True,
+                "images": images[index : index + 1],
             }
             for index, prompt in enumerate(prompts)
         ]
@@ -336,6 +337,8 @@ def test_a_response_of_another_prompt_stands_beside_each_prompt() -> None:
     assert others(1) == [0]
     # Where a good and a bad response to each prompt alternate, both kinds are taken equally often.
     assert others(1, 1, 2, 2, 3, 3) == [4, 5, 0, 1, 2, 3]
+    # Equal questions about other images are other prompts.
+    assert others(1, 1, 1, 1, images="aabb") == [2, 3, 0, 1]
 
 
 def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) -> None:

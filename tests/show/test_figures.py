@@ -7,7 +7,16 @@ import re
 import pytest
 
 from pipeline.show.report.axes import Axis, short
-from pipeline.show.report.figures import Estimate, bars, estimates, lines, thinned
+from pipeline.show.report.figures import (
+    COLOURS,
+    MOST_TOLD_APART,
+    Estimate,
+    bars,
+    estimates,
+    key,
+    lines,
+    thinned,
+)
 
 EXTREMES = (
     0.0, 1.0, -1.0, 1e308, -1e308, 1e-308, 5e-324, 1e15, 1e15 + 0.125, 0.1 + 0.2, 0.3,
@@ -74,3 +83,14 @@ def test_labels_are_text() -> None:
     drawn = estimates([[Estimate(0.0, 1.0, name="<i>x</i>")]], {0.0: "<b>"})
     assert "<i>" not in drawn
     assert "<b>" not in drawn
+
+
+def test_lines_have_a_colour_and_a_dash_of_their_own_as_long_as_there_are_any() -> None:
+    assert len({key(index) for index in range(MOST_TOLD_APART + 1)}) == MOST_TOLD_APART
+    few, many = (
+        estimates([[Estimate(0.0, at)] for at in range(count)], {0.0: "0"})
+        for count in (COLOURS, COLOURS + 1)
+    )
+    colours = r"fill:var\((--series-\d)\)"
+    assert len(set(re.findall(colours, few))) == COLOURS
+    assert set(re.findall(colours, many)) == {"--series-0"}

@@ -214,6 +214,23 @@ def test_many_results_make_no_endless_page_and_a_link_still_shows_what_it_names(
             assert grave_faults(seen.page, colours=False) == []
 
 
+def test_of_many_curves_those_next_to_the_pointer_are_told(browser: Any, long_page: Path) -> None:
+    with opened(browser, long_page) as seen:
+        drawing = curves(seen).locator(".drawing").first
+        drawing.hover(position={"x": drawing.bounding_box()["width"] - 12, "y": 60})
+        *told, rest = drawing.locator(".readout div").all_inner_texts()
+        assert len(told) == 12
+        assert rest == f"and {MANY - 12} more"
+        assert f"b{MANY}" not in " ".join(told)  # its loss is the least
+        seen.page.get_by_role("button", name="Show all or none").click()
+        assert curves(seen).locator("polyline[data-series]:visible").count() == 0
+        curves(seen).locator(".legend input").nth(2).check()
+        drawing.hover(position={"x": 200, "y": 60})
+        assert [text.split()[-1] for text in drawing.locator(".readout div").all_inner_texts()] == [
+            "b3"
+        ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(

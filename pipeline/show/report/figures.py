@@ -5,7 +5,8 @@ chooses a logarithmic axis, smoothing, or the values at one place. So each line 
 (``data-x``, ``data-y``), and each drawing the ends of its axes, linear and logarithmic.
 
 Colours are CSS variables of the page, so one drawing suits light and dark pages. Lines also differ
-in their dashes.
+in their dashes, so `MOST_TOLD_APART` of them look different; points with intervals differ in their
+colours alone.
 """
 
 import math
@@ -25,6 +26,8 @@ MOST_MARKED = 30
 WIDTH, HEIGHT = 340, 196
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 8.0, 24.0
 _DASHES = ("none", "6 3", "2 3", "7 3 2 3")
+MOST_TOLD_APART = COLOURS * len(_DASHES)
+_FAINT = Markup('<g opacity=".4">{}</g>')
 _SVG = Markup(
     '<svg viewBox="0 0 {} {}" aria-hidden="true" focusable="false" style="font-size:10.5px"{}>'
     "{}</svg>"
@@ -97,6 +100,8 @@ def estimates(
 ) -> Markup:
     """Draw points with intervals over a setting; join a group's points if no two share a place.
 
+    More groups than there are colours are drawn faintly in one colour.
+
     Args:
         places: labels on the axis, by value.
         levels: values of results without the setting, drawn as horizontal lines.
@@ -108,12 +113,16 @@ def estimates(
         x = x.as_logarithm(places) or x
     parts = [_grid(y, y.ticks()), _bottom(_apart(places, x), x)]
     parts += [_level((LEFT, y(level)), (WIDTH - RIGHT, y(level))) for level in levels]
+    drawn = list[Markup]()
     for index, group in enumerate(groups):
+        number = index if len(groups) <= COLOURS else 0
         ordered = sorted(group, key=lambda estimate: estimate.at)
         if len({estimate.at for estimate in ordered}) == len(ordered):
-            parts.append(_path([(x(e.at), y(e.value)) for e in ordered], index))
-        parts += [_estimate(estimate, index, x, y) for estimate in ordered]
-    return _svg(parts)
+            drawn.append(_path([(x(e.at), y(e.value)) for e in ordered], number))
+        drawn += [_estimate(estimate, number, x, y) for estimate in ordered]
+    if len(groups) > COLOURS:
+        drawn = [_FAINT.format(Markup("").join(drawn))]
+    return _svg([*parts, *drawn])
 
 
 def bars(counts: Mapping[int, int], most_bars: int = 24) -> Markup:
@@ -152,6 +161,18 @@ def thinned(points: Points, most: int = MOST_POINTS) -> Points:
 def colour(index: int) -> str:
     """The colour of line number `index`, as CSS."""
     return f"var(--series-{index % COLOURS})"
+
+
+def key(index: int) -> Markup:
+    """The piece of line number `index` that stands in a legend."""
+    return Markup(
+        '<svg class="key" viewBox="0 0 26 6" aria-hidden="true"><line x1="1" y1="3" x2="25" y2="3" '
+        'style="stroke:{};stroke-width:2.4;stroke-dasharray:{}"/></svg>'
+    ).format(colour(index), _dashes(index))
+
+
+def _dashes(index: int) -> str:
+    return _DASHES[index // COLOURS % len(_DASHES)]
 
 
 def _height(point: tuple[float, float]) -> float:
@@ -248,7 +269,7 @@ def _path(
     ).format(
         " ".join(f"{x:.1f},{y:.1f}" for x, y in (places if len(places) > 1 else [*places] * 2)),
         colour(index),
-        _DASHES[index // COLOURS % len(_DASHES)],
+        _dashes(index),
         mark,
         attributes,
     )

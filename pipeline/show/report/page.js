@@ -10,6 +10,7 @@ const make = (name, properties = {}, ...children) => {
 };
 const numbers = (text) => text.split(" ").map(Number);
 const short = (value) => String(Number(value.toPrecision(4)));
+const MOST_READ = 12; // the most values at one place that are written beside a plot
 const choices = new Map(); // what a reader has chosen, by where; it outlives a refreshed page
 
 // --- steps: a box of the graph shows its card when pointed at, focused or tapped
@@ -72,9 +73,9 @@ class Plot {
     this.ends = numbers(axes.dataset.x);
     const scale = isLog ? Math.log10 : (value) => value;
     const [low, high] = numbers(axes.dataset.y).map(scale);
-    const up = (value) => this.bottom + ((scale(value) - low) / (high - low)) * (this.top - this.bottom);
+    this.up = (value) => this.bottom + ((scale(value) - low) / (high - low)) * (this.top - this.bottom);
     for (const line of this.lines) {
-      const place = (x, y) => `${this.across(x).toFixed(1)},${up(y).toFixed(1)}`;
+      const place = (x, y) => `${this.across(x).toFixed(1)},${this.up(y).toFixed(1)}`;
       const places = (ys) => [...line.x.map((x, i) => place(x, ys[i])), place(line.x.at(-1), ys.at(-1))].join(" ");
       line.isHidden = hidden.has(line.series);
       line.smooth = smoothing > 0 ? smoothed(line.y, smoothing) : null;
@@ -104,16 +105,20 @@ class Plot {
     drawing.tabIndex = 0;
     let index = -1;
     const places = [...new Set(this.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
-    const show = (at) => {
+    const show = (at, height) => {
       index = Math.max(0, Math.min(places.length - 1, at));
       const x = places[index];
-      const found = this.lines.filter((line) => !line.isHidden && line.x.includes(x)).map((line) => {
+      const there = this.lines.filter((line) => !line.isHidden && line.x.includes(x));
+      const far = (line) => Math.abs(this.up((line.smooth || line.y)[line.x.indexOf(x)]) - height);
+      const near = there.length > MOST_READ && height !== undefined ? there.toSorted((a, b) => far(a) - far(b)) : there;
+      const found = near.slice(0, MOST_READ).map((line) => {
         const i = line.x.indexOf(x);
         const key = make("i");
         key.style.background = line.drawn.style.stroke;
         const smooth = line.smooth ? ` (smoothed ${short(line.smooth[i])})` : "";
         return make("div", {}, key, `${short(line.y[i])}${smooth} ${this.names.get(line.series) ?? ""}`);
       });
+      if (there.length > MOST_READ) found.push(make("div", { textContent: `and ${there.length - MOST_READ} more` }));
       readout.replaceChildren(make("b", { textContent: `${this.axis} ${short(x)}` }), ...found);
       rule.setAttribute("x1", this.across(x));
       rule.setAttribute("x2", this.across(x));
@@ -126,8 +131,9 @@ class Plot {
     drawing.addEventListener("pointermove", (event) => {
       const box = this.svg.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width) * this.svg.viewBox.baseVal.width;
+      const y = ((event.clientY - box.top) / box.height) * this.svg.viewBox.baseVal.height;
       const far = places.map((place) => Math.abs(this.across(place) - x));
-      show(far.indexOf(Math.min(...far)));
+      show(far.indexOf(Math.min(...far)), y);
     });
     drawing.addEventListener("pointerleave", hide);
     drawing.addEventListener("blur", hide);
@@ -165,6 +171,17 @@ const setUpCurves = (group) => {
     entry.classList.remove("aside");
   }
   const tools = make("div", { className: "tools" });
+  if (entries.length > MOST_READ) {
+    const boxes = entries.map((entry) => entry.querySelector("input"));
+    const button = make("button", { type: "button", className: "save", textContent: "Show all or none" });
+    button.addEventListener("click", () => {
+      const all = boxes.every((box) => !box.checked);
+      boxes.forEach((box) => { box.checked = all; });
+      chosen.hidden = new Set(all ? [] : entries.map((entry) => entry.dataset.series));
+      draw();
+    });
+    tools.append(button);
+  }
   if (plots.some((plot) => plot.frames.has("logarithmic"))) {
     const box = make("input", { type: "checkbox", checked: chosen.log });
     box.addEventListener("change", () => {

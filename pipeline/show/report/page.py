@@ -118,7 +118,8 @@ def template(name: str) -> Any:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else clean(value),
     )
-    environment.filters |= filters() | {"colour": figures.colour}
+    environment.filters |= filters() | {"key": figures.key}
+    environment.globals |= {"told_apart": figures.MOST_TOLD_APART}
     return environment.get_template(name)
 
 

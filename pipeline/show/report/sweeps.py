@@ -31,6 +31,7 @@ class Effect:
 
     Attributes:
         series: the names of the lines, by the number of their colour: values of the other settings.
+        lines: the number of lines, which have no names if there are more than colours.
         levels: results that do not have the setting.
     """
 
@@ -38,6 +39,7 @@ class Effect:
     axis: str
     panels: Sequence[Panel]
     series: Sequence[str]
+    lines: int
     levels: Sequence[str]
 
 
@@ -77,7 +79,8 @@ def _effect(story: Story, group: Group, setting: str, values: Mapping[str, Any])
     varying = (row for row in group.rows if _differs(row.cells, values))
     panels = [_panel(row, setting, places, series, levels) for row in islice(varying, MOST_PANELS)]
     axis = f"{setting} (logarithmic)" if places.logarithmic else setting
-    return Effect(setting, axis, panels, list(series) if len(series) > 1 else [], levels)
+    named = list(series) if 1 < len(series) <= figures.COLOURS else []
+    return Effect(setting, axis, panels, named, len(series), levels)
 
 
 def _places(values: Mapping[str, Any]) -> _Places:

@@ -32,6 +32,7 @@ from steps.data.readers.cells import separated_values
 from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
+from steps.data.rows.ledger import LONE
 from steps.shared.execution_detail import execution_detail, kept
 
 _TEXT_READERS = {
@@ -58,10 +59,6 @@ ignored)."""
 
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
-
-LONE = "file"
-"""The name of a file that is a whole source. No key tells what such a file is called, so nothing
-may follow from that: no label of a row, and nothing that is drawn for the row by its label."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
+from steps.data.readers.own_values import with_own_values
 from steps.data.rows.reasons import MalformedRow
 
 if TYPE_CHECKING:  # a plan looks for files, and reads none
@@ -120,29 +121,47 @@ def _require_names_once(schema: "pa.Schema") -> None:
 
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
+    is_sound = _is_sound(batch)
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
-        yield from enumerate(_records(part), start=before + offset + 1)
+        yield from enumerate(_records(part, is_sound), start=before + offset + 1)
 
 
-def _records(batch: "pa.RecordBatch") -> list[Mapping | MalformedRow]:
+def _is_sound(batch: "pa.RecordBatch") -> bool:
+    """Whether all values can be read. An IPC file is mapped as memory: with damaged offsets,
+    reading a value would crash."""
     import pyarrow as pa
 
     try:
-        # An IPC file is mapped as memory: with damaged offsets, reading a value would crash.
         batch.validate(full=True)
+    except (ValueError, pa.ArrowException):
+        return False
+    return True
+
+
+def _records(batch: "pa.RecordBatch", is_sound: bool) -> list[Mapping | MalformedRow]:
+    import pyarrow as pa
+
+    try:
+        if not is_sound:
+            batch.validate(full=True)
+        if batch.nbytes > MAX_ROW_BYTES:
+            batch = with_own_values(batch)
         if batch.nbytes <= MAX_ROW_BYTES:
             return [without_nulls(record) for record in batch.to_pylist()]
     except (ValueError, OverflowError, pa.ArrowException):
         pass  # the code below finds the invalid row
-    return [_record(batch.slice(index, 1)) for index in range(batch.num_rows)]
+    return [_record(batch.slice(index, 1), is_sound) for index in range(batch.num_rows)]
 
 
-def _record(row: "pa.RecordBatch") -> Mapping | MalformedRow:
+def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
     import pyarrow as pa
 
     try:
-        row.validate(full=True)
+        if not is_sound:
+            row.validate(full=True)
+        if row.nbytes > MAX_ROW_BYTES:
+            row = with_own_values(row)
         if row.nbytes > MAX_ROW_BYTES:
             return too_large(row.nbytes)
         return without_nulls(row.to_pylist()[0])

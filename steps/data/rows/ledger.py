@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steps.data.rows.reasons import CHOICES, REST_LOST, MalformedRow, Reason
+from steps.shared.execution_detail import execution_detail
 from steps.shared.shares import share_of
 
 Outcome = Literal["kept", "truncated", "dropped"]
+
+LONE = "file"
+"""The name of a file that is a whole source. No key tells what such a file is called, so nothing
+may follow from that: no label of a row, and nothing that is drawn for the row by its label."""
 
 ROWS_NAMED = 20
 OVER_LIMIT: Reason = "over the limit"
@@ -159,11 +164,15 @@ def check_max_dropped(max_dropped: float) -> None:
         )
 
 
+@execution_detail
 def _rest_lost(what: str, dropped: DroppedRows) -> str:
-    files = "a file" if dropped.count == 1 else f"{dropped.count} files"
+    files = f"{'a file' if dropped.count == 1 else f'{dropped.count} files'} of {what}"
+    places = f"{', '.join(dropped.rows[:3])}: "
+    if dropped.count == 1 and dropped.rows[0].startswith(f"{LONE}:"):  # `what` is its name
+        files, places = what, ""
     return (
-        f"{files} of {what} could not be read to the end, and how many rows are lost is not known: "
-        f"{', '.join(dropped.rows[:3])}: {dropped.detail}; get the whole file again, or mend it"
+        f"{files} could not be read to the end, and how many rows are lost is not known: "
+        f"{places}{dropped.detail}; get the whole file again, or mend it"
     )
 
 
