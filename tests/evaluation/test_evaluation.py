@@ -33,7 +33,7 @@ def test_a_bootstrap_is_repeatable_and_refuses_nothing_to_resample(
     values = [0.1, 0.5, 0.9, 0.2]
     found = mean(values)
     assert found["value"] == np.mean(values)
-    monkeypatch.setattr(intervals, "_AT_ONCE", 12)  # three resamples at once, and the last two
+    monkeypatch.setattr(intervals, "_AT_ONCE", 4 * 1500)  # of these resamples; then the last 500
     assert mean(values) == found
     with pytest.raises(ValueError, match="no values"):
         bootstrap(0, lambda chosen: [0.0])
