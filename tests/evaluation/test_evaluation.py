@@ -30,10 +30,10 @@ def test_a_bootstrap_interval_holds_the_truth_about_as_often_as_it_says(
 def test_a_bootstrap_is_repeatable_and_refuses_nothing_to_resample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    values = [0.1, 0.5, 0.9, 0.2]
+    values = [number**0.5 for number in range(20)]
     found = mean(values)
     assert found["value"] == np.mean(values)
-    monkeypatch.setattr(intervals, "_AT_ONCE", 4 * 1500)  # of these resamples; then the last 500
+    monkeypatch.setattr(intervals, "_AT_ONCE", 20 * 1500)  # of these resamples; then the last 500
     assert mean(values) == found
     with pytest.raises(ValueError, match="no values"):
         bootstrap(0, lambda chosen: [0.0])
