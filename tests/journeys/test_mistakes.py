@@ -55,7 +55,6 @@ from pipeline import (
     step,
 )
 from pipeline.cli import app
-from pipeline.dag.inputs import forget_sources
 from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
@@ -346,12 +345,6 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
         ["cannot find out which commit the dataset owner/name has at revision 'main'"],
     ),
 ]
-
-
-@pytest.fixture
-def code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command reads files again, and the code not."""
-    monkeypatch.setattr(experiment, "look_again", forget_sources)
 
 
 @pytest.mark.usefixtures("code_stays")
