@@ -13,6 +13,7 @@ import base64
 import dataclasses
 import json
 import marshal
+import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -52,6 +53,8 @@ def methods_known(packages: Collection[str]) -> Iterator[None]:
 
 
 def _found_before(place: Path) -> dict[str, CodeType]:
+    """What is kept. It will be executed, so it must be this user's own."""
     with suppress(OSError, ValueError, TypeError, EOFError):
-        return marshal.loads(base64.b64decode(shelf.load(place)))
+        if place.stat().st_uid == os.geteuid():
+            return marshal.loads(base64.b64decode(shelf.load(place)))
     return {}
