@@ -97,6 +97,11 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{reading.name} has no valid row: all {tally.rows} were dropped: "
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
+        if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
+            raise TemperError(
+                f"{reading.name}: every row that is left is {_GOOD[loaded.labels[0]]}, since the "
+                f"label of {unread.count} others was not understood: {unread.detail}"
+            )
         try:
             tally.check(max_dropped, reading.name)
         except TooManyDropped as error:
@@ -107,6 +112,9 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
     for split in ("train", "test"):
         if not loaded.kept[split] and (split == "train" or load.test or load.config.test_fraction):
             raise TemperError(_empty(split, load))
+
+
+_GOOD = {True: "good", False: "bad"}
 
 
 def _first_record(part: Part) -> Mapping | None:

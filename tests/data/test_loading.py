@@ -40,6 +40,7 @@ from steps.filter_pairs import FilterConfig, filter_pairs
 from steps.load_conversations import load_conversations
 from steps.load_preferences import load_preferences
 from steps.load_prompts import load_prompts
+from steps.load_unpaired import load_unpaired
 from steps.sources import Files, Mixed, MixturePart, PartData, PreferenceData, data_at
 
 
@@ -269,6 +270,7 @@ _STEPS = {"prompt": "2 + 2?", "completions": ["2 + 2", "= 5"], "labels": [True, 
         ({"version": 1, "data": _PAIRS}, "whose field data holds the rows"),
         (_IN_COLUMNS, "one object of columns"),
         (_OF_PANDAS, "one object of columns"),
+        ({row["prompt"]: row for row in _PAIRS}, "one object with a row in each field"),
         ([_STEPS] * 3, "a process reward model, which Temper does not train"),
     ],
 )
@@ -424,6 +426,15 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
         "no row of rows.jsonl has of.given, margin, which data.fields names; correct the name, or "
         "leave it out"
     ]
+
+
+def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Path) -> None:
+    """As 1 and -1: with the rows of one label dropped, no bad completion would be left."""
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": 1 - 2 * (n % 2)} for n in range(8)]
+    told = "every row that is left is good, since the label of 4 others was not understood: label"
+    source = File(write(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told} is int -1, expected true"):
+        load_unpaired.function(Folder(tmp_path / "out"), source)
 
 
 @pytest.mark.parametrize(
