@@ -25,7 +25,7 @@ LOGGED = ("loss", "grad_norm", "rewards/chosen", "rewards/rejected", "rewards/ma
 
 def pairs() -> list[tuple[list[int], list[int], list[int]]]:
     """Prompt, chosen and rejected ids of every pair, in the order in which they are seen."""
-    draw = _draws(seed=1)
+    draw = draws(seed=1)
 
     def ids(longest: int) -> list[int]:
         return [next(draw) % WORDS for _ in range(1 + next(draw) % longest)]
@@ -53,7 +53,7 @@ def write_model(folder: Path) -> None:
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=END, pad_token_id=END + 1,
     )  # fmt: skip
-    model, draw = LlamaForCausalLM(config), _draws(seed=2)
+    model, draw = LlamaForCausalLM(config), draws(seed=2)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -68,7 +68,7 @@ def write_model(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _draws(seed: int) -> Iterator[int]:
+def draws(seed: int) -> Iterator[int]:
     """32-bit numbers that are the same everywhere (the upper halves of Knuth's MMIX generator)."""
     state = seed
     while True:

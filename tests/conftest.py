@@ -30,6 +30,7 @@ from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
 from pipeline import Store
+from pipeline.dag.inputs import forget_sources
 from pipeline.running import record
 from pipeline.show import terminal
 from pipeline.wire import forking
@@ -158,6 +159,13 @@ def workers_in_module() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         instead_of_processes(patch)
         yield
+
+
+@pytest.fixture
+def code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command reads data again, and not the code, which no test edits meanwhile."""
+    for name in ("pipeline.experiment", "pipeline.running.session"):
+        monkeypatch.setattr(importlib.import_module(name), "look_again", forget_sources)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from typing import IO, Any
 
 import blake3
 
+from pipeline import processes
 from pipeline.observed import marks, natives
 from pipeline.observed.hook import HOOK
 from pipeline.observed.rules import Rules
@@ -61,13 +62,20 @@ def _locked(path: str, mode: str) -> IO[str] | None:
 
 
 def _remove_left_over(parent: str) -> None:
-    """Remove the folders of workers that were killed: their locks are free."""
+    """Remove the folders of workers that were killed: their locks are free, and so they are where
+    the step of a living worker has closed every file."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             folder = f"{parent}/{name}"
             if name.startswith(_PREFIX) and (lock := _locked(f"{folder}/lock", "r")) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                lock.close()
+                with lock:
+                    if not processes.exists(_number(lock.read())):
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _number(text: str) -> int:
+    """The process id in a lock; 0, which no process has, if there is none."""
+    return int(text) if text.isdecimal() else 0
 
 
 class Observation:
@@ -89,6 +97,7 @@ class Observation:
         _remove_left_over(tempfile.gettempdir())
         begun = tempfile.mkdtemp(prefix="temper-begun-")
         lock = _locked(f"{begun}/lock", "w")
+        Path(begun, "lock").write_text(str(os.getpid()))
         folder = f"{os.path.dirname(begun)}/{_PREFIX}{begun.rpartition('-')[2]}"
         os.rename(begun, folder)  # under this name, a free lock means a dead worker
         made = cls(folder, rules)

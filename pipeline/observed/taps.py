@@ -247,6 +247,9 @@ def follow_every_process() -> None:
 
 _ENV = 5
 """The place of the environment among the arguments of ``fork_exec``."""
-_PATHS = frozenset({os.path.abspath.__code__.co_filename, pathlib.Path.cwd.__code__.co_filename})
+_PATHS = frozenset(
+    function.__code__.co_filename  # of `pathlib`, these are in two files in Python 3.13
+    for function in (os.path.abspath, pathlib.Path.cwd, pathlib.Path.absolute)
+)
 _MADE_ABSOLUTE = {"abspath": "path", "absolute": "self"}
 """Functions of the standard library, each with its variable for the path."""

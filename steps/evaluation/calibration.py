@@ -46,12 +46,13 @@ def reliability(margins: Sequence[float] | np.ndarray) -> list[Bin]:
 def calibration_error(margins: Sequence[float] | np.ndarray) -> Interval:
     """The expected calibration error (Naeini et al. 2015): the mean absolute difference, over
     pairs, between a bin's predicted and observed probability; with a bootstrap interval."""
-    data = np.asarray(margins, dtype=np.float64)
-    return bootstrap(len(data), lambda chosen: _error(data[chosen]))
-
-
-def _error(margins: np.ndarray) -> float:
     confidence, right = _verdicts(margins)
+    return bootstrap(
+        len(right), lambda chosen: list(map(_error, confidence[chosen], right[chosen]))
+    )
+
+
+def _error(confidence: np.ndarray, right: np.ndarray) -> float:
     gaps = [
         abs(confidence[members].mean() - right[members].mean()) * members.mean()
         for members in _binned(confidence)

@@ -30,4 +30,4 @@ def kl_per_token(
     """KL(π‖π_ref) in nats per token: the sum of all log-ratios over the number of all tokens."""
     sums = np.array([np.sum(ratios) for ratios in log_ratios], dtype=np.float64)
     lengths = np.array([np.sum(counts) for counts in tokens], dtype=np.float64)
-    return bootstrap(len(sums), lambda chosen: float(sums[chosen].sum() / lengths[chosen].sum()))
+    return bootstrap(len(sums), lambda chosen: sums[chosen].sum(1) / lengths[chosen].sum(1))

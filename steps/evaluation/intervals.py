@@ -9,6 +9,8 @@ Interval = dict[str, float]
 """``value`` with the ``low`` and ``high`` end of its 95 % interval."""
 
 RESAMPLES = 2000
+_AT_ONCE = 2**16
+"""Indices that are drawn at once."""
 Z = 1.96  # of the standard normal distribution, for 95 %
 
 
@@ -35,22 +37,28 @@ def mean(values: Sequence[float], seed: int = 0) -> Interval:
         ValueError: there are no values.
     """
     data = np.asarray(values, dtype=np.float64)
-    return bootstrap(len(data), lambda chosen: float(data[chosen].mean()), seed)
+    return bootstrap(len(data), lambda chosen: data[chosen].mean(axis=1), seed)
 
 
-def bootstrap(n: int, statistic: Callable[[np.ndarray], float], seed: int = 0) -> Interval:
+def bootstrap(
+    n: int, statistics: Callable[[np.ndarray], Sequence[float] | np.ndarray], seed: int = 0
+) -> Interval:
     """A statistic of n observations, with its 2.5th and 97.5th percentile over bootstrap resamples
     (Efron 1979).
 
     Args:
-        statistic: maps indices of observations, int64 [n], to a number.
+        statistics: maps indices of observations, int64 [k, n], to k numbers.
 
     Raises:
         ValueError: there are no observations.
     """
     if n == 0:
         raise ValueError("there are no values to resample")
-    generator = np.random.default_rng(seed)
-    drawn = [statistic(generator.integers(0, n, n)) for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return {"value": statistic(np.arange(n)), "low": float(low), "high": float(high)}
+    generator, rows = np.random.default_rng(seed), max(1, _AT_ONCE // n)
+    drawn = [
+        statistics(generator.integers(0, n, (min(rows, RESAMPLES - start), n)))
+        for start in range(0, RESAMPLES, rows)
+    ]
+    low, high = np.percentile(np.concatenate(drawn), [2.5, 97.5])
+    (value,) = statistics(np.arange(n)[None])
+    return {"value": float(value), "low": float(low), "high": float(high)}

@@ -40,7 +40,7 @@ def length_controlled(
     if won.all() or not won.any():  # no resample differs: a bootstrap would find no uncertainty
         return proportion(int(won.sum()), len(won))
     scaled = apart / (apart.std() or 1.0)
-    return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]))
+    return bootstrap(len(won), lambda chosen: list(map(_rate, won[chosen], scaled[chosen])))
 
 
 def _rate(won: np.ndarray, scaled: np.ndarray) -> float:

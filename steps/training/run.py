@@ -18,7 +18,7 @@ from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
 from steps.training.held_out import best_step, require_metric
 from steps.training.loop import AtStart, train
-from steps.training.metrics import first_and_final, summarise
+from steps.training.metrics import StepMetrics, first_and_final, summarise
 from steps.training.objectives import Objective
 from steps.training.policy import Policy
 from steps.training.schedule import total_steps
@@ -105,7 +105,9 @@ class Run:
             trainer.close()
         best = best_step(log, config)
         summary = summarise(log) | ({} if best is None else {"best_step": best})
-        summary |= {"notices": self._notices} if self._notices else {}
+        untaught = _untaught(log)
+        notices = [*self._notices, *([untaught] if untaught else [])]
+        summary |= {"notices": notices} if notices else {}
         if place.ranks.is_first:
             self._policy.save(trained, place.output)
             write_json_lines(place.output / "metrics.jsonl", log)
@@ -166,3 +168,14 @@ def _cold(config: TrainConfig, examples: int) -> str | None:
     if steps > warmup:
         return None
     return f"the rate never reaches {rate:g}: the run has {steps} steps, and warmup_steps={warmup}"
+
+
+@execution_detail
+def _untaught(log: Sequence[StepMetrics]) -> str | None:
+    """A notice if no row has taught the model anything."""
+    if any(line["grad_norm"] for line in log):
+        return None
+    return (
+        "the gradient was 0 in every step, so the model has learnt nothing from the rows; look at "
+        "the weights that it starts from (all 0?) and at the settings of the loss"
+    )

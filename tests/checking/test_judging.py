@@ -1,17 +1,15 @@
 """Checkers, and verdicts from processes that can be killed."""
 
 import os
-import pickle
-import struct
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from failing_checkers import Disturbing, Scripted
 from places import REPOSITORY, SUPPORT_PATH
 from waiting import HANGS_SECONDS, is_running, wait_until
 
@@ -23,8 +21,7 @@ from steps.checking.exact import Exact
 from steps.checking.judges import JudgeError, Judges
 from steps.checking.math_expression import MathExpression
 from steps.checking.pattern import Pattern
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
-from steps.environments.environment import Graded
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
@@ -236,43 +233,6 @@ def test_an_expression_that_equals_the_answer_is_right(
 # --- processes ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scripted(Checker):
-    """Does what the text says; a hang writes its process id to `journal` first."""
-
-    name: ClassVar[str] = "scripted"
-
-    journal: str = ""
-
-    def check(self, answered: Answered) -> Judgement:
-        match answered.text:
-            case "hang":
-                Path(self.journal).write_text(str(os.getpid()))
-                time.sleep(3600)
-            case "die":
-                os._exit(7)
-            case "raise":
-                raise KeyError("no such thing")
-            case "nothing":
-                return None  # pyright: ignore[reportReturnType]
-            case "fork":
-                os.fork()
-            case "text":
-                return judged("no")  # pyright: ignore[reportArgumentType]
-            case "endless":
-                return Graded(RIGHT, grade=float("nan"))
-            case "unnormalised":
-                return Unnormalised(RIGHT)
-        return judged(answered.text == "right")
-
-
-@dataclass(frozen=True)
-class Unnormalised(Judgement):
-    """A judgement with a reward that is no number."""
-
-    reward: ClassVar[float] = float("nan")  # pyright: ignore[reportIncompatibleMethodOverride]
-
-
 def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict() -> None:
     texts = ["right", "die", "wrong", "right", "raise", "nothing", "fork", "text"]
     texts += ["endless", "unnormalised", *["right", "wrong"] * 20]
@@ -290,42 +250,6 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict()
     assert reasons["text"] == "ValueError: a checker judges 'no', which is neither right nor wrong"
     assert reasons["endless"].startswith("ValueError: grade must be finite")
     assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
-
-
-@dataclass(frozen=True)
-class Disturbing(Checker):
-    """Does to the pipe through which its verdicts go what the text says. A process that leaves it
-    open, and says no more, writes its id to `journal` first."""
-
-    name: ClassVar[str] = "disturbing"
-
-    journal: str = ""
-
-    def check(self, answered: Answered) -> Judgement:
-        sockets = [
-            int(fd.name)
-            for fd in Path("/proc/self/fd").iterdir()
-            if fd.is_symlink() and os.readlink(fd).startswith("socket:")
-        ]
-        written = {
-            "garbage": b"x" * 10_000,
-            "a few bytes": b"\0\0\0\5hello",
-            "a part": struct.pack("!i", 100) + b"abc",
-            "a huge size": struct.pack("!iQ", -1, 2**62),
-            "an object": struct.pack("!i", len(pickle.dumps(7))) + pickle.dumps(7),
-        }
-        for fd in sockets if answered.text in written else ():
-            os.write(fd, written[answered.text])
-        if answered.text == "close":
-            for fd in sockets:
-                os.close(fd)
-        if answered.text == "orphan" and os.fork():
-            os._exit(3)
-        if answered.text in {"a part", "orphan"}:
-            Path(self.journal).write_text(str(os.getpid()))
-        if answered.text in {"a part", "close", "orphan"}:
-            time.sleep(3600)
-        return judged(answered.text == "right")
 
 
 def test_what_a_checker_does_to_its_pipe_costs_one_verdict() -> None:
@@ -384,7 +308,7 @@ def test_a_checker_that_says_no_more_costs_one_verdict_and_the_time_that_one_may
 
 def test_a_regular_expression_without_end_is_no_verdict() -> None:
     checker = Pattern("(a+)+$")
-    with Judges(checker, time_limit=1) as judges:
+    with Judges(checker, time_limit=0.1) as judges:
         (endless,) = judges.judge([Answered("a" * 50 + "b")])
     with Judges(checker) as judges:
         (plain,) = judges.judge([Answered("aa")])
@@ -432,7 +356,7 @@ def test_a_checker_that_no_process_can_be_given_is_an_error(
 _ORPHANS = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from test_judging import Scripted
+from failing_checkers import Scripted
 from steps.checking.judges import Judges
 from steps.checking.verdicts import Answered
 
@@ -450,7 +374,6 @@ def test_processes_end_with_the_one_that_asks_however_it_ends(tmp_path: Path) ->
             sys.executable,
             script,
             journal,
-            Path(__file__).parent,
             REPOSITORY,
             *SUPPORT_PATH.split(os.pathsep),
         ]

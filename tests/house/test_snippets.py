@@ -18,8 +18,6 @@ import pytest
 from command_line import script, temper
 from places import REPOSITORY, model_for_plans
 
-from pipeline import experiment
-from pipeline.dag.inputs import forget_sources
 from pipeline.running.session import PLAN_ONLY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -77,11 +75,8 @@ def test_python_compiles(page: str, text: str) -> None:
     compile(text, page, "exec")
 
 
-def test_every_command_plans_or_fails_as_the_documentation_says(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Files are read again by each command; the code stays as it is.
-    monkeypatch.setattr(experiment, "look_again", forget_sources)
+@pytest.mark.usefixtures("folder", "code_stays")
+def test_every_command_plans_or_fails_as_the_documentation_says() -> None:
     wrong = []
     for (program, *words), error in commands().items():
         asked = [word for word in words if word != "--plan"]

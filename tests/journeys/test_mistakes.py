@@ -49,13 +49,11 @@ from pipeline import (
     Store,
     TemperError,
     adopt,
-    experiment,
     look_again,
     run,
     step,
 )
 from pipeline.cli import app
-from pipeline.dag.inputs import forget_sources
 from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
@@ -346,12 +344,6 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
         ["cannot find out which commit the dataset owner/name has at revision 'main'"],
     ),
 ]
-
-
-@pytest.fixture
-def code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command reads files again, and the code not."""
-    monkeypatch.setattr(experiment, "look_again", forget_sources)
 
 
 @pytest.mark.usefixtures("code_stays")
@@ -689,11 +681,16 @@ def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
     require_message(shown.split("✗ ")[1].splitlines()[0], "no space is left", "store=FOLDER")
 
 
+_STARTS_A_THREAD = ("_start_joinable_thread", "_start_new_thread")
+"""The name of the function in Python 3.13, and before."""
+
+
 def test_a_limit_of_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")  # as Python says it
 
-    monkeypatch.setattr(threading, "_start_new_thread", refused)
+    start = next(n for n in _STARTS_A_THREAD if hasattr(threading, n))
+    monkeypatch.setattr(threading, start, refused)
     with pytest.raises(RuntimeError) as caught:
         threading.Thread(target=print).start()
     said = message_of(caught.value) or ""

@@ -253,7 +253,7 @@ run([gang(sys.argv[2], "leave").on(processes=2)], sys.argv[1])
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["driver", "worker"])
 def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -> None:
-    driver = start_driver(DRIVER, store.root, journal)
+    driver = start_driver(DRIVER, store.root, journal, is_parent=True)
     wait_until(lambda: len(alive(journal)) == 2)
     if victim == "driver":
         driver.kill()

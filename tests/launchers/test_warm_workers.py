@@ -87,9 +87,9 @@ class Lab:
     def write(self, code: str) -> None:
         (self.project / "work.py").write_text(HEAD + code)
 
-    def start(self, way: str = "warm", jobs: int = 1) -> Driver:
+    def start(self, way: str = "warm", jobs: int = 1, is_parent: bool = False) -> Driver:
         words, environment = self._command(way, jobs)
-        return Driver(words, self.project, environment)
+        return Driver(words, self.project, environment, is_parent)
 
     def _command(self, way: str, jobs: int) -> tuple[list[str], dict[str, str]]:
         self.imports.write_text("")
@@ -566,7 +566,7 @@ def steps():
     return [work(0), work(1)]
 """
     )
-    process = lab.start("fresh", jobs=2)
+    process = lab.start("fresh", jobs=2, is_parent=True)
     output = process.communicate()
     told = "the process of this run that waited for its worker was killed by SIGKILL (often: out of"
     assert f"work (number=0): {told}" in " ".join(output.split())

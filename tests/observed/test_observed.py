@@ -962,21 +962,30 @@ def test_gc_keeps_what_a_plan_would_use(project: Project) -> None:
     assert json.loads(json.dumps(project.run())) == "be brief"
 
 
-def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    code = """
+def begun(tmp_path: Path, then: str) -> str:
+    """What a process prints that begins to observe itself, with its temporary files in a folder."""
+    code = f"""
         import os, signal
         from pipeline.observed.observation import Observation
         from pipeline.observed.rules import Rules
 
         print(Observation.begin(Rules((), (), "x")).folder, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        {then}
     """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert list(tmp_path.iterdir()) == [Path(done.stdout.strip())]
+        folder = begun(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+        assert list(tmp_path.iterdir()) == [Path(folder)]
+
+
+def test_a_worker_whose_step_has_closed_every_file_still_observes(tmp_path: Path) -> None:
+    other = "print(Observation.begin(Rules((), (), 'x')).folder, flush=True)"
+    folders = begun(tmp_path, f"os.closerange(3, 99); {other}; os._exit(0)").split()
+    assert {*tmp_path.iterdir()} == {*map(Path, folders)}
+    assert len(folders) == 2

@@ -54,8 +54,8 @@ class Script:
         assert done.returncode == 0, done.stdout + done.stderr
         return self._read(done.stdout)
 
-    def run_again(self, path: str = "") -> tuple[str, bool]:
-        """The same, once its first run has shown that an interpreter of its own sees that too."""
+    def run_forked(self, path: str = "") -> tuple[str, bool]:
+        """The same from a fork; what an interpreter of its own sees is shown by other runs."""
         driver = Driver(["script.py"], self.folder, self._environment(path))
         printed = driver.communicate()
         assert driver.returncode == 0, printed
@@ -86,7 +86,7 @@ def test_code_that_looks_at_the_program_of_its_process_is_cached(
         """,
     )
     assert script.run() == ("False", True)
-    assert script.run() == ("False", False)
+    assert script.run_forked() == ("False", False)
 
 
 LIBRARY = "import os\nos.listdir(os.path.dirname(__file__))\nVALUE = 1\n"
@@ -119,24 +119,24 @@ def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_no
     assert script.run(folder) == ("1", True)
     install(script, LIBRARY + "CHANGED = 1\n")
     script.write("libraries/a_library/more.py", "")
-    assert script.run_again(folder) == ("1", False)
+    assert script.run_forked(folder) == ("1", False)
     script.write("libraries/a_neighbour.py", "VALUE = 2\n")
-    assert script.run_again(folder) == ("2", True)
+    assert script.run_forked(folder) == ("2", True)
     script.write("neighbour.py", "VALUE = 1\n")
-    assert script.run_again(folder) == ("3", True)
+    assert script.run_forked(folder) == ("3", True)
 
 
 def test_an_installed_file_that_was_edited_in_place_is_code_of_the_project(tmp_path: Path) -> None:
     script = Script(tmp_path, "import a_library", "a_library.VALUE")
     install(script, LIBRARY)
     folder = str(tmp_path / "libraries")
-    assert script.run(folder) == ("1", True)
+    assert script.run_forked(folder) == ("1", True)
     for value in ("2", "3"):
         script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", value))
-        assert script.run_again(folder) == (value, True)
-        assert script.run_again(folder) == (value, False)
+        assert script.run_forked(folder) == (value, True)
+        assert script.run_forked(folder) == (value, False)
     install(script, LIBRARY)
-    assert script.run_again(folder) == ("1", False)
+    assert script.run_forked(folder) == ("1", False)
 
 
 def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_for_all(
@@ -149,9 +149,9 @@ def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_
         "a_library.VALUE",
     )
     install(script, LIBRARY)
-    assert script.run() == ("1", True)
+    assert script.run_forked() == ("1", True)
     install(script, LIBRARY + "CHANGED = 1\n")
-    assert script.run_again() == ("1", False)
+    assert script.run_forked() == ("1", False)
 
 
 def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
@@ -172,9 +172,9 @@ def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
         """
         + textwrap.indent(text, " " * 8),
     )
-    assert script.run() == ("1", True)
+    assert script.run_forked() == ("1", True)
     script.write("libraries/a_library/__init__.py", LIBRARY.replace("1", "2"))
-    assert script.run_again() == ("2", True)
+    assert script.run_forked() == ("2", True)
 
 
 def test_a_path_that_holds_more_than_names_of_folders_is_no_fault(tmp_path: Path) -> None:

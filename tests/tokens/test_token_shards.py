@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chat_families import families
+from drivers import start_driver
 from shard_jobs import Doubling
 from waiting import wait_until
 
@@ -173,29 +173,25 @@ def test_what_is_noticed_of_rows_is_counted_and_told(tokenizer: Path, tmp_path: 
 
 
 RUN = """
-import json, sys, threading
-sys.path.insert(0, sys.argv[1])
+import sys, threading
 from pathlib import Path
 from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_folders import tokenize_folders
 
-if __name__ == "__main__":
-    source, tokenizer, work = map(Path, sys.argv[2:5])
-    (work / "out").mkdir(parents=True)
-    config = TokenizeConfig(workers=2)
-    tokenize_folders("pairs", source, ["test", "train"], tokenizer, config, work / "out",
-                     work / "scratch", lambda done, total: done and threading.Event().wait())
+source, tokenizer, work = map(Path, sys.argv[1:])
+(work / "out").mkdir(parents=True)
+config = TokenizeConfig(workers=2)
+tokenize_folders("pairs", source, ["test", "train"], tokenizer, config, work / "out",
+                 work / "scratch", lambda done, total: done and threading.Event().wait())
 """
 
 
 @pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_and_ends_with_the_same_bytes(
-    pairs: Path, tokenizer: Path, tmp_path: Path, repository: Path, calm: tuple[Path, Any]
+    pairs: Path, tokenizer: Path, tmp_path: Path, calm: tuple[Path, Any]
 ) -> None:
-    script, killed = tmp_path / "run.py", tmp_path / "killed"
-    script.write_text(RUN)
-    command = [sys.executable, script, repository, pairs, tokenizer, killed]
-    process = subprocess.Popen(command, start_new_session=True)
+    killed = tmp_path / "killed"
+    process = start_driver(RUN, pairs, tokenizer, killed)
     ledger = killed / "scratch/shards"
     wait_until(lambda: list(ledger.rglob("*.json")), "a shard is finished")
     process.kill()  # the parent alone: its workers must follow by themselves

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import (
     ARCHITECTURES,
     VOCABULARY,
@@ -143,6 +143,17 @@ def test_the_logged_rate_is_the_one_the_update_uses(policy: Path, tmp_path: Path
     rate = log_of(tmp_path / "out")[0]["learning_rate"]
     assert rate == 0.25e-3
     torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-2, atol=0)
+
+
+def test_a_run_without_any_gradient_says_that_the_model_has_learnt_nothing(
+    policy: Path, tmp_path: Path
+) -> None:
+    weights = load_file(policy / "model.safetensors")
+    save_file({n: torch.zeros_like(w) for n, w in weights.items()}, policy / "model.safetensors")
+    place = Workplace(tmp_path / "out", tmp_path / "s")
+    summary = run_sft(policy, demonstration_records(4), TrainConfig(max_steps=2), place)
+    (notice,) = summary["notices"]
+    assert "gradient was 0 in every step" in notice
 
 
 def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Drivers in processes and sessions of their own, for tests that kill or stop them.
 
 An interpreter of its own spends half a second on imports of which these tests see nothing. So a
-driver is forked from a server that has imported Temper. Its workers and their parents are
-interpreters of their own.
+driver is forked from a server that has imported Temper, and so are its workers and their parents:
+see :mod:`forked_workers`. What differs between an interpreter and a fork is tested with
+interpreters.
 """
 
 import atexit
@@ -16,24 +17,43 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
+import forked_workers
 import fresh_processes
+import pytest
 from places import SUPPORT
 from waiting import HANGS_SECONDS
 
+from pipeline.uncaught import excepthook
 
-def start_driver(code: str, *arguments: str | Path) -> "Driver":
+
+def start_driver(code: str, *arguments: str | Path, is_parent: bool = False) -> "Driver":
     """Begins ``python -c CODE ARGUMENTS``, which finds what tests find."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
-    return Driver(["-c", code, *map(str, arguments)], Path.cwd(), environment)
+    return Driver(["-c", code, *map(str, arguments)], Path.cwd(), environment, is_parent)
 
 
 class Driver:
-    """``python WORDS`` in a folder and an environment, forked; like ``subprocess.Popen``."""
+    """``python WORDS`` in a folder and an environment, forked; like ``subprocess.Popen``.
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]):
+    Args:
+        is_parent: its fresh workers are interpreters of their own, whose parent it is.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        is_parent: bool = False,
+    ):
         self._printed = tempfile.NamedTemporaryFile()  # noqa: SIM115
         self._process = fresh_processes.start(
-            _drive, list(words), str(folder), dict(environment), self._printed.name
+            _drive,
+            list(words),
+            str(folder),
+            dict(environment),
+            self._printed.name,
+            None if is_parent else forked_workers.template(),
         )
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -62,10 +82,22 @@ class Driver:
         return Path(self._printed.name).read_text("utf-8")
 
 
-def _drive(words: list[str], folder: str, environment: dict[str, str], printed: str) -> None:
+def _drive(
+    words: list[str],
+    folder: str,
+    environment: dict[str, str],
+    printed: str,
+    template: forked_workers.Template | None,
+) -> None:
     os.setsid()
+    if template is not None:
+        forked_workers.use(template)
+        forked_workers.fork_workers(patch := pytest.MonkeyPatch())
+        forked_workers.fork_parents(patch)
     multiprocessing.set_start_method("fork", force=True)  # as on Linux where nobody asks
     fresh_processes.settle(folder, environment, printed)
+    atexit.unregister(excepthook._end)  # a fork forgets it since Python 3.13
+    atexit.register(excepthook._end)
     ours = environment["PYTHONPATH"].split(os.pathsep)
     libraries = [place for place in sys.path if not Path(place).is_relative_to(SUPPORT.parent)]
     sys.orig_argv = [sys.executable, *words]

@@ -3,7 +3,8 @@ what all of them import.
 
 Each in an interpreter of its own costs a quarter of a second, nearly all of it for imports. A fork
 is a process like any other: with its own session, environment, modules of the project and audit
-hooks. One :mod:`worker_template` serves all tests of a process, and ends with it.
+hooks. One :mod:`worker_template` serves all tests of a process and the drivers that they start, and
+ends with it.
 """
 
 import atexit
@@ -37,13 +38,27 @@ finally:
 _OF_A_LAUNCHER = {"PYTHONUNBUFFERED": "1", **UNOPTIMISED}
 
 
+Template = tuple[socket.socket, Mapping[str, str]]
+"""Where it takes orders, and what of its environment Python reads as it starts."""
+_used: list[Template] = []
+
+
+def template() -> Template:
+    """The one that this process uses."""
+    return _used[0] if _used else _started()
+
+
+def use(theirs: Template) -> None:
+    """Let this process, a driver, use that of the tests."""
+    _used[:] = [theirs]
+
+
 @cache
-def _template() -> tuple[socket.socket, Mapping[str, str]]:
-    """Where it takes orders, and what of its environment Python reads as it starts."""
+def _started() -> Template:
     ours, theirs = forking.connected()
     environment = {**os.environ, **_OF_A_LAUNCHER, "PYTHONPATH": import_path()}
     with theirs:
-        template = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-c", _TEMPLATE, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -53,8 +68,8 @@ def _template() -> tuple[socket.socket, Mapping[str, str]]:
         )
 
     def end() -> None:
-        ours.close()
-        template.wait()
+        process.kill()  # drivers that tests left behind have its socket, too
+        process.wait()
 
     atexit.register(end)
     return ours, _of_python(environment)
@@ -83,7 +98,7 @@ def _fork(
     }
     with theirs:
         files = [theirs.fileno(), *files]
-        socket.send_fds(_template()[0], [json.dumps(order).encode()], files)
+        socket.send_fds(template()[0], [json.dumps(order).encode()], files)
     return answers
 
 
@@ -96,7 +111,7 @@ def _forked(task: Task, environment: Mapping[str, str], log: int, kept: Sequence
 
 
 def _can_be_forked(environment: Mapping[str, str]) -> bool:
-    return _of_python(environment) == _template()[1]
+    return _of_python(environment) == template()[1]
 
 
 def _started_parent(words: Sequence[str], *, env: Mapping[str, str], **given: Any) -> Any:

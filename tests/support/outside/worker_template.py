@@ -85,6 +85,7 @@ def _become(order: dict, answers: socket.socket, files: list[int], libraries: li
     if module == PARENT:
         argument = json.dumps({**json.loads(argument), "control": inherited[1]})
     sys.argv[:] = [str(sys.modules[module].__file__), argument]
+    sys.orig_argv[:] = [sys.executable, "-P", "-m", module, argument]
     for name in (WORKER, PARENT, __name__):
         del sys.modules[name]
     return module
