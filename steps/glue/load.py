@@ -161,7 +161,9 @@ def _fields_of(reading: Reading) -> str:
         and (column := getattr(part.format, field.name)) not in (None, BY_SCORE)
     }
     there = {name: column in record or found(record, column) for name, column in columns.items()}
-    if all(is_there for name, is_there in there.items() if name not in _OFTEN_ABSENT):
+    is_whole = "chosen" in columns and not isinstance(found(record, columns["chosen"]), str)
+    optional = (*_OFTEN_ABSENT, "prompt") if is_whole else _OFTEN_ABSENT
+    if all(is_there for name, is_there in there.items() if name not in optional):
         return ""  # the names are right, and the fault is in the values
     renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]
     named = [columns[name] for name in renamed if not there[name]]

@@ -437,6 +437,9 @@ def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Pat
         load_unpaired.function(Folder(tmp_path / "out"), source)
 
 
+USER, ANSWER = ({"role": role, "content": "b"} for role in ("user", "assistant"))
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "row"),
     [
@@ -446,6 +449,11 @@ def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Pat
             {"completions": [{"t": "a", "s": "?"}, {"t": "b", "s": 1}], "at": {"q": "Q"}},
         ),
         ("preference", {"better": "scores"}, pair(0, score_chosen="?", score_rejected=1)),
+        (
+            "preference",
+            {"score_chosen": "s"},
+            {"chosen": [USER, {**ANSWER, "content": "a"}], "rejected": [USER, ANSWER], "s": "?"},
+        ),
     ],
 )
 def test_a_name_is_not_blamed_that_is_no_column(
