@@ -49,7 +49,6 @@ from pipeline import (
     Store,
     TemperError,
     adopt,
-    experiment,
     look_again,
     run,
     step,
