@@ -26,7 +26,7 @@ def share_configs() -> None:
     ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore[reportAttributeAccessIssue]
     Metadata.__deepcopy__ = _copied  # pyright: ignore[reportAttributeAccessIssue]
     Box._re_parent = _adopt  # pyright: ignore[reportAttributeAccessIssue]
-    Container._invalidate_flags_cache = _forget_flags
+    Container._invalidate_flags_cache = _forget_flags  # pyright: ignore[reportAttributeAccessIssue]
     for name in ("is_attr_class", "is_dataclass"):
         setattr(_utils, name, partial(_is_of, getattr(_utils, name)))
     loading: Any = omegaconf.omegaconf
@@ -64,7 +64,7 @@ def _adopt(box: Box) -> None:
 
 def _forget_flags(container: Container) -> None:
     if container.__dict__["_flags_cache"] is not None:
-        container.__dict__["_flags_cache"] = None
+        vars(container)["_flags_cache"] = None  # pyright: ignore[reportIndexIssue]
         for node in _inside(container):
             node._invalidate_flags_cache()
 
