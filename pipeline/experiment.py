@@ -167,7 +167,9 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     except (AssertionError, AttributeError):
         from pipeline.configs.near_misses import set_within_null
 
-        if call.has_begun or not (fault := set_within_null(call.settings, call.schema)):
+        if call.has_begun:
+            raise
+        if not (fault := set_within_null(call.settings, call.schema, call.known())):
             raise
         _fail(call.called.placed(fault))
     except KeyboardInterrupt as error:

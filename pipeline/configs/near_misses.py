@@ -40,6 +40,8 @@ _TYPES = {
 _PLAINLY = r"""
 override ([\w./@]+=.*?); Value .* could not be converted to ([\w ]+)
     \1 is no value for it: \2 is needed
+override ([\w./@]+=.*?); Value .* is not a valid bool
+    \1 is no value for it: true or false is needed
 override ([\w.]+)=null; (?:field .* is not Optional|Incompatible value)
     \1 cannot be null; leave it out for its default
 override ~(\S+); .* does not support deletion|Could not delete (?:from config\. )?'([^'=]+)
@@ -94,7 +96,7 @@ Cannot find primary config '(.*?)'
     there is no \1.yaml in the folder of configs
 """  # noqa: E501
 """Parts of messages of Hydra and OmegaConf; below each, how it is put plainly."""
-_NO_MEMBER = re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]")
+_NO_MEMBER = re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[([^\]]*)\]")
 _OURS = ("--plan", "--quiet", "--verbose")
 _OTHER_OPTIONS = {
     **dict.fromkeys(("--dry-run", "-p", "-n"), "--plan shows what would run"),
@@ -366,7 +368,7 @@ def composing_error(error: ValueError, known: Known, arguments: Sequence[str]) -
     return f"the configuration cannot be composed: {error}"
 
 
-def set_within_null(arguments: Sequence[str], schema: type) -> str:
+def set_within_null(arguments: Sequence[str], schema: type, known: Known) -> str:
     """An error that Hydra does not explain: a setting inside a setting that is null."""
     config = OmegaConf.structured(schema)
     for argument in arguments:
@@ -376,7 +378,10 @@ def set_within_null(arguments: Sequence[str], schema: type) -> str:
         for name in outer:
             if OmegaConf.select(config, name, default=config) is None:
                 group = name.replace(".", "/")
-                return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
+                how = f"choose one first: {group}=NAME"
+                if group not in known.groups:
+                    how = "give it a default in its class, or choices in main()"
+                return f"{name} is null, so {key} cannot be set; {how}"
     return ""
 
 

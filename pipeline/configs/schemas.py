@@ -93,7 +93,7 @@ def to_dataclass(cfg: DictConfig) -> Any:
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
         raise
-    except ValueError as error:  # raised by a config dataclass
+    except (ValueError, AssertionError) as error:  # raised by a config dataclass
         where = _refused_at(cfg)
         raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
 
@@ -105,33 +105,30 @@ def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
         return
     fields = {item.name for item in dataclasses.fields(kind)}
     yield from (f"{prefix}{key}" for key in map(str, cfg) if key not in fields)
-    for key, part in _parts(cfg):
-        yield from _added_keys(part, f"{prefix}{key}.")
+    for name, part in _parts(cfg):
+        if isinstance(part, DictConfig):
+            yield from _added_keys(part, f"{prefix}{name[1:]}.")
 
 
 def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
     """What is wrong with each tuple that has more or fewer items than its type, of which OmegaConf
     looks at the types alone."""
-    keys: Any = range(len(config)) if isinstance(config, ListConfig) else map(str, config)
-    for key in keys:
-        node = config._get_node(key)
-        if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
-            continue
-        where = f"{prefix}[{key}]" if isinstance(config, ListConfig) else f"{prefix}.{key}"
-        wanted = get_args(node._metadata.ref_type) if isinstance(node, ListConfig) else ()
-        if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(node):
-            listed = ",".join(map(str, node))
-            yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(node)}"
-        yield from _of_other_length(node, where)
+    for name, part in _parts(config):
+        where = prefix + name
+        wanted = get_args(part._metadata.ref_type) if isinstance(part, ListConfig) else ()
+        if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(part):
+            listed = ",".join(map(str, part))
+            yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(part)}"
+        yield from _of_other_length(part, where)
 
 
-def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
-    """The dotted name of the innermost part of a config that is invalid by itself."""
-    for key, part in _parts(cfg):
+def _refused_at(config: Container, prefix: str = "") -> str:
+    """The name of the innermost part of a config that is invalid by itself."""
+    for name, part in _parts(config):
         try:
             OmegaConf.to_object(part)
-        except ValueError:
-            return _refused_at(part, f"{prefix}{key}.") or f"{prefix}{key}"
+        except (ValueError, AssertionError):
+            return _refused_at(part, prefix + name) or (prefix + name)[1:]
     return ""
 
 
@@ -149,15 +146,18 @@ def _writable_schema(schema: Any) -> DictConfig:
     return config
 
 
-def _nodes(config: DictConfig) -> Iterator[DictConfig]:
+def _nodes(config: Container) -> Iterator[Container]:
     yield config
     for _, part in _parts(config):
         yield from _nodes(part)
 
 
-def _parts(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
-    """The configs directly within a config, by key."""
-    for key in map(str, config):
+def _parts(config: Container) -> Iterator[tuple[str, DictConfig | ListConfig]]:
+    """The configs and lists directly within one, each after its name in it: ``.key`` or ``[0]``."""
+    is_list = isinstance(config, ListConfig)
+    keys: Any = range(len(config)) if isinstance(config, ListConfig) else config
+    for key in keys:
         node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield key, node
+        if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
+            continue
+        yield f"[{key}]" if is_list else f".{key}", node

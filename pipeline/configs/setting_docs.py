@@ -50,13 +50,14 @@ def explained(config: DictConfig, path: str = "", meaning: str = "") -> Iterator
     meanings = meanings_of(kind)
     inner: list[tuple[str, str, DictConfig]] = []
     settings: list[Setting] = []
-    for key in map(str, config):
-        node, name = config._get_node(key), f"{path}.{key}" if path else key
+    for key in config:
+        node, name = config._get_node(key), f"{path}.{key}" if path else str(key)
+        told = meanings.get(str(key), "")
         if isinstance(node, DictConfig) and _is_config(node):
-            inner.append((name, meanings.get(key, ""), node))
+            inner.append((name, told, node))
         else:
             value = _value(config, key)
-            settings.append(Setting(name, value, meanings.get(key, "") + _one_of(value)))
+            settings.append(Setting(name, value, told + _one_of(value)))
     yield Group(path, kind, meaning, tuple(settings))
     for name, meaning, node in inner:
         yield from explained(node, name, meaning)
@@ -74,7 +75,7 @@ def _one_of(value: Any) -> str:
     return f" One of {', '.join(one.name for one in type(value))}."
 
 
-def _value(config: DictConfig, key: str) -> Any:
+def _value(config: DictConfig, key: Any) -> Any:
     if OmegaConf.is_missing(config, key):
         return "???"
     value = config[key]

@@ -97,6 +97,11 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{reading.name} has no valid row: all {tally.rows} were dropped: "
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
+        if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
+            raise TemperError(
+                f"{reading.name}: every row that is left is {_GOOD[loaded.labels[0]]}, since the "
+                f"label of {unread.count} others was not understood: {unread.detail}"
+            )
         try:
             tally.check(max_dropped, reading.name)
         except TooManyDropped as error:
@@ -107,6 +112,9 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
     for split in ("train", "test"):
         if not loaded.kept[split] and (split == "train" or load.test or load.config.test_fraction):
             raise TemperError(_empty(split, load))
+
+
+_GOOD = {True: "good", False: "bad"}
 
 
 def _first_record(part: Part) -> Mapping | None:
@@ -153,7 +161,9 @@ def _fields_of(reading: Reading) -> str:
         and (column := getattr(part.format, field.name)) not in (None, BY_SCORE)
     }
     there = {name: column in record or found(record, column) for name, column in columns.items()}
-    if all(is_there for name, is_there in there.items() if name not in _OFTEN_ABSENT):
+    is_whole = "chosen" in columns and not isinstance(found(record, columns["chosen"]), str)
+    optional = (*_OFTEN_ABSENT, "prompt") if is_whole else _OFTEN_ABSENT
+    if all(is_there for name, is_there in there.items() if name not in optional):
         return ""  # the names are right, and the fault is in the values
     renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]
     named = [columns[name] for name in renamed if not there[name]]

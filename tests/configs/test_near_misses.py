@@ -129,6 +129,9 @@ class Rate:
     lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.99)
 
+    def __post_init__(self):
+        assert self.lr < 10, "lr must be below 10"
+
 
 @dataclass
 class Config(ExperimentConfig):
@@ -139,6 +142,11 @@ class Config(ExperimentConfig):
     rates: list[Rate] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     ends: tuple[int, int] | None = None
+    other: Rate | None = None
+    at: dict[int, float] = field(default_factory=lambda: {1: 0.5})
+    ready: list[Rate] = field(default_factory=lambda: [Rate()])
+    colours: list[Colour] = field(default_factory=list)
+    fast: bool = False
 
 
 def own(cfg: Config) -> dict[str, Step]:
@@ -172,11 +180,20 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ends=[1,2,3]", "ends=[1,2,3]: it takes 2 values, not 3"),
         ("rate.betas=[0.9]", "rate.betas=[0.9]: it takes 2 values, not 1"),
         ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
+        ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
+        ("other.lr=1", "other is null, so other.lr cannot be set; give it a default in its class"),
+        ("colours=[green]", "colours=[green] is no value for it; choose from red, blue"),
+        ("fast=maybe", "fast=maybe is no value for it: true or false is needed"),
         ("~lr", "~lr: a setting cannot be deleted; leave it out"),
     ],
 )
 def test_a_wrong_part_of_a_setting_is_named(typed: str, told: str, own: Path) -> None:
     assert told in script(own, typed, "--plan").error
+
+
+def test_what_lies_in_lists_and_under_numbers_is_set_as_any_other(own: Path) -> None:
+    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]")
+    assert "own.py does not exist" in script(own, *typed, "--plan").error  # no setting is refused
 
 
 @pytest.mark.parametrize("typed", ["jobs=range(3,1)", "colour=glob(*)"])

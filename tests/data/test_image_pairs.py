@@ -1,5 +1,6 @@
 """Preference pairs about images: from files to a trained model, with a tiny Idefics3."""
 
+import base64
 import io
 import json
 import math
@@ -171,6 +172,7 @@ def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path
     (pictures / "text.png").write_text("no image")
     Image.new("1", (20_000, 4_000)).save(pictures / "huge.png")
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(pictures / "deep.png")
+    in_base64 = base64.b64encode((pictures / "one.png").read_bytes()).decode()
     pair = {"chosen": "yes", "rejected": "no"}
     cases: dict[str, tuple[Any, Any, str]] = {
         "good": ("What?", ["pictures/one.png"], ""),
@@ -178,6 +180,9 @@ def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path
         "null": ("What?", None, "no image: images is missing"),
         "far": ("What?", "https://a.example/b.png", "no image: images is 'https://a.example/b.png'"
                 ": images are read beside data files on this machine; download them"),
+        "base64": ("What?", f"data:image/png;base64,{in_base64}", ""),
+        "broken": ("What?", "data:image/png;base64,???", "base64,???', which is no base64"),
+        "bare": ("What?", in_base64, "…': too long for a path; an image as text begins as data:"),
         "number": ("What?", [3], "no image: images[0] is int, expected a path"),
         "cut": ("What?", ["pictures/cut.png"], "broken image: images[0] cannot be read: OSError"),
         "text": ("What?", ["pictures/text.png"], "broken image: images[0] cannot be read"),

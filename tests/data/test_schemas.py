@@ -775,10 +775,16 @@ def test_columns_that_seem_to_matter_and_are_not_read_are_named() -> None:
     chosen = choose_format(FormatChoice(), [record], PreferenceRow, "here")
 
     assert IgnoredKeys(chosen).of(record) == {"image"}
+    assert IgnoredKeys(chosen).of(record | {"image_path": "x", "imagine": "y"}) == {
+        "image",
+        "image_path",
+    }
     asked = {"question": "q", "choices": ["x", "y"], "canonical_solution": "x"}
     prompts = choose_format(FormatChoice(), [asked], PromptRow, "here")
     assert IgnoredKeys(prompts).of(asked) == {"choices", "canonical_solution"}
     assert IgnoredKeys(prompts).of(asked | {"answer": "x"}) == {"choices"}
+    judged_by = {"test_list": ["x"], "instruction_id_list": ["y"], "latest": "z"}
+    assert IgnoredKeys(prompts).of({"question": "q", **judged_by}) == set(judged_by) - {"latest"}
     judged = AS_THEY_ARE["SHP"][0]
     known = choose_format(FormatChoice(), [judged], PreferenceRow, "here")
     assert not IgnoredKeys(known).of(judged), format_name(known)

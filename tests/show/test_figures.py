@@ -91,6 +91,8 @@ def test_lines_have_a_colour_and_a_dash_of_their_own_as_long_as_there_are_any() 
         estimates([[Estimate(0.0, at)] for at in range(count)], {0.0: "0"})
         for count in (COLOURS, COLOURS + 1)
     )
+    across = re.findall(r'cx="([\d.]+)"', few)
+    assert len(set(across)) == COLOURS  # none hides another
     colours = r"fill:var\((--series-\d)\)"
     assert len(set(re.findall(colours, few))) == COLOURS
     assert set(re.findall(colours, many)) == {"--series-0"}

@@ -17,6 +17,7 @@ from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.page import render
 from pipeline.show.report.scoreboard import result_groups
 from pipeline.show.report.story import ReportedStep, Story
+from pipeline.show.report.sweeps import effects
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 
@@ -190,3 +191,14 @@ def test_hardware_and_cost_are_those_that_the_worker_recorded(
     for nonsense in (None, [], {"devices": "many", "cpu_seconds": float("nan")}, {"devices": -1}):
         assert str(cost_of(with_spent(nonsense))) == ""
         assert hardware_of(with_spent(nonsense)) == "4 threads"
+
+
+def test_plots_over_a_setting_of_two_metrics_of_one_title_tell_which_is_which(
+    store: Store, console: Console
+) -> None:
+    before = judge(40)
+    swept = {f"n{n}": judge(n, n - 40, 0.01, baseline=before) for n in (50, 60)}
+    told = story(store, {"SFT": before, **swept}, console)
+    plots = {effect.setting: effect.panels for effect in effects(told, list(result_groups(told)))}
+    names = [plot.name for plot in plots["right"]]
+    assert names == ["Gain: share right", "words", "Answers: share right", "reward"]

@@ -27,6 +27,8 @@ WIDTH, HEIGHT = 340, 196
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 8.0, 24.0
 _DASHES = ("none", "6 3", "2 3", "7 3 2 3")
 MOST_TOLD_APART = COLOURS * len(_DASHES)
+_APART = 4.0
+"""Between the points of two groups at one place."""
 _FAINT = Markup('<g opacity=".4">{}</g>')
 _SVG = Markup(
     '<svg viewBox="0 0 {} {}" aria-hidden="true" focusable="false" style="font-size:10.5px"{}>'
@@ -100,7 +102,8 @@ def estimates(
 ) -> Markup:
     """Draw points with intervals over a setting; join a group's points if no two share a place.
 
-    More groups than there are colours are drawn faintly in one colour.
+    Groups stand a little apart from each other, so that none hides another. More groups than there
+    are colours are drawn faintly in one colour.
 
     Args:
         places: labels on the axis, by value.
@@ -113,14 +116,15 @@ def estimates(
         x = x.as_logarithm(places) or x
     parts = [_grid(y, y.ticks()), _bottom(_apart(places, x), x)]
     parts += [_level((LEFT, y(level)), (WIDTH - RIGHT, y(level))) for level in levels]
-    drawn = list[Markup]()
+    are_told_apart, drawn = len(groups) <= COLOURS, list[Markup]()
     for index, group in enumerate(groups):
-        number = index if len(groups) <= COLOURS else 0
+        number = index if are_told_apart else 0
+        beside = _APART * (index - (len(groups) - 1) / 2) if are_told_apart else 0.0
         ordered = sorted(group, key=lambda estimate: estimate.at)
         if len({estimate.at for estimate in ordered}) == len(ordered):
-            drawn.append(_path([(x(e.at), y(e.value)) for e in ordered], number))
-        drawn += [_estimate(estimate, number, x, y) for estimate in ordered]
-    if len(groups) > COLOURS:
+            drawn.append(_path([(x(e.at) + beside, y(e.value)) for e in ordered], number))
+        drawn += [_estimate(e, number, x(e.at) + beside, y) for e in ordered]
+    if not are_told_apart:
         drawn = [_FAINT.format(Markup("").join(drawn))]
     return _svg([*parts, *drawn])
 
@@ -283,8 +287,8 @@ def _level(start: tuple[float, float], end: tuple[float, float]) -> Markup:
     ).format(*start, *end)
 
 
-def _estimate(estimate: Estimate, index: int, x: Axis, y: Axis) -> Markup:
-    at, low, high = x(estimate.at), estimate.low, estimate.high
+def _estimate(estimate: Estimate, index: int, at: float, y: Axis) -> Markup:
+    low, high = estimate.low, estimate.high
     interval = ""
     whisker = Markup("")
     if low is not None and high is not None:

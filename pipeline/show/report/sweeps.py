@@ -77,7 +77,10 @@ def _effect(story: Story, group: Group, setting: str, values: Mapping[str, Any])
     places, series = _places(values), _series(story, setting, values)
     levels = [name for name in group.names if name not in story.parameters[setting]]
     varying = (row for row in group.rows if _differs(row.cells, values))
-    panels = [_panel(row, setting, places, series, levels) for row in islice(varying, MOST_PANELS)]
+    panels = [
+        _panel(row, _title(row, group.rows), setting, places, series, levels)
+        for row in islice(varying, MOST_PANELS)
+    ]
     axis = f"{setting} (logarithmic)" if places.logarithmic else setting
     named = list(series) if 1 < len(series) <= figures.COLOURS else []
     return Effect(setting, axis, panels, named, len(series), levels)
@@ -111,8 +114,16 @@ def _differs(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
     return len(known) > 1
 
 
+def _title(row: Row, rows: Sequence[Row]) -> str:
+    """The title of a metric; with its group, if another metric has the same title."""
+    measure = row.measure
+    is_shared = sum(other.measure.title == measure.title for other in rows) > 1
+    return f"{measure.group}: {measure.title}" if is_shared and measure.group else measure.title
+
+
 def _panel(
     row: Row,
+    title: str,
     setting: str,
     places: _Places,
     series: Mapping[str, Sequence[str]],
@@ -130,7 +141,7 @@ def _panel(
     beside = [row.cells[n].value for n in levels if row.cells[n].value is not None]
     svg = figures.estimates(lines, places.labels, places.logarithmic, beside)
     described = ", ".join(f"{name}: {number(cell.value)}" for name, cell in row.cells.items())
-    return Panel(row.measure.title, svg, f"{row.measure.title} by {setting}: {described}")
+    return Panel(title, svg, f"{title} by {setting}: {described}")
 
 
 def _label(value: Any) -> str:

@@ -125,7 +125,7 @@ def choose_format(
 _NO_TURNS = ("tools", "completions", *_SETTINGS)
 _TELLING = frozenset(
     (
-        "image", "images", "video", "videos", "audio", "audios", "input", "labels", "label",
+        "input", "labels", "label",
         "winner", "better", "better_response_id", "overall_preference", "preference_strength",
         "preference", "initial_reason_steps", "context", "history", "functions", "documents",
         "winner_tie", "split", "weight", "status",
@@ -134,7 +134,13 @@ _TELLING = frozenset(
     )
 )  # fmt: skip
 """Columns that probably matter, in any format and any case."""
-_ANSWERS = re.compile("answer|solution|ground_truth|verification", re.IGNORECASE)
+_MEDIA = re.compile(r"(?:^|_)(?:image|img|picture|photo|video|audio)s?(?:_|$)", re.IGNORECASE)
+"""Columns that probably hold more than the text of a row tells."""
+_ANSWERS = re.compile(
+    "answer|solution|ground_truth|verification|(?:^|_)tests?(?:_|$)|input_output|instruction_id"
+    "|constraint",
+    re.IGNORECASE,
+)
 """Columns that probably matter where a prompt has no answer."""
 
 
@@ -180,7 +186,7 @@ def _told_by(name: str) -> str:
     """What a column of this name probably holds that matters; empty for nothing."""
     if name.lower() in _TELLING:
         return name.lower()
-    kinds = {"thoughts": THOUGHTS, "answer": _ANSWERS}
+    kinds = {"media": _MEDIA, "thoughts": THOUGHTS, "answer": _ANSWERS}
     return next((kind for kind, pattern in kinds.items() if pattern.search(name)), "")
 
 

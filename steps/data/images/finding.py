@@ -1,13 +1,15 @@
 """Takes images out of records and puts them into rows.
 
 One column of a record contains its image or a list of images. An image is a path relative to the
-data file, bytes, an object `{"bytes", "path"}` as in data sets on the Hub, or an image of Pillow.
+data file, bytes, an object `{"bytes", "path"}` as in data sets on the Hub, an image of Pillow, or a
+text `data:image/png;base64,…`.
 Messages mark the place of an image with a part `{"type": "image"}`, a prompt with `<image>`. Images
 without a marked place come before the first user message.
 
 Only a prompt has images; responses are text.
 """
 
+import base64
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,8 @@ MARK = "\ufffc"
 """The character that stands for an image in our rows."""
 SPELLED = "<image>"
 """The mark of an image in prompts of LLaVA, LLaMA-Factory and others."""
+
+_LONGEST_PATH = 500
 
 Pictures = tuple[Picture, ...]
 
@@ -165,19 +169,29 @@ def _content(value: Any, where: str, folder: Path | None) -> bytes:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, str) and value:
-        return _read(value, where, folder)
+        return _decoded(value, where) if value.startswith("data:") else _read(value, where, folder)
     if hasattr(value, "save") and hasattr(value, "convert"):
         return _encoded(value)
     found = "missing" if value is None else type(value).__name__
     raise MalformedRow("no image", f"{where} is {found}, expected a path, bytes or both")
 
 
+def _decoded(url: str, where: str) -> bytes:
+    kind, _, text = url.partition(",")
+    try:
+        if kind.endswith(";base64"):
+            return base64.b64decode(text, validate=True)
+    except ValueError:
+        pass
+    raise MalformedRow("no image", f"{where} is {_shown(url)}, which is no base64")
+
+
 def _read(path: str, where: str, folder: Path | None) -> bytes:
     if "://" in path or folder is None:
         raise MalformedRow(
             "no image",
-            f"{where} is {path!r}: images are read beside data files on this machine; download "
-            "them, or put their bytes into the rows",
+            f"{where} is {_shown(path)}: images are read beside data files on this machine; "
+            "download them, or put their bytes into the rows",
         )
     try:
         with open(folder / path, "rb") as file:  # a missing one is observed too
@@ -188,7 +202,13 @@ def _read(path: str, where: str, folder: Path | None) -> bytes:
         raise
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise MalformedRow("no image", f"{where} is {path!r}: {why}") from None
+        if len(path) > _LONGEST_PATH:
+            why = "too long for a path; an image as text begins as data:image/png;base64,"
+        raise MalformedRow("no image", f"{where} is {_shown(path)}: {why}") from None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 120 else f"{text[:60]}…")
 
 
 def _encoded(image: Any) -> bytes:

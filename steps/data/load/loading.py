@@ -30,7 +30,7 @@ from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import PreferenceRow, Row
+from steps.data.rows.rows import PreferenceRow, Row, UnpairedRow
 from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
 from steps.data.work.resume_point import ResumePoint
 from steps.data.work.workers import place, rarely_collecting
@@ -104,6 +104,7 @@ class Loaded:
         scored_lower: the number of pairs whose chosen response has the lower score.
         asked_again: the number of pairs of which both responses begin with the question.
         ignored: columns and keys of messages that are not read, with the number of rows.
+        labels: the verdicts of kept single completions that occur.
         verdicts: for each part, values of `better` that were read as not `first`.
         named: for each part, those of the columns named in the config that a row has.
         ended_by: for each split, the part that ended the mixture while others had more rows.
@@ -118,6 +119,7 @@ class Loaded:
     ignored: dict[str, int]
     scored_lower: int
     asked_again: int
+    labels: list[bool]
     verdicts: dict[str, list[str]]
     named: dict[str, list[str]]
 
@@ -304,6 +306,8 @@ class _Work:
                 raise MalformedRow("near duplicate", found)
 
     def _note_pair(self, row: Row) -> None:
+        if isinstance(row, UnpairedRow) and row.label not in self.state["labels"]:
+            self.state["labels"].append(row.label)
         if isinstance(row, PreferenceRow):
             chosen, rejected = row.score_chosen, row.score_rejected
             if chosen is not None and rejected is not None:
@@ -383,6 +387,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "scored_lower": 0,
         "asked_again": 0,
         "ignored": {},
+        "labels": [],
         "verdicts": {},
         "named": {},
         "drawn": {name: [] for name in names},

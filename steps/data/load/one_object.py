@@ -22,6 +22,11 @@ def advice(records: Sequence[Mapping[str, Any]]) -> str:
             f"it is one object, whose field {'.'.join(place)} holds the rows: write that list "
             f"alone, as in `jq {path} FILE.json > rows.json`"
         )
+    if _are_rows_by_name(record):
+        return (
+            "it is one object with a row in each field: write its rows as a list, as in "
+            "`jq '[.[]]' FILE.json > rows.json`"
+        )
     return COLUMNS if are_columns(record) else ""
 
 
@@ -35,6 +40,14 @@ def _place_of_rows(record: Mapping[str, Any]) -> tuple[str, ...]:
                 if _are_rows(deeper):
                     return (name, inner)
     return ()
+
+
+def _are_rows_by_name(record: Mapping[str, Any]) -> bool:
+    """Whether an object has nothing but rows with the same fields."""
+    rows = list(record.values())
+    if len(rows) < 2 or not all(isinstance(row, Mapping) for row in rows):
+        return False
+    return all(row.keys() == rows[0].keys() for row in rows) and not {"role", "0"} & rows[0].keys()
 
 
 def are_columns(record: Mapping[str, Any]) -> bool:
