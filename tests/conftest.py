@@ -29,7 +29,7 @@ from shared_configs import share_configs
 from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
-from pipeline import Store
+from pipeline import Store, look_again
 from pipeline.dag.inputs import forget_sources
 from pipeline.running import record
 from pipeline.show import terminal
@@ -162,10 +162,13 @@ def workers_in_module() -> Iterator[None]:
 
 
 @pytest.fixture
-def code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command reads data again, and not the code, which no test edits meanwhile."""
+def code_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each command reads data again, and the code once: that of Temper, which no test edits."""
+    look_again()
     for name in ("pipeline.experiment", "pipeline.running.session"):
         monkeypatch.setattr(importlib.import_module(name), "look_again", forget_sources)
+    yield
+    look_again()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ LINE = st.binary(max_size=20).filter(lambda b: b"\n" not in b) | ANY_JSON.map(
     deadline=None,
     max_examples=settings().max_examples // 8,
 )
-@given(st.lists(LINE, max_size=30))
+@given(st.lists(LINE, max_size=12))
 def test_of_random_lines_none_is_lost(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
 ) -> None:
@@ -576,9 +576,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "ROWS_PER_SHARD", 10)
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> tuple[Mixed, File]:
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mixed, File]:
     """Two folders mixed, with bad rows and duplicates in them, and held-out pairs."""
+    tmp_path = tmp_path_factory.mktemp("sources")
     for name in ("one", "two"):
         for part in range(2):
             records = [pair(n % 40, id=str(n % 33)) for n in range(part * 30, part * 30 + 30)]
@@ -594,6 +595,25 @@ def sources(tmp_path: Path) -> tuple[Mixed, File]:
     return mixture, File(write(tmp_path / "test.jsonl", TEST * 5))
 
 
+Undisturbed = Callable[[Mixed, File | None, LoadConfig], tuple[dict[str, bytes], Any]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The files and metrics of a step that nothing disturbs, which runs once for each input."""
+    known: dict[str, tuple[dict[str, bytes], Any]] = {}
+
+    def run(mixture: Mixed, test: File | None, config: LoadConfig) -> tuple[dict[str, bytes], Any]:
+        asked = repr((test, config, loading.ROWS_PER_SHARD))
+        if asked not in known:
+            calm = Folder(tmp_path_factory.mktemp("calm"))
+            metrics = load_preferences.function(calm, mixture, test, config)
+            known[asked] = calm.files(), metrics
+        return known[asked]
+
+    return run
+
+
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
     ("held_out", "killed_at"),
@@ -603,13 +623,16 @@ def sources(tmp_path: Path) -> tuple[Mixed, File]:
     ],
 )
 def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished_shard(
-    tmp_path: Path, sources: tuple[Mixed, File], held_out: str, killed_at: int
+    tmp_path: Path,
+    sources: tuple[Mixed, File],
+    undisturbed: Undisturbed,
+    held_out: str,
+    killed_at: int,
 ) -> None:
     mixture, test = sources
     test = test if held_out == "file" else None
     config = LoadConfig(test_fraction=0.1, max_train=30, deduplicate=True)
-    calm = Folder(tmp_path / "calm")
-    expected = load_preferences.function(calm, mixture, test, config)
+    files, expected = undisturbed(mixture, test, config)
 
     scratch = tmp_path / "scratch"
     killed = Folder(tmp_path / "killed", scratch, killed_at)
@@ -621,21 +644,24 @@ def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished
     again.progress = lambda done, total, metrics=None: counted.append(done)
     metrics = load_preferences.function(again, mixture, test, config)
 
-    assert again.files() == calm.files()
+    assert again.files() == files
     assert metrics == expected
     assert counted[0] == (killed_at - 1) // 10 * 10 + 1
-    assert len(calm.files()) > 3
+    assert len(files) > 3
 
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("damaged", ["train/pairs-00001.parquet", "ledger/*", "../shards.sqlite3"])
 @pytest.mark.parametrize("damage", ["one bit", "zeros", "another file"])
 def test_scratch_that_a_disk_has_damaged_is_made_again(
-    tmp_path: Path, sources: tuple[Mixed, File], damaged: str, damage: str
+    tmp_path: Path,
+    sources: tuple[Mixed, File],
+    undisturbed: Undisturbed,
+    damaged: str,
+    damage: str,
 ) -> None:
-    config = LoadConfig(test_fraction=0.1)
-    calm, scratch = Folder(tmp_path / "calm"), tmp_path / "scratch"
-    expected = load_preferences.function(calm, *sources, config)
+    config, scratch = LoadConfig(test_fraction=0.1), tmp_path / "scratch"
+    files, expected = undisturbed(*sources, config)
     with pytest.raises(KeyboardInterrupt):
         load_preferences.function(Folder(tmp_path / "killed", scratch, 45), *sources, config)
     file = next((scratch / "shards").glob(damaged))
@@ -650,7 +676,7 @@ def test_scratch_that_a_disk_has_damaged_is_made_again(
             shutil.copyfile(file, file.with_name("pairs-00077.parquet"))
     again = Folder(tmp_path / "again", scratch)
     assert load_preferences.function(again, *sources, config) == expected
-    assert again.files() == calm.files()
+    assert again.files() == files
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -752,24 +778,24 @@ support = Path("tests/support")
 sys.path[:0] = map(str, [support, support / "models", support / "outside", "tests/data"])
 from test_loading import load, loading
 loading.ROWS_PER_SHARD = 1000
-with tempfile.TemporaryDirectory() as folder:
-    load(Path(folder), [sys.argv[1]], deduplicate=True)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+for file in sys.argv[1:]:
+    with tempfile.TemporaryDirectory() as folder:
+        load(Path(folder), [file], deduplicate=True)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
-    def peak(count: int) -> int:
+    files = []
+    for count in (500, 5_000):  # the file of the latter has more than 50 MiB
         records = (pair(n, chosen=f"{n} {'x' * 11_000}") for n in range(count))
-        path = tmp_path / f"{count}.jsonl"
-        with open(path, "w") as file:
+        files.append(tmp_path / f"{count}.jsonl")
+        with open(files[-1], "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
-        run = [sys.executable, "-c", MEMORY, str(path)]
-        done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
-        return int(done.stdout)
-
-    once, ten_times = peak(500), peak(5_000)  # the file of the latter has more than 50 MiB
+    run = [sys.executable, "-c", MEMORY, *files]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+    once, ten_times = map(int, done.stdout.split())
 
     assert ten_times < once + 32, f"{once} MiB for 1x, {ten_times} MiB for 10x"
 

@@ -88,18 +88,18 @@ def test_losses_and_gradients_are_those_of_the_module(tmp_path: Path, family: st
 
 
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
-def test_twenty_steps_go_as_with_modules(tmp_path: Path, dtype: Dtype) -> None:
+def test_steps_go_as_with_modules(tmp_path: Path, dtype: Dtype) -> None:
     policy, records = model_folder(tmp_path / "policy"), pair_records(16)
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=3, weight_decay=0.1)
     logs = []
     for backend in (None, FUNCTIONAL):
         config = ReferenceFreeConfig(
-            batch_size=8, epochs=10, dtype=dtype, optimizer=optimizer, backend=backend
+            batch_size=8, epochs=4, dtype=dtype, optimizer=optimizer, backend=backend
         )
         work = tmp_path / str(backend)
         run_reference_free(policy, records, config, Workplace(work / "model", work / "scratch"))
         logs.append(log_of(work / "model"))
-    assert len(logs[0]) == 20
+    assert len(logs[0]) == 8
     losses, norms = (1e-5, 1e-4) if dtype == Dtype.float32 else (3e-2, 1e-1)
     for theirs, ours in zip(*logs, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=losses)

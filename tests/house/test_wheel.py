@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from drivers import printed_by
 from places import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -112,10 +113,7 @@ def test_keys_do_not_depend_on_where_temper_is_installed(python: Path, tmp_path:
     (project / "x.gguf").write_bytes(b"GGUF")
     (project / "keys.py").write_text(_KEYS)
     installed = json.loads(called(python, "keys.py", folder=project))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    here = json.loads(
-        subprocess.check_output([sys.executable, "keys.py"], cwd=project, env=environment)
-    )
+    here = json.loads(printed_by(project / "keys.py", path=str(REPOSITORY)))
     assert installed["home"] != here["home"] == str(REPOSITORY)
     assert installed["keys"] == here["keys"]
 

@@ -136,8 +136,8 @@ def test_what_is_dropped_depends_on_no_number_of_devices(tmp_path: Path) -> None
     """Which change the packs that lie beside a pack, and so its shape."""
     folder = model_folder(tmp_path, lambda: llama(dropout=0.3, tied=False))
     long = demonstration_records(1)[0] | {"prompt_ids": [5] * 90}
-    groups = read_demonstrations([*demonstration_records(9), long], VOCABULARY)
-    loss = sft_objective(groups).batch_loss(range(10), None)
+    groups = read_demonstrations([*demonstration_records(5), long], VOCABULARY)
+    loss = sft_objective(groups).batch_loss(range(6), None)
     found = []
     for devices in (1, 4):
         policy = JaxPolicy(
@@ -146,7 +146,7 @@ def test_what_is_dropped_depends_on_no_number_of_devices(tmp_path: Path) -> None
             ALONE,
             dropout=True,
             role=LANGUAGE_MODEL,
-            how=JaxTraining(devices=devices),
+            how=JaxTraining(devices=devices, check=False),
         )
         trainer = policy.trainer
         result = trainer.forward_backward(trainer.prepare(groups, noise=1), loss).result()

@@ -44,8 +44,8 @@ LOSS = BradleyTerry(center_rewards_coefficient=0.05, margin_per_score=0.5)
 CONFIG = RewardConfig(
     batch_size=4,
     epochs=10,
-    max_steps=20,
-    tokens_per_forward=256,  # few shapes to compile
+    max_steps=9,
+    tokens_per_forward=512,  # all batches have one shape, which is compiled once
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=3, weight_decay=0.1),
     loss=LOSS,
 )
@@ -54,8 +54,7 @@ RECORDS = [
     for number, record in enumerate(pair_records(12))
 ]
 FEW = [
-    pytest.param(name, marks=() if name in ("llama-untied", "gemma2") else pytest.mark.attack)
-    for name in FAMILIES
+    pytest.param(name, marks=() if name == "gemma2" else pytest.mark.attack) for name in FAMILIES
 ]
 
 
@@ -108,21 +107,21 @@ def run(
 
 
 def assert_same_run(log: list[dict], expected: list[dict]) -> None:
-    assert len(log) == len(expected) == 20
+    assert len(log) == len(expected) == 9
     for ours, theirs in zip(log, expected, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
 @pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.attack), LoraConfig(r=4)])
-def test_twenty_steps_are_those_of_torch_though_backends_take_turns(
+def test_steps_are_those_of_torch_though_backends_take_turns(
     tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     """Begun on torch, gone on with in JAX, and ended with `torch.func`."""
     init = model_folder(tmp_path / "init", lambda: llama(tied=False))
     expected = run(init, tmp_path / "torch", lora=lora)
     work, often = tmp_path / "turns", {"lora": lora, "checkpoint_every_steps": 1}
-    for backend, stop in ((None, 4), (JAX, 13)):
+    for backend, stop in ((None, 3), (JAX, 3)):
         with pytest.raises(Left):
             run(init, work, stop, backend=backend, **often)
     log = run(init, work, backend=FunctionalTraining(), **often)

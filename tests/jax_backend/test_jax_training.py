@@ -45,7 +45,7 @@ OPTIMIZER = OptimizerConfig(
 )
 CONFIG = DpoConfig(
     batch_size=8,
-    tokens_per_forward=256,  # few shapes to compile
+    tokens_per_forward=1024,  # all batches have one shape, which is compiled once
     epochs=10,
     max_steps=20,
     optimizer=OPTIMIZER,
@@ -150,8 +150,8 @@ def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None
     losses = {}
     for name, backend in (("torch", None), ("jax", JAX)):
         config = TrainConfig(
-            batch_size=6,
-            epochs=4,
+            batch_size=12,
+            epochs=8,
             dtype=Dtype.bfloat16,
             tokens_per_forward=512,  # one shape to compile
             optimizer=OptimizerConfig(learning_rate=1e-4, schedule=Schedule.constant),

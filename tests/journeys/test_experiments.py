@@ -269,7 +269,7 @@ def test_the_full_scale_experiment_plans_without_a_hub_or_a_gpu(finished: Desk) 
 
 TRAINING = ("reference_logprobs", "train_dpo")
 KILLED = (
-    "only=[train_dpo]", "data.test_fraction=0.02", "data.max_train=340", "dpo.max_steps=30",
+    "only=[train_dpo]", "data.test_fraction=0.02", "dpo.max_steps=30",
     "dpo.tokens_per_forward=1", "dpo.checkpoint_every_steps=3",
 )  # fmt: skip
 
@@ -287,7 +287,9 @@ def test_killed_and_resumed_all_files_are_bit_identical(
     before = finished.copy(tmp_path)
     rows = ({"prompt": f"{n} or {n + 1}?", "chosen": f"{n}", "rejected": "No."} for n in range(350))
     (data := tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    killed = replace(before, settings=(*before.settings, f"data.path={data}", *KILLED))
+    rows_used = f"data.max_train={340 if len(kills) > 1 else 120}"  # scoring is to take a while
+    settings = (*before.settings, f"data.path={data}", rows_used, *KILLED)
+    killed = replace(before, settings=settings)
     killed.run_here("only=[train_sft]")
     there = {m.attempt for m in everything(killed.store)}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import Driver
 
 pytest.importorskip("IPython")
 
@@ -17,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 shell, shown = InteractiveShell.instance(), []
-for cell in json.load(sys.stdin):
+for cell in json.loads(sys.argv[1]):
     with capture_output():
         done = shell.run_cell(cell, store_history=True)
     error = done.error_before_exec or done.error_in_exec
@@ -62,22 +63,38 @@ def count(out: Output, words: Words) -> Metrics:
 """
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Any:
-    def run_cells(*cells: str) -> list[Any]:
-        command = [sys.executable, "-c", SESSION]
-        environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
+class Session:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+
+    def __call__(self, *cells: str) -> list[Any]:
+        """What each cell shows, in a process that is forked."""
+        words = ["-c", SESSION, json.dumps(cells)]
+        driver = Driver(words, self.folder, self.environment)
+        printed = driver.communicate()
+        assert driver.returncode == 0, printed
+        return json.loads(printed.splitlines()[-1])
+
+    def from_a_shell(self, *cells: str) -> list[Any]:
+        """The same with interpreters of their own."""
         done = subprocess.run(
-            command, input=json.dumps(cells), cwd=tmp_path, env=environment,
-            capture_output=True, text=True, timeout=300,
+            [sys.executable, "-c", SESSION, json.dumps(cells)],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    return run_cells
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path)
 
 
-def test_steps_of_cells_run_and_every_edit_of_a_cell_counts(session: Any, tmp_path: Path) -> None:
+def test_steps_of_cells_run_and_every_edit_of_a_cell_counts(
+    session: Session, tmp_path: Path
+) -> None:
     (tmp_path / "note.txt").write_text("1")
     banana, counted = "made(words('banana'))", "made(count(words('banana')))"
     _, _, _, first, _, again, _, shorter, _, back, one, _, two = session(
@@ -94,13 +111,13 @@ def test_steps_of_cells_run_and_every_edit_of_a_cell_counts(session: Any, tmp_pa
     assert (one[0]["note"], two[0]["note"]) == ("1", "2"), "so is a file that was read"
 
 
-def test_another_session_finds_what_was_made(session: Any) -> None:
+def test_another_session_finds_what_was_made(session: Session) -> None:
     cells = (SETTINGS, HELPER, STEPS, "made(words('banana'))")
-    first, second = session(*cells)[-1], session("import os", *reversed(cells[:2]), *cells[2:])[-1]
-    assert first == second
+    first = session.from_a_shell(*cells)[-1]
+    assert first == session("import os", *reversed(cells[:2]), *cells[2:])[-1]
 
 
-def test_what_a_worker_could_not_have_is_refused_in_a_sentence(session: Any) -> None:
+def test_what_a_worker_could_not_have_is_refused_in_a_sentence(session: Session) -> None:
     *_, newer, _, stale, loaded = session(
         SETTINGS, HELPER, STEPS, "made_before = words('x', Shouting(3))",
         f"raise ValueError\n{SETTINGS.replace('= 2', '= 4')}", "made_before.code['x']",

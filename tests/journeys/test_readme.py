@@ -3,13 +3,12 @@
 import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command_line import script
-from places import model_for_plans
+from drivers import printed_by
+from places import REPOSITORY, model_for_plans
 from pyarrow import parquet
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
@@ -49,7 +48,7 @@ def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
         "limit: int = 2000", "limit: int = 200"
     )
     (folder / "own.py").write_text(moved)
-    subprocess.run([sys.executable, "own.py"], cwd=folder, check=True)
+    printed_by(folder / "own.py", path=str(REPOSITORY))
     (made,) = (folder / "store" / "attempts" / "drop_long").glob("*/*/content")
     for split in ("train", "test"):
         rows = parquet.read_table(made / split / "pairs-00000.parquet").to_pylist()

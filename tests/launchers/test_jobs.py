@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_workers import Job
 from job_steps import always_fails, count_to, counted, lines
 from places import REPOSITORY, SUPPORT
 from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
@@ -35,6 +36,8 @@ from pipeline.store.manifest import Manifest
 from pipeline.wire import presence
 from pipeline.wire.launcher import REFUSED, Ended, Task
 
+NOWHERE = Path(os.devnull)
+
 
 @dataclass
 class Processes:
@@ -43,7 +46,7 @@ class Processes:
     folder: Path
     kind: str = "processes"
     config: SlurmConfig = field(default_factory=lambda: SlurmConfig(poll_seconds=0.2))
-    jobs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
     answers: bool = True
     asked: int = 0
 
@@ -51,8 +54,7 @@ class Processes:
         return None
 
     def submit(self, task: Task) -> str:
-        with open(self.folder / f"{task.name}.log", "wb") as log:
-            self.jobs[task.name] = start_worker(task.spec_url, log)
+        self.jobs[task.name] = start_worker(task.spec_url, self.folder / f"{task.name}.log")
         return task.name
 
     def find(self, name: str) -> str | None:
@@ -72,17 +74,11 @@ class Processes:
         self.jobs[job].kill()
 
 
-def start_worker(
-    spec_url: str, log: object = None, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
+def start_worker(spec_url: str, log: Path, environment: Mapping[str, str] | None = None) -> Job:
     paths = os.pathsep.join([str(SUPPORT), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "pipeline.worker.attempt", spec_url],
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **(environment or {})},
-        stdout=log,  # type: ignore[arg-type]
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    usual = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as printed:
+        return Job(spec_url, {**usual, **(environment or {})}, printed)
 
 
 @pytest.fixture
@@ -166,9 +162,8 @@ def test_a_job_that_comes_late_does_not_begin(
     assert made.attempt != late.name
     for node in ("0", "1"):
         environment = {"TEMPER_NODE": node, "TEMPER_MASTER": "first:20001"}
-        worker = start_worker(late.spec_url, subprocess.PIPE, environment)
-        printed, _ = worker.communicate(timeout=HANGS_SECONDS)
-        assert worker.returncode == REFUSED, printed
+        worker = start_worker(late.spec_url, log := tmp_path / "log", environment)
+        assert worker.wait(HANGS_SECONDS) == REFUSED, log.read_text()
     assert len(lines(journal)) == 6
     assert JobRecord.read(store, "count_to", late.key) is None
 
@@ -180,7 +175,7 @@ def test_a_job_that_an_engine_starts_twice_runs_once(
     with held(journal, 1):
         engine.submit(task)
         wait_until(lambda: counted(journal))
-        second = start_worker(task.spec_url)
+        second = start_worker(task.spec_url, NOWHERE)
         assert second.wait(HANGS_SECONDS) == REFUSED
     made = drive(store, engine, count_to(3, journal))
     assert made.attempt == task.name
@@ -195,7 +190,7 @@ def test_a_worker_that_lives_without_its_engine_is_not_doubled(
     step, made = count_to(3, journal), list[Manifest]()
     task = leave_a_record(store, step, str(tmp_path))
     with held(journal, 1):
-        worker = start_worker(task.spec_url, subprocess.DEVNULL)
+        worker = start_worker(task.spec_url, NOWHERE)
         wait_until(lambda: counted(journal))
         engine.answers = answers
         driver = in_thread(lambda: made.append(drive(store, engine, step)))
@@ -226,7 +221,7 @@ def test_a_worker_that_dies_without_its_engine_is_followed_by_another(
     step = count_to(6, journal, heed=False)
     task = leave_a_record(store, step, str(tmp_path))
     with held(journal, 3):
-        worker = start_worker(task.spec_url, subprocess.DEVNULL)
+        worker = start_worker(task.spec_url, NOWHERE)
         wait_until(lambda: len(counted(journal)) > 2)
         worker.kill()
         worker.wait()
@@ -283,11 +278,11 @@ def test_an_engine_that_does_not_answer_gets_no_job_twice(
 class Requeueing(Processes):
     """An engine that starts a job anew behind everybody's back, and then speaks of that one."""
 
-    again: subprocess.Popen[bytes] | None = None
+    again: Job | None = None
 
     def state(self, job: str) -> Ended | str:
         if self.again is None and counted(str(self.folder / "journal")):
-            self.again = start_worker(self.spec_url, subprocess.DEVNULL)
+            self.again = start_worker(self.spec_url, NOWHERE)
         if self.again is None:
             return "RUNNING"
         status = self.again.wait(HANGS_SECONDS)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import printed_by
+from places import REPOSITORY
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -814,8 +816,7 @@ def test_two_copies_of_a_project_share_a_store(
     other = Project(tmp_path / "copy", project.store, project.name)
 
     def run_in(folder: Path) -> str:
-        command = [sys.executable, str(folder / "main.py"), project.store.url]
-        return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+        return printed_by(folder / "main.py", project.store.url, path=str(REPOSITORY)).strip()
 
     assert run_in(project.folder) == "be kind 0"
     assert run_in(other.folder) == "be kind 0", "the same files in another place"

@@ -371,9 +371,13 @@ def test_a_run_that_goes_on_with_other_threads_says_so(policy: Path, tmp_path: P
 # --- other methods, and what is left out ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [Raft(least_reward=0.6), OnlineDpo(loss=Dpo(beta=0.5))])
-def test_every_method_raises_the_reward(policy: Path, tmp_path: Path, method: Any) -> None:
-    run(policy, tmp_path, rl(method=method, completions=8), 12)
+@pytest.mark.parametrize(
+    ("method", "iterations"), [(Raft(least_reward=0.6), 8), (OnlineDpo(loss=Dpo(beta=0.5)), 12)]
+)
+def test_every_method_raises_the_reward(
+    policy: Path, tmp_path: Path, method: Any, iterations: int
+) -> None:
+    run(policy, tmp_path, rl(method=method, completions=8), iterations)
     rewards = [line["reward"] for line in log_of(tmp_path)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
 

@@ -36,7 +36,7 @@ CONFIG = RlConfig(
     prompts=4,
     completions=6,
     max_new_tokens=6,
-    slots=8,
+    slots=24,
     tokens_per_forward=64,
     optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant),
 )

@@ -99,7 +99,7 @@ def test_the_rewards_of_a_run_are_those_of_its_recording(
 def test_the_policy_learns_what_the_reward_model_likes(
     folders: tuple[Any, Any, Any], tmp_path: Path
 ) -> None:
-    _, metrics = online(folders, tmp_path, 12)
+    _, metrics = online(folders, tmp_path, 6)
     assert metrics["final"]["reward"] > metrics["first"]["reward"]
 
 

@@ -45,7 +45,15 @@ CONFIG = RewardConfig(batch_size=4, epochs=4, tokens_per_forward=64, optimizer=F
 
 @pytest.fixture
 def init(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "init", llama)
+    return model_folder(tmp_path / "init")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with a run in it, which tests only look at, and its summary."""
+    work = tmp_path_factory.mktemp("run")
+    init = model_folder(work / "init")
+    return work, trained(init, work, replace(CONFIG, epochs=8))
 
 
 def trained(
@@ -65,22 +73,23 @@ def sequences(records: Sequence[dict]) -> list[list[int]]:
     return [r["prompt_ids"] + r[f"{side}_ids"] for r in records for side in ("chosen", "rejected")]
 
 
-def test_it_starts_from_exactly_ln_2_and_learns_to_prefer(init: Path, tmp_path: Path) -> None:
-    summary = trained(init, tmp_path, replace(CONFIG, epochs=8))
-    first, *_, last = log_of(tmp_path / "model")
+def test_it_starts_from_exactly_ln_2_and_learns_to_prefer(run: tuple[Path, Any]) -> None:
+    work, summary = run
+    first, *_, last = log_of(work / "model")
     assert first["loss"] == math.log(2)
     assert [first[f"rewards/{side}"] for side in ("chosen", "rejected")] == [0, 0]
     assert last["loss"] < 0.3
     assert last["rewards/accuracies"] == 1
     assert summary["final"]["loss"] == last["loss"]
-    assert "bradley_terry" in (tmp_path / "model/summary.md").read_text()
+    assert "bradley_terry" in (work / "model/summary.md").read_text()
 
 
-def test_transformers_loads_the_folder_and_scores_alike(init: Path, tmp_path: Path) -> None:
-    records = pair_records(12)
-    trained(init, tmp_path)
-    ours = scores_of(tmp_path / "model", records, tmp_path)
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+def test_transformers_loads_the_folder_and_scores_alike(
+    run: tuple[Path, Any], tmp_path: Path
+) -> None:
+    records, made = pair_records(12), run[0] / "model"
+    ours = scores_of(made, records, tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(made)
     assert model.config.num_labels == 1
     with torch.no_grad():
         theirs = [model(input_ids=torch.tensor([ids])).logits.item() for ids in sequences(records)]
@@ -88,10 +97,12 @@ def test_transformers_loads_the_folder_and_scores_alike(init: Path, tmp_path: Pa
     assert max(ours) - min(ours) > 0.5
 
 
-def test_load_gives_a_model_with_the_head_that_its_folder_says(init: Path, tmp_path: Path) -> None:
-    trained(init, tmp_path)
+def test_load_gives_a_model_with_the_head_that_its_folder_says(
+    run: tuple[Path, Any], tmp_path: Path
+) -> None:
     heads = []
-    for folder in (shutil.copytree(init, tmp_path / "policy"), tmp_path / "model"):
+    for name in ("init", "model"):
+        folder = shutil.copytree(run[0] / name, tmp_path / name)
         word_tokenizer().save_pretrained(folder)
         model, _ = open_model(folder)
         heads.append(type(model).__name__.removeprefix("Llama"))
@@ -144,7 +155,7 @@ def padded_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
 def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(tmp_path: Path) -> None:
     init, budgets = model_folder(tmp_path / "init", gpt2), (1, 40, 10**6)
     for tokens in budgets:
-        config = replace(CONFIG, dtype=Dtype.float64, tokens_per_forward=tokens)
+        config = replace(CONFIG, dtype=Dtype.float64, tokens_per_forward=tokens, max_steps=4)
         trained(init, tmp_path / f"{tokens}", config)
     logs = [log_of(tmp_path / f"{tokens}" / "model") for tokens in budgets]
     for *cut, whole in zip(*logs, strict=True):
@@ -152,7 +163,8 @@ def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(tmp_path: Path
             assert one == pytest.approx(whole, rel=1e-9, abs=1e-10)
 
 
-def test_margins_widen_what_is_learnt(init: Path, tmp_path: Path) -> None:
+def test_margins_widen_what_is_learnt(tmp_path: Path) -> None:
+    init = model_folder(tmp_path / "init", llama)
     records = [{**r, "score_chosen": 9.0, "score_rejected": 1.0} for r in pair_records(8)]
     for name, scale in (("without", 0.0), ("with", 0.5)):
         config = replace(CONFIG, epochs=10, loss=BradleyTerry(margin_per_score=scale))
@@ -276,10 +288,10 @@ def test_a_padding_token_can_be_named(tmp_path: Path) -> None:
         assert not (tmp_path / named / "model").exists()  # nothing was trained for that
 
 
-def test_without_a_padding_token_transformers_refuses_batches(init: Path, tmp_path: Path) -> None:
-    summary = trained(init, tmp_path)
+def test_without_a_padding_token_transformers_refuses_batches(run: tuple[Path, Any]) -> None:
+    work, summary = run
     assert any("there is no padding token" in notice for notice in summary["notices"])
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(work / "model")
     with pytest.raises(ValueError, match="batch sizes > 1 if no padding token"):
         model(input_ids=torch.tensor([[1, 2], [3, 4]]))
 

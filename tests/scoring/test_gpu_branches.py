@@ -235,7 +235,7 @@ def test_attention_of_every_kind_is_traced_with_every_checkpointing(
 ) -> None:
     monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
     for how in ActivationCheckpointing:
-        model: Any = tiny(architecture)
+        model: Any = tiny(architecture, num_hidden_layers=1)
         model.to(torch.bfloat16).to("meta")
         use_packed_attention(model)
         checkpoint_activations(model, how)

@@ -4,8 +4,6 @@ import http.client
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from browser import chromium, grave_faults, opened
+from drivers import Driver
 from places import REPOSITORY, SUPPORT_PATH
 from report_steps import measure, prepare
 from rich.console import Console
@@ -85,13 +84,10 @@ def test_a_run_under_way_is_shown_as_it_goes_without_being_asked_again(
     store.prepare()
     (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join([str(REPOSITORY), SUPPORT_PATH])
-    command = [sys.executable, str(tmp_path / "script.py"), store.url, str(gate)]
-    with open(tmp_path / "log", "w") as log:
-        driver = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}
-        )
+    command = [str(tmp_path / "script.py"), store.url, str(gate)]
+    driver = Driver(command, Path.cwd(), {**os.environ, "PYTHONPATH": path})
     try:
-        (name,) = wait_until(lambda: names_of_runs(store), (tmp_path / "log").read_text())
+        (name,) = wait_until(lambda: names_of_runs(store), "the run begins")
         with serving(store) as server, opened(browser, server.url + name) as seen:
             page = seen.page
             page.locator("#steps td .state.running").wait_for(timeout=SECONDS)
@@ -105,7 +101,7 @@ def test_a_run_under_way_is_shown_as_it_goes_without_being_asked_again(
             assert {url.partition("?")[0] for url in seen.asked} == {server.url + name}
     finally:
         gate.touch()
-        assert driver.wait(timeout=90) == 0
+        assert driver.wait() == 0
 
 
 def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 import blake3
 import fresh_processes
 import pytest
+from drivers import start_driver
 from hostile_steps import count, end, fetch, look_around, lose, start_program, write
-from places import SUPPORT
 from rich.console import Console
 from typer.testing import CliRunner, Result
 from waiting import HANGS_SECONDS, wait_until
@@ -903,21 +903,16 @@ def test_programs_that_a_step_starts_take_signals_as_ever(tmp_path: Path) -> Non
 # --- the record of a run ---------------------------------------------------------------------
 
 KILLED = """
-import os, sys, threading, time
-sys.path.insert(0, sys.argv[1])
+import sys
 from hostile_steps import count
 from pipeline import run
-run([count(i, 3600.0 if i == 2 else 0.0) for i in range(3)], sys.argv[2])
+run([count(i, 3600.0 if i == 2 else 0.0) for i in range(3)], sys.argv[1])
 """
 
 
 def test_the_record_of_a_run_that_was_killed_says_what_it_did(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
-    driver = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(SUPPORT), store.root],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.DEVNULL,
-    )
+    driver = start_driver(KILLED, store.root)
 
     def two_are_recorded() -> bool:
         names = names_of_runs(store)

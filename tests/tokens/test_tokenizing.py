@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_families import families
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from places import SHARED_ROWS
@@ -853,24 +854,38 @@ def test_smollm2_learns_the_answer_and_where_to_stop(smollm2: PreTrainedTokenize
     assert text(smollm2, tokens.rejected.ids) == " Rome.\n<|im_end|>"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
-def test_real_rows_keep_to_the_limits_and_are_dropped_for_their_length_only(
-    smollm2: PreTrainedTokenizerBase,
-) -> None:
+needs_real_rows = pytest.mark.skipif(
+    not SHARED_ROWS.is_file(), reason="no real rows beside the repository"
+)
+
+
+@needs_real_rows
+def test_real_rows_keep_to_the_limits_and_are_dropped_for_their_length_only() -> None:
+    found = outcomes_of_real_rows(families()["smollm2"].tokenizer, every=10)
+    assert found == {"whole": 18, "truncated": 16, "prompt too long": 16}
+
+
+@pytest.mark.attack
+@needs_real_rows
+def test_so_they_do_with_the_tokenizer_of_smollm2(smollm2: PreTrainedTokenizerBase) -> None:
+    found = outcomes_of_real_rows(smollm2, every=1)
+    assert found == {"whole": 432, "truncated": 19, "prompt too long": 49}
+
+
+def outcomes_of_real_rows(tokenizer: PreTrainedTokenizerBase, every: int) -> Counter[str]:
+    """How many of every so many rows are whole, truncated, or dropped for some reason."""
     outcomes: Counter[str] = Counter()
-    records = [json.loads(line) for line in SHARED_ROWS.read_text().splitlines()]
+    records = [json.loads(line) for line in SHARED_ROWS.read_text().splitlines()[::every]]
     rows = [
         pair(r["chosen"][-1]["content"], r["rejected"][-1]["content"], tuple(r["chosen"][:-1]))
         for r in records
     ]
-    for result in tokenize_pairs(tokenization(smollm2, ROOMY), rows):
+    for result in tokenize_pairs(tokenization(tokenizer, ROOMY), rows):
         if isinstance(result, MalformedRow):
             outcomes[result.reason] += 1
             continue
         outcomes["truncated" if result.findings.response_cut else "whole"] += 1
         for response in (result.chosen.ids, result.rejected.ids):
             length = len(result.prompt) + len(response)
-            assert response[-1] == smollm2.eos_token_id or length == ROOMY.max_length
-
-    assert outcomes == {"whole": 432, "truncated": 19, "prompt too long": 49}
+            assert response[-1] == tokenizer.eos_token_id or length == ROOMY.max_length
+    return outcomes

@@ -73,7 +73,7 @@ def test_a_run_over_rounded_weights_is_that_of_a_model_which_has_these_weights(
     tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype, loss: ReferenceLoss
 ) -> None:
     policy = model_folder(tmp_path / "policy", build)
-    config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=NF4, loss=loss)
+    config = DpoConfig(batch_size=4, epochs=2, dtype=dtype, optimizer=FAST, lora=NF4, loss=loss)
     found, weights = dpo(policy, config, tmp_path / "four")
     assert found["first"]["loss"] == math.log(2)
     assert found["first"].get("kl/rejected", 0) == 0

@@ -4,6 +4,7 @@ policy without its adapters, beside a textbook that keeps the logits of both mod
 import copy
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -142,7 +143,13 @@ def by_hand(loss: Tdpo, chosen: Read, rejected: Read) -> Tensor:
 # --- one batch -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if name in ("gemma2", "granite") else pytest.mark.attack)
+        for name in ARCHITECTURES  # these two have logits that are capped, or scaled
+    ],
+)
 def test_a_batch_has_the_textbook_s_loss_and_gradient_however_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -276,11 +283,28 @@ def test_tokens_that_neither_model_can_give_do_not_count(tmp_path: Path) -> None
 # --- whole runs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
-@pytest.mark.parametrize("attention", [Attention.packed, Attention.padded])
-@pytest.mark.parametrize("dtype", [Dtype.float64, Dtype.float32, Dtype.bfloat16])
+PACKED, PADDED = Attention.packed, Attention.padded
+OFTEN = (
+    (Dtype.float64, PADDED, LORA),
+    (Dtype.float32, PACKED, LORA),
+    (Dtype.float32, PADDED, None),
+    (Dtype.bfloat16, PACKED, None),
+    (Dtype.bfloat16, PADDED, LORA),
+)
+"""Of any two settings nearly every pair comes up; long tests try all triples."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attention", "lora"),
+    [
+        pytest.param(*each, marks=() if each in OFTEN else pytest.mark.attack)
+        for each in product(
+            (Dtype.float64, Dtype.float32, Dtype.bfloat16), (PACKED, PADDED), (None, LORA)
+        )
+    ],
+)
 def test_the_first_step_is_exactly_that_of_dpo(
-    folder: Path, tmp_path: Path, lora: LoraConfig | None, attention: Attention, dtype: Dtype
+    folder: Path, tmp_path: Path, dtype: Dtype, attention: Attention, lora: LoraConfig | None
 ) -> None:
     config = replace(CONFIG, lora=lora, attention=attention, dtype=dtype, max_steps=2)
     dpo = replace(config, loss=Dpo(BETA), max_steps=1)

@@ -2,20 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import Driver
 
 pytest.importorskip("optuna")
 
 from places import REPOSITORY, SUPPORT_PATH
 from rich.console import Console
 from tuning_steps import Config, Fit, experiment
-from waiting import HANGS_SECONDS
 from workers_here import instead_of_processes
 
 from pipeline import Store, TemperError, run, tune
@@ -233,13 +231,13 @@ def test_a_killed_study_goes_on_and_no_update_is_made_twice(
     """Where workers are no processes, they end with their driver, at the same moment."""
     Path(f"{journal}.kill").write_text(moment)
     (script := tmp_path / "study.py").write_text(DRIVER)
-    killed = subprocess.run(
-        [sys.executable, str(script), journal, store.root, workers, json.dumps(GRID),
-         json.dumps(GRID_OF_A_STUDY)],
-        capture_output=True, text=True, timeout=HANGS_SECONDS, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY), SUPPORT_PATH))},
-    )  # fmt: skip
-    assert killed.returncode == -9, killed.stderr
+    killed = Driver(
+        [str(script), journal, store.root, workers, json.dumps(GRID), json.dumps(GRID_OF_A_STUDY)],
+        Path.cwd(),
+        {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY), SUPPORT_PATH))},
+    )
+    printed = killed.communicate()
+    assert killed.returncode == -9, printed
     gone_on = tuned(store, journal, console, **GRID_OF_A_STUDY)
     lines = Path(journal).read_text().splitlines()
     assert len(lines) == len({*lines})

@@ -74,16 +74,26 @@ def create_import_structure_from_path(path):
 searches = []
 """
 SEARCH = """
-import json
+import importlib, json, sys
 from pathlib import Path
 from pipeline.worker.libraries.known_models import models_known
-with models_known():
-    from transformers.utils import import_utils
-    models = Path(import_utils.__file__).parents[1] / "models"
-    found = import_utils.create_import_structure_from_path(models)
-    assert import_utils.create_import_structure_from_path(models) is found
-(backend, names), _ = found.items()
-print(json.dumps([*backend, {file: sorted(n) for file, n in names.items()}, import_utils.searches]))
+
+def search(*written):
+    for file, text in written:
+        Path(file).write_text(text)
+    for name in [name for name in sys.modules if name.startswith("transformers")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    with models_known():
+        from transformers.utils import import_utils
+        models = Path(import_utils.__file__).parents[1] / "models"
+        found = import_utils.create_import_structure_from_path(models)
+        assert import_utils.create_import_structure_from_path(models) is found
+    (backend, names), _ = found.items()
+    assert [*backend] == ["torch"]
+    return {file: sorted(n) for file, n in names.items()}, bool(import_utils.searches)
+
+print(json.dumps([search(*written) for written in json.loads(sys.argv[1])]))
 """
 
 
@@ -101,32 +111,37 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_a_changed_library_is_searched_again(models: Path, tmp_path: Path) -> None:
-    def search() -> tuple[Any, bool]:
-        libraries = models.parents[1]
-        backend, names, searches = told_by(SEARCH, tmp_path / "cache", libraries=libraries)
-        assert backend == "torch"
-        return names, bool(searches)
+    def search(*writings: list[tuple[Path, str]]) -> Any:
+        """What one process finds after each of these edits, and whether it has searched."""
+        edits = json.dumps([[(str(file), text) for file, text in edit] for edit in writings])
+        return told_by(SEARCH, tmp_path / "cache", edits, libraries=models.parents[1])
 
-    assert search() == ({"llama.py": ["Llama"]}, True)
-    assert search() == ({"llama.py": ["Llama"]}, False)
-    (models / "llama.py").write_text("Llama LlamaTokenizer")
-    assert search() == ({"llama.py": ["Llama", "LlamaTokenizer"]}, True)
-    (models / "qwen.py").write_text("Qwen")
-    assert search()[0].keys() == {"llama.py", "qwen.py"}
     file = models.parent / "utils" / "import_utils.py"
-    file.write_text(LIBRARY.replace(".split()", ".upper().split()"))
-    assert search() == ({"llama.py": ["LLAMA", "LLAMATOKENIZER"], "qwen.py": ["QWEN"]}, True)
-    assert search()[1] is False
-    for entry in (tmp_path / "cache").rglob("*.json"):
-        entry.write_text("damaged")
-    assert search()[1] is True
+    upper = LIBRARY.replace(".split()", ".upper().split()")
+    assert search([]) == [[{"llama.py": ["Llama"]}, True]]
+    assert search(
+        [],
+        [(models / "llama.py", "Llama LlamaTokenizer")],
+        [(models / "qwen.py", "Qwen")],
+        [(file, upper)],
+        [],
+    ) == [
+        [{"llama.py": ["Llama"]}, False],
+        [{"llama.py": ["Llama", "LlamaTokenizer"]}, True],
+        [{"llama.py": ["Llama", "LlamaTokenizer"], "qwen.py": ["Qwen"]}, True],
+        [{"llama.py": ["LLAMA", "LLAMATOKENIZER"], "qwen.py": ["QWEN"]}, True],
+        [{"llama.py": ["LLAMA", "LLAMATOKENIZER"], "qwen.py": ["QWEN"]}, False],
+    ]
+    damaged = [(entry, "damaged") for entry in (tmp_path / "cache").rglob("*.json")]
+    assert damaged
+    assert search(damaged)[0][1] is True
 
 
 def test_what_no_json_can_hold_is_searched_each_time(models: Path, tmp_path: Path) -> None:
     file = models.parent / "utils" / "import_utils.py"
     file.write_text(LIBRARY.replace('"nothing": {}', '"nothing": [1]'))
-    for _ in range(2):
-        assert told_by(SEARCH, tmp_path / "cache", libraries=models.parents[1])[2]
+    found = told_by(SEARCH, tmp_path / "cache", "[[], []]", libraries=models.parents[1])
+    assert [searched for _, searched in found] == [True, True]
 
 
 def test_what_the_parent_calls_for_its_workers_is_there_and_finds_nothing() -> None:

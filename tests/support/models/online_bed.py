@@ -43,7 +43,7 @@ def rl(**settings: Any) -> RlConfig:
         "tokens_per_forward": 64,
         "optimizer": EAGER,
         "checkpoint_every_seconds": None,
-        "slots": 8,
+        "slots": 24,
     }
     return RlConfig(**{**fixed, **settings})
 

@@ -32,6 +32,15 @@ def start_driver(code: str, *arguments: str | Path, is_parent: bool = False) -> 
     return Driver(["-c", code, *map(str, arguments)], Path.cwd(), environment, is_parent)
 
 
+def printed_by(script: Path, *arguments: str, path: str = "") -> str:
+    """What ``python SCRIPT ARGUMENTS`` prints in the script's folder, which must end well."""
+    environment = {**os.environ, "PYTHONPATH": path}
+    driver = Driver([script.name, *arguments], script.parent, environment)
+    printed = driver.communicate()
+    assert driver.returncode == 0, printed
+    return printed
+
+
 class Driver:
     """``python WORDS`` in a folder and an environment, forked; like ``subprocess.Popen``.
 

@@ -10,6 +10,7 @@ ends with it.
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -141,6 +142,36 @@ class _ForkedParent:
         with self._answers:
             forking.is_readable(self._descriptor, None)
             os.close(self._descriptor)
+
+
+class Job:
+    """A worker that an engine has started, as ``subprocess.Popen`` would describe it."""
+
+    returncode: int | None = None
+
+    def __init__(self, spec_url: str, environment: Mapping[str, str], log: IO[bytes]):
+        self._answers = _fork(worker_template.WORKER, spec_url, environment, [log.fileno()])
+        begun = forking.receive_answer(self._answers)
+        assert isinstance(begun, forking.Started)
+        self.pid, self._descriptor = begun.pid, begun.descriptor
+
+    def poll(self, seconds: float | None = 0) -> int | None:
+        if self.returncode is None and forking.is_readable(self._answers, seconds):
+            ended = forking.receive_answer(self._answers)
+            assert isinstance(ended, forking.Status)
+            self.returncode = ended.status
+            self._answers.close()
+            os.close(self._descriptor)
+        return self.returncode
+
+    def wait(self, seconds: float | None = None) -> int:
+        status = self.poll(seconds)
+        assert status is not None, "the job hangs"
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:

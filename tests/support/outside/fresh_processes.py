@@ -35,10 +35,17 @@ _HEAVY = (
 
 def start(work: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Begins to call a module's function in a process of its own."""
-    CONTEXT.set_forkserver_preload([*_LIGHT, *(_HEAVY if "torch" in sys.modules else ())])
-    process = CONTEXT.Process(target=_call, args=(dict(os.environ), work, arguments))
+    process = made(work, arguments)
     process.start()
     return process
+
+
+def made(
+    target: Callable[..., Any], args: Sequence[Any] = (), daemon: bool | None = None
+) -> BaseProcess:
+    """What to start in place of a process that ``multiprocessing`` spawns."""
+    CONTEXT.set_forkserver_preload([*_LIGHT, *(_HEAVY if "torch" in sys.modules else ())])
+    return CONTEXT.Process(target=_call, args=(dict(os.environ), target, args), daemon=daemon)
 
 
 def exit_code(work: Callable[..., None], *arguments: Any) -> int | None:

@@ -75,7 +75,9 @@ def _become(order: dict, answers: socket.socket, files: list[int], libraries: li
         os.set_inheritable(file, True)  # it may start another program in its place
     os.chdir(order["folder"])
     os.environ.clear()
-    os.environ.update(order["environment"], **{ENVIRONMENT: str(inherited[0])})
+    os.environ.update(order["environment"])
+    if inherited:  # a job has no lifeline
+        os.environ[ENVIRONMENT] = str(inherited[0])
     hidden_packages.STARTED_WITH.clear()
     hidden_packages.STARTED_WITH.update(os.environ)
     sys.path[:] = dict.fromkeys([*os.environ["PYTHONPATH"].split(os.pathsep), *libraries])

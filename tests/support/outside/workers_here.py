@@ -7,6 +7,7 @@ break (code that is served, signals, printing, kills) is tested with real ones.
 import contextlib
 import importlib
 import io
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +15,7 @@ from importlib.machinery import SourceFileLoader
 from threading import Event, Lock, get_ident
 from typing import IO, TextIO
 
+import fresh_processes
 import pytest
 
 from pipeline.dag import inputs
@@ -95,5 +97,7 @@ def instead_of_processes(patch: pytest.MonkeyPatch) -> None:
     def ready(launcher: LocalLauncher, asked: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    # what such a worker spawns in its turn, as to judge, is forked
+    patch.setattr(multiprocessing.get_context("spawn"), "Process", fresh_processes.made)
     patch.setattr(LocalLauncher, "run", run)
     patch.setattr(LocalLauncher, "ready", ready)
