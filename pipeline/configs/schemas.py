@@ -5,7 +5,7 @@ A field with a choice of types is a group of Hydra's, whose options are these ty
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf
@@ -90,7 +90,7 @@ def to_dataclass(cfg: DictConfig) -> Any:
     if wrong := next(_of_other_length(cfg), None):
         raise TemperError(wrong)
     try:
-        return OmegaConf.to_object(cfg)
+        return _with_tuples(OmegaConf.to_object(cfg), cfg)
     except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
         raise
     except (ValueError, AssertionError) as error:  # raised by a config dataclass
@@ -120,6 +120,25 @@ def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
             listed = ",".join(map(str, part))
             yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(part)}"
         yield from _of_other_length(part, where)
+
+
+def _with_tuples(made: Any, config: Container) -> Any:
+    """What was made of a config, with tuples where OmegaConf puts lists for them: a step gets what
+    its types say, and its key is that of the same values in Python."""
+    for _, part in _parts(config):
+        key = part._key()
+        try:
+            inner = made[key] if isinstance(made, dict | list) else getattr(made, key)
+        except (AttributeError, LookupError, TypeError):  # a dataclass has changed it
+            continue
+        if (changed := _with_tuples(inner, part)) is inner:
+            continue
+        if isinstance(made, dict | list):
+            made[key] = changed
+        else:
+            object.__setattr__(made, str(key), changed)
+    kind = config._metadata.ref_type
+    return tuple(made) if isinstance(made, list) and tuple in (kind, get_origin(kind)) else made
 
 
 def _refused_at(config: Container, prefix: str = "") -> str:

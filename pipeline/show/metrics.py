@@ -77,7 +77,8 @@ def labels_of(manifest: Manifest) -> Mapping[str, str]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float)
+    """Whether a value is a number that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
 
 
 def is_interval(value: Any) -> TypeGuard[Mapping[str, float]]:

@@ -15,6 +15,7 @@ without markup; the code that draws it escapes them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class Curves:
         prominent: how many lines are shown at first; the others on a click.
         diagonal: whether to draw the line on which x equals y.
         note: a sentence on what to look for.
+        gaps: how many values of a line are not drawn, since they are NaN or infinite.
     """
 
     title: str
@@ -59,6 +61,7 @@ class Curves:
     diagonal: bool = False
     section: str = "Curves"
     note: str = ""
+    gaps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -213,11 +216,13 @@ def curves(
         titles: titles of numbers, by name.
         unit: the title of the axis.
     """
-    lines = lines_of(made.records(METRICS), first, axis)
-    if lines:
+    records = list(made.records(METRICS))
+    lines, gaps, called = lines_of(records, first, axis), gaps_of(records, axis), titles or {}
+    if lines or gaps:
         prominent = sum(name in lines for name in first) or Curves.prominent
-        named = {(titles or {}).get(name, name): points for name, points in lines.items()}
-        yield Curves(made.manifest.step, unit, named, prominent)
+        named = {called.get(name, name): points for name, points in lines.items()}
+        lost = {called.get(name, name): count for name, count in gaps.items()}
+        yield Curves(made.manifest.step, unit, named, prominent, gaps=lost)
 
 
 def unfinished_views(store: Store, step: str, key: str) -> list[View]:
@@ -241,5 +246,15 @@ def lines_of(
     return {name: points for name, points in lines.items() if points}
 
 
+def gaps_of(records: Iterable[Mapping[str, Any]], axis: str = "step") -> dict[str, int]:
+    """How many values of records are NaN or infinite, by name."""
+    values = (item for record in records for item in record.items())
+    lost = (n for n, v in values if isinstance(v, int | float) and n != axis and not _is_finite(v))
+    return dict(Counter(lost))
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False

@@ -150,6 +150,8 @@ class Config(ExperimentConfig):
 
 
 def own(cfg: Config) -> dict[str, Step]:
+    for ends in (cfg.ends, cfg.rate.betas, *(rate.betas for rate in cfg.ready)):
+        assert ends is None or type(ends) is tuple, ends
     return {"made": adopt("own.py", Artifact)}
 
 
@@ -192,7 +194,7 @@ def test_a_wrong_part_of_a_setting_is_named(typed: str, told: str, own: Path) ->
 
 
 def test_what_lies_in_lists_and_under_numbers_is_set_as_any_other(own: Path) -> None:
-    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]")
+    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]", "ends=[1,2]", "rate.betas=[0.8,0.9]")
     assert "own.py does not exist" in script(own, *typed, "--plan").error  # no setting is refused
 
 

@@ -1007,3 +1007,12 @@ def test_a_pattern_is_read_below_folders_with_brackets_in_their_names(
     monkeypatch.chdir(folder)
     for pattern in ("*.jsonl", f"{folder}/*.jsonl", "../run [1]/[ab].jsonl"):
         assert [file.name for file in files_at(pattern)] == ["a.jsonl", "b.jsonl"]
+
+
+def test_conversations_that_the_assistant_begins_are_pairs_where_any_turns_are_taken() -> None:
+    sides = {
+        side: [assistant("Hello."), user("q"), assistant(side)] for side in ("chosen", "rejected")
+    }
+    assert loaded([sides]) == ["wrong role order"]
+    (row,) = loaded([sides], turns="any")
+    assert said(row) == ("q", "chosen", "rejected")

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pipeline import Step, Store, TemperError, compare, results, run
 from pipeline.cli import app
 from pipeline.plan.planning import make_plan
+from pipeline.show.metrics import is_number
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 
@@ -196,3 +197,9 @@ def test_names_of_settings_that_only_some_steps_have_do_not_crowd_out_the_one_th
 
 def grid_of_betas() -> dict[str, Step]:
     return {f"end {b}": prepare_again(measure(prepare(), beta=b)) for b in (0.05, 0.1)}
+
+
+def test_a_number_that_no_float_holds_is_none_that_a_plot_or_a_sink_gets() -> None:
+    assert [is_number(value) for value in (2**70, -(10**300), 10**400, True, "1")] == [
+        True, True, False, True, False,
+    ]  # fmt: skip

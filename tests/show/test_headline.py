@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_steps import judge, measure, prepare
+from report_steps import diverge, judge, measure, prepare
 from rich.console import Console
 
 from pipeline import Step, Store, run
@@ -202,3 +202,10 @@ def test_plots_over_a_setting_of_two_metrics_of_one_title_tell_which_is_which(
     plots = {effect.setting: effect.panels for effect in effects(told, list(result_groups(told)))}
     names = [plot.name for plot in plots["right"]]
     assert names == ["Gain: share right", "words", "Answers: share right", "reward"]
+
+
+def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console) -> None:
+    page = render(story(store, {"a": diverge(7), "b": diverge(1)}, console))
+    told = "loss of a (2 of them), operations of a (1 of them), loss of b (8 of them), operations"
+    assert f"they are NaN or infinite: values of <bdi>{told} of b (1 of them)</bdi>" in page
+    assert page.count("<polyline") == 1

@@ -1,6 +1,7 @@
 """Steps whose artifacts have something to see, and names that nobody should trust."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -140,6 +141,15 @@ def hostile(out: Output, data: Artifact, config: dict, note: str = "", api_key: 
     ]
     (out.path / "answers.jsonl").write_text("\n".join(map(json.dumps, answers)))
     return {text: at for at, text in enumerate(HOSTILE.values())}
+
+
+@step(version="1")
+def diverge(out: Output, at: int) -> dict:
+    """Logs eight losses, from a step on NaN, and a number that no float holds."""
+    log = [{"step": n, "loss": 1.0 if n < at else math.nan} for n in range(1, 9)]
+    lines = [*map(json.dumps, log), f'{{"step": 9, "operations": 1{"0" * 400}}}']
+    (out.path / "metrics.jsonl").write_text("\n".join(lines))
+    return {}
 
 
 class Judgement(Artifact):

@@ -20,6 +20,7 @@ class Drawn:
         legend: the name of each line and whether it is hidden at first, by the number of its
             colour.
         more: panels that the page shows on a click.
+        gaps: what is not drawn, in words; empty if everything is.
         ends: number, artifact, first value, last value and count of points of each line.
     """
 
@@ -27,8 +28,12 @@ class Drawn:
     legend: Sequence[tuple[str, bool]]
     panels: Sequence[Panel]
     more: Sequence[Panel]
+    gaps: str
     ends: Sequence[tuple[str, str, float, float, int]]
 
+
+MOST_GAPS = 6
+"""The most lines of which a report says that values are not drawn."""
 
 Group = Sequence[tuple[ReportedStep, Curves]]
 
@@ -69,8 +74,21 @@ def _drawn(group: Group, aside: Group) -> Drawn:
         legend=legend if len(legend) > 1 else [],
         panels=panels[: first.prominent],
         more=panels[first.prominent :],
+        gaps=", ".join(_gaps(group)),
         ends=ends,
     )
+
+
+def _gaps(group: Group) -> Iterator[str]:
+    """Each line of which values are not drawn, with their number."""
+    found = [
+        f"{name} of {reported.label or reported.step} ({count} of them)"
+        for reported, view in group
+        for name, count in view.gaps.items()
+    ]
+    yield from found[:MOST_GAPS]
+    if len(found) > MOST_GAPS:
+        yield f"and {len(found) - MOST_GAPS} more lines"
 
 
 def _panel(name: str, group: Group, aside: Group) -> Panel:

@@ -177,7 +177,8 @@ def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layou
         given += [name for name in _QUESTIONS if isinstance(record.get(name), str)]
     if given == ["instruction", "input"] or given == ["instruction"]:
         return names | {"prompt": "instruction", "input": "input"}
-    if not given and isinstance(sides[0], Mapping):
+    begins = isinstance(sides[0], list) and len(sides[0]) > 1  # a conversation that it begins
+    if not given and (begins or isinstance(sides[0], Mapping)):
         return names
     return names | {"prompt": given[0]} if len(given) == 1 else None
 
