@@ -114,18 +114,19 @@ def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
     """What is wrong with each tuple that has more or fewer items than its type, of which OmegaConf
     looks at the types alone."""
     for name, part in _parts(config):
-        where = prefix + name
-        wanted = get_args(part._metadata.ref_type) if isinstance(part, ListConfig) else ()
-        if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(part):
-            listed = ",".join(map(str, part))
-            yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(part)}"
-        yield from _of_other_length(part, where)
+        where, given = prefix + name, _referred_to(part)
+        is_list = isinstance(given, ListConfig) and not given._is_interpolation()
+        wanted = get_args(part._metadata.ref_type) if is_list else ()
+        if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(given):
+            listed = ",".join(map(str, given))
+            yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(given)}"
+        yield from _of_other_length(given, where)
 
 
 def _with_tuples(made: Any, config: Container) -> Any:
     """What was made of a config, with tuples where OmegaConf puts lists for them: a step gets what
     its types say, and its key is that of the same values in Python."""
-    for _, part in _parts(config):
+    for _, part in _parts(_referred_to(config)):
         key = part._key()
         try:
             inner = made[key] if isinstance(made, dict | list) else getattr(made, key)
@@ -139,6 +140,13 @@ def _with_tuples(made: Any, config: Container) -> Any:
             object.__setattr__(made, str(key), changed)
     kind = config._metadata.ref_type
     return tuple(made) if isinstance(made, list) and tuple in (kind, get_origin(kind)) else made
+
+
+def _referred_to(config: Container) -> Container:
+    """The config or list that an interpolation stands for; itself, if it is none or stands for none
+    (`OmegaConf.to_object` raises what is to be said of that)."""
+    found = config._maybe_dereference_node()
+    return found if isinstance(found, Container) else config
 
 
 def _refused_at(config: Container, prefix: str = "") -> str:

@@ -142,6 +142,9 @@ class Config(ExperimentConfig):
     rates: list[Rate] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     ends: tuple[int, int] | None = None
+    both: tuple[int, int] = (1, 2)
+    same: tuple[int, int] = "${both}"
+    again: Rate = "${rate}"
     other: Rate | None = None
     at: dict[int, float] = field(default_factory=lambda: {1: 0.5})
     ready: list[Rate] = field(default_factory=lambda: [Rate()])
@@ -150,8 +153,9 @@ class Config(ExperimentConfig):
 
 
 def own(cfg: Config) -> dict[str, Step]:
-    for ends in (cfg.ends, cfg.rate.betas, *(rate.betas for rate in cfg.ready)):
-        assert ends is None or type(ends) is tuple, ends
+    pairs = (cfg.ends, cfg.both, *(rate.betas for rate in (cfg.rate, cfg.again, *cfg.ready)))
+    assert all(pair is None or type(pair) is tuple for pair in pairs), pairs
+    assert (cfg.same, cfg.again) == (cfg.both, cfg.rate)
     return {"made": adopt("own.py", Artifact)}
 
 
@@ -182,6 +186,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ends=[1,2,3]", "ends=[1,2,3]: it takes 2 values, not 3"),
         ("rate.betas=[0.9]", "rate.betas=[0.9]: it takes 2 values, not 1"),
         ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
+        ("same=${names}", "same=[]: it takes 2 values, not 0"),
+        ("same=${nope}", "same refers to nope, and there is no such setting"),
         ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
         ("other.lr=1", "other is null, so other.lr cannot be set; give it a default in its class"),
         ("colours=[green]", "colours=[green] is no value for it; choose from red, blue"),
