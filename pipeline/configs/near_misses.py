@@ -62,6 +62,8 @@ override ([\w.]+)=.*; Key (\w+) \(\w+\) is incompatible with \(str\)
     \1 takes texts as names: \2 is written \1.\2=VALUE, and "\2" in a file
 override ([\w.]+)=.*; (?:Key (.+) \(\w+\) is incompatible with \(str\)|Incompatible key type '(None)Type')
     \1 takes texts as names: \2\3 can be one in a file, in quotes
+override ([\w.]+)=.*; (?:Cannot (?:set value of|change) read-only|ListConfig is read-only)
+    \1 cannot be set: the settings of a class with frozen=True are fixed within a dict or list; leave frozen=True out of the class
 override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string
     \1 takes one text, and \2 is several
 override ([\w.]+)=\{*([^:]*?)\}*(?::.*?)?; (?:Invalid .* not a ListConfig|Cannot merge .* with)

@@ -133,6 +133,12 @@ class Rate:
         assert self.lr < 10, "lr must be below 10"
 
 
+@dataclass(frozen=True)
+class Fixed:
+    lr: float = 0.1
+    ends: list[int] = field(default_factory=list)
+
+
 @dataclass
 class Config(ExperimentConfig):
     colour: Colour = Colour.red
@@ -150,6 +156,7 @@ class Config(ExperimentConfig):
     ready: list[Rate] = field(default_factory=lambda: [Rate()])
     colours: list[Colour] = field(default_factory=list)
     fast: bool = False
+    fixed: dict[str, Fixed] = field(default_factory=dict)
 
 
 def own(cfg: Config) -> dict[str, Step]:
@@ -192,6 +199,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other.lr=1", "other is null, so other.lr cannot be set; give it a default in its class"),
         ("colours=[green]", "colours=[green] is no value for it; choose from red, blue"),
         ("fast=maybe", "fast=maybe is no value for it: true or false is needed"),
+        ("fixed={a: {lr: 1}}", "fixed cannot be set: the settings of a class with frozen=True"),
+        ("fixed={a: {ends: [1]}}", "leave frozen=True out of the class"),
         ("~lr", "~lr: a setting cannot be deleted; leave it out"),
     ],
 )
