@@ -227,8 +227,9 @@ def curves(
 
 def unfinished_views(store: Store, step: str, key: str) -> list[View]:
     """The curves of a step that still runs, from its last checkpoint."""
-    lines = lines_of(unfinished_log(store, step, key))
-    return [Curves(step, "step", lines)] if lines else []
+    records = unfinished_log(store, step, key)
+    lines, gaps = lines_of(records), gaps_of(records)
+    return [Curves(step, "step", lines, gaps=gaps)] if lines or gaps else []
 
 
 def lines_of(

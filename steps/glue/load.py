@@ -99,8 +99,8 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
             )
         if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
             raise TemperError(
-                f"{reading.name}: every row that is left is {_GOOD[loaded.labels[0]]}, since the "
-                f"label of {unread.count} others was not understood: {unread.detail}"
+                f"{reading.name}: every row that is left is {_GOOD[loaded.labels[0]]}, since other "
+                f"labels were not understood ({unread.count} of {tally.rows} rows): {unread.detail}"
             )
         try:
             tally.check(max_dropped, reading.name)

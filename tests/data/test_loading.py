@@ -431,9 +431,9 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
 def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Path) -> None:
     """As 1 and -1: with the rows of one label dropped, no bad completion would be left."""
     rows = [{"prompt": f"Q{n}", "completion": "A", "label": 1 - 2 * (n % 2)} for n in range(8)]
-    told = "every row that is left is good, since the label of 4 others was not understood: label"
+    told = r"every row that is left is good, since other labels were not understood \(4 of 8 rows\)"
     source = File(write(tmp_path / "rows.jsonl", rows))
-    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told} is int -1, expected true"):
+    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told}: label is int -1, expected true"):
         load_unpaired.function(Folder(tmp_path / "out"), source)
 
 

@@ -18,6 +18,7 @@ from pipeline.show.report.page import render
 from pipeline.show.report.scoreboard import result_groups
 from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.sweeps import effects
+from pipeline.show.views import Curves, unfinished_views
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 
@@ -209,3 +210,12 @@ def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console)
     told = "loss of a (2 of them), operations of a (1 of them), loss of b (8 of them), operations"
     assert f"they are NaN or infinite: values of <bdi>{told} of b (1 of them)</bdi>" in page
     assert page.count("<polyline") == 1
+
+
+def test_what_no_plot_of_a_running_step_can_show_is_counted_too(store: Store) -> None:
+    folder = store.scratch_root() / "train" / "key"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": NaN}\n')
+    (view,) = unfinished_views(store, "train", "key")
+    assert isinstance(view, Curves)
+    assert (view.lines, view.gaps) == ({"loss": [(1.0, 1.0)]}, {"loss": 1})
