@@ -79,7 +79,7 @@ def _value(config: DictConfig, key: Any) -> Any:
     if OmegaConf.is_missing(config, key):
         return "???"
     value = config[key]
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return OmegaConf.to_container(value, enum_to_str=True) if OmegaConf.is_config(value) else value
 
 
 def meanings_of(kind: type) -> dict[str, str]:

@@ -157,6 +157,7 @@ class Config(ExperimentConfig):
     colours: list[Colour] = field(default_factory=list)
     fast: bool = False
     fixed: dict[str, Fixed] = field(default_factory=dict)
+    paints: dict[Colour, list[Colour]] = field(default_factory=lambda: {Colour.red: [Colour.blue]})
 
 
 def own(cfg: Config) -> dict[str, Step]:
@@ -221,5 +222,6 @@ def test_a_sweep_over_no_value_is_told_and_not_passed_over(typed: str, own: Path
 def test_help_names_the_options_of_an_enum_as_they_are_typed(own: Path) -> None:
     page = script(own, "--help").out
     assert "colour = red" in page
+    assert 'paints = {"red": ["blue"]}' in page
     assert "One of red, blue." in page
     assert "rate: A rate.\n" in page
