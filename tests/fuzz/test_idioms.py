@@ -6,8 +6,8 @@ interpreter says of an edit depends on nothing of Temper, so it is asked only ab
 edited since it was last asked, and about all by ``make attack``.
 
 ``make attack`` tries every idiom. By default, that is a sixth of each topic, chosen by name, and
-those in ``always.txt``, without which that sixth would miss a branch of :mod:`pipeline.code` that
-all idioms together reach.
+those in ``always.txt``: without these, that sixth would miss a branch of :mod:`pipeline.code` that
+all idioms together reach, or neutral edits of a kind of their own.
 """
 
 import zlib
