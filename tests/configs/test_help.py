@@ -32,8 +32,11 @@ def test_every_setting_of_every_experiment_and_choice_has_a_sentence(path: Path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "main", collect)
-        runpy.run_path(str(path), run_name="__main__")
-    assert kinds
+        program = runpy.run_path(str(path), run_name="__main__")
+    # of the process of these tests, choices may also be classes that other tests have defined
+    own = [value for value in program.values() if isinstance(value, type)]
+    kinds = [kind for kind in kinds if kind.__module__.startswith("steps.") or kind in own]
+    assert len(kinds) > 1
     silent = [
         f"{kind.__name__}: {setting.name}"
         for kind in kinds

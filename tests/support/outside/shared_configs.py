@@ -4,7 +4,6 @@ A user's process composes once. What a config becomes is the same.
 """
 
 import copy
-from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,8 @@ import yaml
 from hydra._internal import defaults_list
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import InputDefault
-from omegaconf import AnyNode, DictConfig, ListConfig, _utils
 from omegaconf._utils import get_yaml_loader
-from omegaconf.base import Box, Container, Metadata, UnionNode
+from omegaconf.base import Metadata
 
 
 def share_configs() -> None:
@@ -25,10 +23,6 @@ def share_configs() -> None:
     _ask_for_choices_later(defaults_list, InputDefault)
     ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore[reportAttributeAccessIssue]
     Metadata.__deepcopy__ = _copied  # pyright: ignore[reportAttributeAccessIssue]
-    Box._re_parent = _adopt  # pyright: ignore[reportAttributeAccessIssue]
-    Container._invalidate_flags_cache = _forget_flags  # pyright: ignore[reportAttributeAccessIssue]
-    for name in ("is_attr_class", "is_dataclass"):
-        setattr(_utils, name, partial(_is_of, getattr(_utils, name)))
     loading: Any = omegaconf.omegaconf
     loading.yaml = SimpleNamespace(**{**vars(yaml), "load": _loaded})
 
@@ -39,44 +33,6 @@ def _copied(known: Metadata, memo: dict[int, Any]) -> Metadata:
     copied.flags = None if known.flags is None else dict(known.flags)
     copied.resolver_cache = copy.deepcopy(known.resolver_cache, memo)
     return copied
-
-
-def _inside(node: Any) -> Iterable[Any]:
-    """The nodes directly in a container; none if it has no value."""
-    content = node.__dict__["_content"]
-    if isinstance(content, dict):
-        return content.values()
-    return content if isinstance(content, list) else ()
-
-
-def _adopt(box: Box) -> None:
-    """Tell all nodes in a config whose they are. OmegaConf's own imports two modules for each."""
-    if isinstance(box, UnionNode):
-        return _ADOPT(box)
-    for node in _inside(box):
-        if node is not None:
-            node.__dict__["_parent"] = box
-            node._invalidate_flags_cache()
-            if type(node) in _BOXES or isinstance(node, Box):
-                node._re_parent()
-    return None
-
-
-def _forget_flags(container: Container) -> None:
-    if container.__dict__["_flags_cache"] is not None:
-        vars(container)["_flags_cache"] = None  # pyright: ignore[reportIndexIssue]
-        for node in _inside(container):
-            node._invalidate_flags_cache()
-
-
-def _is_of(asked: Callable[[Any], bool], value: Any) -> bool:
-    """Whether a value is of a class that describes a config; of most values their type says it."""
-    return type(value) not in _PLAIN and asked(value)
-
-
-_ADOPT = Box._re_parent
-_BOXES = {DictConfig, ListConfig}
-_PLAIN = {str, int, float, bool, type(None), dict, list, tuple, AnyNode, *_BOXES}
 
 
 def _ask_for_choices_later(lists: Any, default: Any) -> None:
