@@ -99,7 +99,7 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
             )
         if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
             raise TemperError(
-                f"{reading.name}: every row that is left is {_GOOD[loaded.labels[0]]}, since other "
+                f"{reading.name}: every valid row is {_GOOD[loaded.labels[0]]}, since other "
                 f"labels were not understood ({unread.count} of {tally.rows} rows): {unread.detail}"
             )
         try:

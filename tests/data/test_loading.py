@@ -431,10 +431,21 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
 def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Path) -> None:
     """As 1 and -1: with the rows of one label dropped, no bad completion would be left."""
     rows = [{"prompt": f"Q{n}", "completion": "A", "label": 1 - 2 * (n % 2)} for n in range(8)]
-    told = r"every row that is left is good, since other labels were not understood \(4 of 8 rows\)"
+    told = r"every valid row is good, since other labels were not understood \(4 of 8 rows\)"
     source = File(write(tmp_path / "rows.jsonl", rows))
     with pytest.raises(TemperError, match=rf"rows\.jsonl: {told}: label is int -1, expected true"):
         load_unpaired.function(Folder(tmp_path / "out"), source)
+
+
+def test_a_label_that_is_not_understood_is_one_row_where_bad_rows_are_over_the_limit(
+    tmp_path: Path,
+) -> None:
+    labels = [True, "maybe", *[True] * 4, *[False] * 4]
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": v} for n, v in enumerate(labels)]
+    source = File(write(tmp_path / "rows.jsonl", rows))
+    config = LoadConfig(max_train=3, max_dropped=0.2)
+    made = load_unpaired.function(Folder(tmp_path / "out"), source, config=config)
+    assert made["train"] == 3
 
 
 USER, ANSWER = ({"role": role, "content": "b"} for role in ("user", "assistant"))

@@ -104,7 +104,7 @@ class Loaded:
         scored_lower: the number of pairs whose chosen response has the lower score.
         asked_again: the number of pairs of which both responses begin with the question.
         ignored: columns and keys of messages that are not read, with the number of rows.
-        labels: the verdicts of kept single completions that occur.
+        labels: the verdicts of valid single completions that occur, over a limit or not.
         verdicts: for each part, values of `better` that were read as not `first`.
         named: for each part, those of the columns named in the config that a row has.
         ended_by: for each split, the part that ended the mixture while others had more rows.
@@ -274,6 +274,7 @@ class _Work:
         try:
             if made.problem is not None:
                 raise made.problem
+            self._note_label(made.row)
             self._choose(made, name, split)
             self._compare(made, split)
             self._note_pair(made.row)
@@ -305,9 +306,11 @@ class _Work:
             if found := self._near.like(made.row, name, number):
                 raise MalformedRow("near duplicate", found)
 
-    def _note_pair(self, row: Row) -> None:
+    def _note_label(self, row: Row) -> None:
         if isinstance(row, UnpairedRow) and row.label not in self.state["labels"]:
             self.state["labels"].append(row.label)
+
+    def _note_pair(self, row: Row) -> None:
         if isinstance(row, PreferenceRow):
             chosen, rejected = row.score_chosen, row.score_rejected
             if chosen is not None and rejected is not None:
