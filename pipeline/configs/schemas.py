@@ -4,6 +4,8 @@ A field with a choice of types is a group of Hydra's, whose options are these ty
 """
 
 import dataclasses
+import os
+import traceback
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
@@ -95,7 +97,14 @@ def to_dataclass(cfg: DictConfig) -> Any:
         raise
     except (ValueError, AssertionError) as error:  # raised by a config dataclass
         where = _refused_at(cfg)
-        raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
+        said = str(error) or _failed_line(error)
+        raise TemperError(f"invalid configuration{where and f' in {where}'}: {said}") from error
+
+
+def _failed_line(error: Exception) -> str:
+    """The line that raised an exception without a text, as an ``assert`` does."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.line} fails ({os.path.basename(last.filename)}, line {last.lineno})"
 
 
 def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -131,6 +131,7 @@ class Rate:
 
     def __post_init__(self):
         assert self.lr < 10, "lr must be below 10"
+        assert self.lr > 0
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("same=${names}", "same=[]: it takes 2 values, not 0"),
         ("same=${nope}", "same refers to nope, and there is no such setting"),
         ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
+        ("rate.lr=0", "invalid configuration in rate: assert self.lr > 0 fails (own.py, line "),
         ("other.lr=1", "other is null, so other.lr cannot be set; give it a default in its class"),
         ("colours=[green]", "colours=[green] is no value for it; choose from red, blue"),
         ("fast=maybe", "fast=maybe is no value for it: true or false is needed"),
