@@ -124,11 +124,11 @@ def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
     looks at the types alone."""
     for name, part in _parts(config):
         where, given = prefix + name, _referred_to(part)
-        is_list = isinstance(given, ListConfig) and not given._is_interpolation()
-        wanted = get_args(part._metadata.ref_type) if is_list else ()
-        if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(given):
-            listed = ",".join(map(str, given))
-            yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(given)}"
+        if isinstance(given, ListConfig) and not given._is_interpolation():
+            wanted = get_args(part._metadata.ref_type)
+            if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(given):
+                listed = ",".join(map(str, given))
+                yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(given)}"
         yield from _of_other_length(given, where)
 
 
