@@ -445,6 +445,7 @@ def test_a_label_that_is_not_understood_is_one_row_where_bad_rows_are_over_the_l
     source = File(write(tmp_path / "rows.jsonl", rows))
     config = LoadConfig(max_train=3, max_dropped=0.2)
     made = load_unpaired.function(Folder(tmp_path / "out"), source, config=config)
+    assert made
     assert made["train"] == 3
 
 
