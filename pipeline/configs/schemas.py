@@ -107,16 +107,14 @@ def _failed_line(error: Exception) -> str:
     return f"{last.line} fails ({os.path.basename(last.filename)}, line {last.lineno})"
 
 
-def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
-    """The dotted names of keys that ``+KEY=VALUE`` added, which a dataclass would drop."""
-    kind = OmegaConf.get_type(cfg)
-    if not dataclasses.is_dataclass(kind):
-        return
-    fields = {item.name for item in dataclasses.fields(kind)}
-    yield from (f"{prefix}{key}" for key in map(str, cfg) if key not in fields)
-    for name, part in _parts(cfg):
-        if isinstance(part, DictConfig):
-            yield from _added_keys(part, f"{prefix}{name[1:]}.")
+def _added_keys(config: Container, prefix: str = "") -> Iterator[str]:
+    """The names of keys that ``+KEY=VALUE`` added, which a dataclass would drop."""
+    kind = OmegaConf.get_type(config)
+    if isinstance(config, DictConfig) and dataclasses.is_dataclass(kind):
+        fields = {item.name for item in dataclasses.fields(kind)}
+        yield from (f"{prefix}.{key}"[1:] for key in map(str, config) if key not in fields)
+    for name, part in _parts(config):
+        yield from _added_keys(part, prefix + name)
 
 
 def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:

@@ -155,6 +155,7 @@ class Config(ExperimentConfig):
     other: Rate | None = None
     at: dict[int, float] = field(default_factory=lambda: {1: 0.5})
     ready: list[Rate] = field(default_factory=lambda: [Rate()])
+    named: dict[str, Rate] = field(default_factory=lambda: {"a": Rate()})
     colours: list[Colour] = field(default_factory=list)
     fast: bool = False
     fixed: dict[str, Fixed] = field(default_factory=dict)
@@ -198,6 +199,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("same=${names}", "same=[]: it takes 2 values, not 0"),
         ("same=${nope}", "same refers to nope, and there is no such setting"),
         ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
+        ("+ready.0.momentum=1", "+ready[0].momentum: the config has no setting ready[0].momentum"),
+        ("+named.a.momentum=1", "+named.a.momentum: the config has no setting named.a.momentum"),
         ("rate.lr=0", "invalid configuration in rate: assert self.lr > 0 fails (own.py, line "),
         ("other.lr=1", "other is null, so other.lr cannot be set; give it a default in its class"),
         ("colours=[green]", "colours=[green] is no value for it; choose from red, blue"),
