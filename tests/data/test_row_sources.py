@@ -334,7 +334,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
     [
         pa.string(), _TEXT, pa.string_view(), pa.list_(_TEXT), pa.list_(_TEXT, 1),
         pa.large_list(pa.string_view()), pa.list_view(pa.string()),
-        pa.list_(pa.struct({"content": _TEXT})),
+        pa.list_(pa.struct({"content": _TEXT})), pa.map_(pa.string(), _TEXT),
     ],
     ids=str,
 )  # fmt: skip
@@ -344,8 +344,9 @@ def test_a_row_is_as_large_as_its_own_values(
     """A slice of a dictionary, or of views as polars writes them, has the values of all rows."""
     monkeypatch.setattr(columns, "MAX_ROW_BYTES", 2000)
     texts = [*("x" * 500 + str(n) for n in range(20)), "y" * 3000, "end"]
-    holds: Any = (lambda text: {"content": text}) if "struct" in str(kind) else str
-    values = [[holds(text)] if "list" in str(kind) else text for text in texts]
+    alone = {"struct": lambda text: {"content": text}, "map": lambda text: ("content", text)}
+    holds: Any = next((alone[name] for name in alone if name in str(kind)), str)
+    values = [[holds(text)] if pa.types.is_nested(kind) else text for text in texts]
     table = pa.table({"at": pa.array(values, kind)})
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
         file.write_table(table)

@@ -45,6 +45,9 @@ def _own(kind: "pa.DataType") -> "pa.DataType":
         return pa.large_string() if types.is_string_view(kind) else pa.large_binary()
     if types.is_struct(kind):
         return pa.struct([field.with_type(_own(field.type)) for field in kind])
+    if types.is_map(kind):
+        own_item = kind.item_field.with_type(_own(kind.item_type))
+        return pa.map_(_own(kind.key_type), own_item, kind.keys_sorted)
     if types.is_fixed_size_list(kind):
         return pa.list_(_own_items(kind), kind.list_size)
     if types.is_list(kind) or types.is_large_list(kind):
