@@ -122,7 +122,7 @@ def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
     looks at the types alone."""
     for name, part in _parts(config):
         where, given = prefix + name, _referred_to(part)
-        if isinstance(given, ListConfig) and not given._is_interpolation():
+        if isinstance(given, ListConfig) and isinstance(given._content, list):
             wanted = get_args(part._metadata.ref_type)
             if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(given):
                 listed = ",".join(map(str, given))

@@ -151,6 +151,7 @@ class Config(ExperimentConfig):
     ends: tuple[int, int] | None = None
     both: tuple[int, int] = (1, 2)
     same: tuple[int, int] = "${both}"
+    none: tuple[int, int] | None = "${ends}"
     again: Rate = "${rate}"
     other: Rate | None = None
     at: dict[int, float] = field(default_factory=lambda: {1: 0.5})
