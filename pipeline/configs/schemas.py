@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from hydra.core.config_store import ConfigNode, ConfigStore
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.configs.groups import Choices
@@ -89,7 +89,7 @@ def to_dataclass(cfg: DictConfig) -> Any:
         raise TemperError(
             f"+{added}: the config has no setting {added}; --help lists every setting"
         )
-    if wrong := next(_of_other_length(cfg), None):
+    if wrong := next(_wrong_lists(cfg), None):
         raise TemperError(wrong)
     try:
         return _with_tuples(OmegaConf.to_object(cfg), cfg)
@@ -117,23 +117,28 @@ def _added_keys(config: Container, prefix: str = "") -> Iterator[str]:
         yield from _added_keys(part, prefix + name)
 
 
-def _of_other_length(config: Container, prefix: str = "") -> Iterator[str]:
-    """What is wrong with each tuple that has more or fewer items than its type, of which OmegaConf
-    looks at the types alone."""
+def _wrong_lists(config: Container, prefix: str = "") -> Iterator[str]:
+    """What is wrong with each list that refers to a single value, and with each tuple that has more
+    or fewer items than its type: OmegaConf looks at neither."""
     for name, part in _parts(config):
         where, given = prefix + name, _referred_to(part)
+        single = given._value() if isinstance(given, ValueNode) else None
+        if isinstance(part, ListConfig) and isinstance(single, str | int | float):
+            yield f"{where[1:]}={part._content}: it takes a list, and refers to a single value"
         if isinstance(given, ListConfig) and isinstance(given._content, list):
             wanted = get_args(part._metadata.ref_type)
             if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(given):
                 listed = ",".join(map(str, given))
                 yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(given)}"
-        yield from _of_other_length(given, where)
+        if isinstance(given, Container):
+            yield from _wrong_lists(given, where)
 
 
 def _with_tuples(made: Any, config: Container) -> Any:
     """What was made of a config, with tuples where OmegaConf puts lists for them: a step gets what
     its types say, and its key is that of the same values in Python."""
-    for _, part in _parts(_referred_to(config)):
+    given = _referred_to(config)
+    for _, part in _parts(given) if isinstance(given, Container) else ():
         key = part._key()
         try:
             inner = made[key] if isinstance(made, dict | list) else getattr(made, key)
@@ -149,11 +154,11 @@ def _with_tuples(made: Any, config: Container) -> Any:
     return tuple(made) if isinstance(made, list) and tuple in (kind, get_origin(kind)) else made
 
 
-def _referred_to(config: Container) -> Container:
-    """The config or list that an interpolation stands for; itself, if it is none or stands for none
-    (`OmegaConf.to_object` raises what is to be said of that)."""
+def _referred_to(config: Container) -> Node:
+    """What an interpolation stands for; itself, if it is none or refers to nothing (then
+    `OmegaConf.to_object` raises an error)."""
     found = config._maybe_dereference_node()
-    return found if isinstance(found, Container) else config
+    return config if found is None else found
 
 
 def _refused_at(config: Container, prefix: str = "") -> str:

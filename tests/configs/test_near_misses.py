@@ -152,6 +152,7 @@ class Config(ExperimentConfig):
     both: tuple[int, int] = (1, 2)
     same: tuple[int, int] = "${both}"
     none: tuple[int, int] | None = "${ends}"
+    decoded: tuple[int, int] = "${oc.decode:'[1,2]'}"
     again: Rate = "${rate}"
     other: Rate | None = None
     at: dict[int, float] = field(default_factory=lambda: {1: 0.5})
@@ -166,7 +167,7 @@ class Config(ExperimentConfig):
 def own(cfg: Config) -> dict[str, Step]:
     pairs = (cfg.ends, cfg.both, *(rate.betas for rate in (cfg.rate, cfg.again, *cfg.ready)))
     assert all(pair is None or type(pair) is tuple for pair in pairs), pairs
-    assert (cfg.same, cfg.again) == (cfg.both, cfg.rate)
+    assert (cfg.same, cfg.again, cfg.decoded) == (cfg.both, cfg.rate, (1, 2))
     return {"made": adopt("own.py", Artifact)}
 
 
@@ -198,6 +199,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rate.betas=[0.9]", "rate.betas=[0.9]: it takes 2 values, not 1"),
         ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
         ("same=${names}", "same=[]: it takes 2 values, not 0"),
+        ("same=${jobs}", "same=${jobs}: it takes a list, and refers to a single value"),
         ("same=${nope}", "same refers to nope, and there is no such setting"),
         ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
         ("+ready.0.momentum=1", "+ready[0].momentum: the config has no setting ready[0].momentum"),
