@@ -64,7 +64,7 @@ def _locked(path: str, mode: str) -> IO[str] | None:
 def _remove_left_over(parent: str) -> None:
     """Remove the folders of workers that were killed: their locks are free, and so they are where
     the step of a living worker has closed every file."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):
         for name in os.listdir(parent):
             folder = f"{parent}/{name}"
             if name.startswith(_PREFIX) and (lock := _locked(f"{folder}/lock", "r")) is not None:
