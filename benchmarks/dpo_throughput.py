@@ -220,6 +220,8 @@ def main(
     if pairs % batch_size or pairs < 2 * batch_size:
         raise typer.BadParameter("--pairs must be a multiple of --batch-size, and two at least")
     console, samples = Console(width=120), {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="temper-bench-", dir=folder) as temporary:
         place = Path(temporary)
         at = model_at(model, smollm2, place, rows)
