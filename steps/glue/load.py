@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
-from steps.data.formats.choice import FormatChoice, format_name
+from steps.data.formats.choice import SETTINGS, FormatChoice, format_name
 from steps.data.formats.preference import BY_SCORE
 from steps.data.formats.ranked import RankedFormat
 from steps.data.load.ahead import ReadingStopped
@@ -133,7 +133,7 @@ def _of_no_record(reading: Reading) -> str:
     return "" if is_record or not isinstance(shard, FileShard) else probably(shard.url)
 
 
-_NO_COLUMNS = ("system", "turns", "pairs", "first", "second", "good")
+_NO_COLUMNS = (*SETTINGS, "first", "second", "good")
 """Fields of formats that do not name a column."""
 _OF_COMPLETIONS = ("text", "score", "rank")
 """Fields of `ranked` that name a key of a completion, or a column."""

@@ -33,13 +33,12 @@ def methods_known(packages: Collection[str]) -> Iterator[None]:
     about = [sys.version, sys.flags.optimize, sorted(packages)]
     place = shelf.place("methods", json.dumps(about).encode())
     known = _found_before(place)
-    used, plain, is_new = dict[str, CodeType](), exec, False
+    used, plain = dict[str, CodeType](), exec
 
     def execute(text: str, names: dict[str, Any], made: dict[str, Any]) -> None:
-        nonlocal is_new
-        if (code := known.get(text)) is None:
-            code = known[text] = compile(text, "<string>", "exec", dont_inherit=True)
-            is_new = True
+        code = used.get(text) or known.get(text)
+        if code is None:
+            code = compile(text, "<string>", "exec", dont_inherit=True)
         used[text] = code
         plain(code, names, made)
 
@@ -48,7 +47,7 @@ def methods_known(packages: Collection[str]) -> Iterator[None]:
         yield
     finally:
         delattr(dataclasses, _EXECUTE)
-    if is_new:
+    if used.keys() - known.keys():
         shelf.save(place, base64.b64encode(marshal.dumps(used)).decode())
 
 

@@ -68,16 +68,16 @@ class FormatChoice:
             raise ValueError(f"unknown format {name!r}: {', '.join(FORMATS)}, or {AUTO}{hint}")
         kind = FORMATS[name]
         every = [field.name for field in fields(kind)]
-        known = [field for field in every if field not in _SETTINGS]
+        known = [field for field in every if field not in SETTINGS]
         if unknown := sorted(set(field_names) - set(known)):
             raise ValueError(f"format {name} has no field {', '.join(unknown)}: {', '.join(known)}")
         if self.system is not None and "system" not in every:
             raise ValueError("plain text has no system prompt")
-        settings = {name: getattr(self, name) for name in _SETTINGS if name in every}
+        settings = {name: getattr(self, name) for name in SETTINGS if name in every}
         return kind(**field_names, **settings)
 
 
-_SETTINGS = ("system", "turns", "pairs")
+SETTINGS = ("system", "turns", "pairs")
 """Fields of formats that do not name a column."""
 _OPTIONAL = (
     "tools", "template_kwargs", "system_field", "input", "history", "reasoning", "answer",
@@ -118,11 +118,11 @@ def choose_format(
     if len(found) != 1:
         raise ValueError(undecided(where, [name for name, _ in found], seen, list(wanted)))
     ((name, detected),) = found
-    names = {f.name: getattr(detected, f.name) for f in fields(detected) if f.name not in _SETTINGS}
+    names = {f.name: getattr(detected, f.name) for f in fields(detected) if f.name not in SETTINGS}
     return choice.format_named(name, names)
 
 
-_NO_TURNS = ("tools", "completions", *_SETTINGS)
+_NO_TURNS = ("tools", "completions", *SETTINGS)
 _TELLING = frozenset(
     (
         "input", "labels", "label",
@@ -201,7 +201,7 @@ def format_name(chosen: RecordFormat) -> str:
     changed = [
         f"{field.name}={getattr(chosen, field.name)}"
         for field in fields(chosen)
-        if field.name not in _SETTINGS and getattr(chosen, field.name) != field.default
+        if field.name not in SETTINGS and getattr(chosen, field.name) != field.default
     ]
     return f"{name} ({', '.join(changed)})" if changed else name
 
