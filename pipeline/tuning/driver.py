@@ -310,7 +310,7 @@ class _Tuner:
     def _require_some(self, trials: Sequence[Trial]) -> None:
         if trials and all(trial.has_failed for trial in trials):
             raise TemperError(
-                f"tune: all of {len(trials)} trials failed; their errors are printed above"
+                f"tune: every trial failed ({len(trials)}); their errors are printed above"
             )
 
     def _say(self, trials: Sequence[Trial], what: str) -> None:
@@ -340,7 +340,7 @@ def _final_value(log: Sequence[Mapping[str, Any]], goal: Goal, at: int) -> float
         raise TemperError(
             f"--stop-on {goal}: {goal.owner} has logged no such value; "
             f"{hint(goal.metric, [*known])} "
-            "A held-out value needs held-out data and the setting eval_every_steps"
+            "(a held-out value needs held-out data and the setting eval_every_steps)"
         )
     value = _known_value(log, goal, at)
     return float(values[-1]) if value is None else value

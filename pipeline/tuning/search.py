@@ -59,7 +59,9 @@ class Goal:
             if len(owners) > 1:
                 known = [*owners]
                 owner, _, metric = name.rpartition(".")
-                advice = hint(owner or name, known)
+                if name in owners:
+                    raise TemperError(f"{option} {text}: name the metric too: {name}.METRIC")
+                advice = hint(owner, known) if owner else f"known: {', '.join(known)}"
                 raise TemperError(
                     f"{option} {text}: name its owner, as in {known[-1]}.{metric}; {advice}"
                 )

@@ -81,6 +81,8 @@ def test_a_metric_whose_owner_is_not_clear_is_refused() -> None:
     assert Goal.parse("eval_loss", ["only"], "--metric") == Goal("only", "eval_loss", True)
     with pytest.raises(TemperError, match="--metric exact_match: name its owner, as in"):
         Goal.parse("exact_match", RESULTS, "--metric")
+    with pytest.raises(TemperError, match=r"--metric DPO: name the metric too: DPO\.METRIC"):
+        Goal.parse("DPO", RESULTS, "--metric")
     with pytest.raises(TemperError, match=r"did you mean DPO"):
         Goal.parse("DPOO.exact_match", RESULTS, "--metric")
     with pytest.raises(TemperError, match="it ends with :min or :max"):
