@@ -96,3 +96,11 @@ def test_dataclasses_is_left_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError), methods_known(["torch"]):
         _ = 1 / 0
     assert vars(dataclasses) == before
+
+
+def test_classes_of_equal_texts_have_code_of_their_own() -> None:
+    """As in a fresh interpreter: torch.compile and tracers tell functions apart by their code."""
+    for _ in range(2):
+        with methods_known(["torch"]):
+            one, other = point(), point()
+        assert not {*map(id, code_of(one))} & {*map(id, code_of(other))}
