@@ -58,7 +58,7 @@ from rich.text import Text
 from pipeline.configs.called import Called
 from pipeline.configs.demo_rows import refuse_mixed_rows
 from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
-from pipeline.configs.schemas import no_config, store_schema, to_dataclass
+from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
@@ -200,13 +200,10 @@ class _Call:
         self.failures: list[str] = []
         self.has_begun = False
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
-        try:
-            script = Path(build.__code__.co_filename)
-            self.folder, self.name = choose_config(script, self.schema, choices)
-            self.own = self.folder and self.folder / f"{script.stem}.yaml"
-            store_schema(self.schema, choices)
-        except OmegaConfBaseException as error:
-            raise no_config(self.schema, error) from error
+        store_schema(self.schema, choices)
+        script = Path(build.__code__.co_filename)
+        self.folder, self.name = choose_config(script, self.schema, choices)
+        self.own = self.folder and self.folder / f"{script.stem}.yaml"
 
     def go(self) -> None:
         """Run the study or the jobs that the command line asks for."""

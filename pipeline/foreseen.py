@@ -64,8 +64,11 @@ def message_of(
         return sentence(error)
     if (limit := _limit(error, places)) is not None:
         return limit
-    if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
-        return f"the package {package} is not installed here: {how_to_install(package)}"
+    if isinstance(error, ModuleNotFoundError):
+        if told := hidden(error):  # first: what says which packages are extras may be hidden too
+            return told
+        if is_extra(package := str(error.name)):
+            return f"the package {package} is not installed here: {how_to_install(package)}"
     has_name = isinstance(getattr(error, "filename", None), str | bytes)  # not a descriptor
     if isinstance(error, PermissionError) and has_name and _is_met_by_temper(error):
         return f"{error.filename}: {error.strerror}; {_permit(Path(os.fsdecode(error.filename)))}"

@@ -11,18 +11,18 @@ that file, :func:`require_ours` raises an error.
 
 A file may also have the name of a module of Python or of a library (``random.py``, ``torch.py``).
 Python imports it in place of that module, and some library fails: :func:`hidden` says so. That may
-be any module, so this one imports next to nothing.
+be any module, so this one imports only what Python has loaded at its start.
 """
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from importlib.machinery import PathFinder
+from _frozen_importlib_external import PathFinder
 
 from pipeline.errors import TemperError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType, TracebackType
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -38,7 +38,7 @@ class NameTaken(TemperError, ImportError):
 class TakenNames:
     """The last finder: it finds nothing, and raises an error if a taken name is the reason."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
+    def find_spec(self, name: str, path: "Sequence[str] | None", target: object = None) -> None:
         """
         Raises:
             NameTaken: the module is missing because of the name of its package.
@@ -63,7 +63,7 @@ def install() -> None:
         sys.meta_path.append(TakenNames())
 
 
-def require_ours(folders: Sequence[str]) -> None:
+def require_ours(folders: "Sequence[str]") -> None:
     """Refuse folders in which another process, which looks through them in this order, finds
     another ``pipeline``.
 
@@ -150,14 +150,14 @@ def _is_ours(place: str) -> bool:
     return os.path.dirname(os.path.abspath(place)) == _HOME
 
 
-def _folders() -> Iterator[str]:
+def _folders() -> "Iterator[str]":
     """The folders that the user may have meant: those in ``sys.path``, and the current folder."""
     for folder in dict.fromkeys([*(entry or "." for entry in sys.path), "."]):
         if os.path.abspath(folder) != _HOME:
             yield folder
 
 
-def _found(file: str, folders: Iterable[str]) -> list[str]:
+def _found(file: str, folders: "Iterable[str]") -> list[str]:
     """The modules or packages with this file name, in folders."""
     places = (os.path.abspath(os.path.join(folder, file)) for folder in folders)
     return [p for place in places for p in (f"{place}.py", place) if os.path.exists(p)]

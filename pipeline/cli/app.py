@@ -34,9 +34,9 @@ from pipeline.cli.naming import by_key, find, require_one_key, require_unmarked,
 from pipeline.cli.recipes import (
     copy_recipe,
     recipes,
-    require_script,
     run_recipe,
     show_recipes,
+    words_for,
 )
 from pipeline.cli.rows import show_row
 from pipeline.cli.run_diff import diff_runs
@@ -54,7 +54,6 @@ from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
-from pipeline.taken_names import require_ours
 from pipeline.text import counted, did_you_mean
 from pipeline.uncaught.early import STOPPED
 
@@ -381,15 +380,14 @@ def ui(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def plan(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="An experiment script.")],
+    script: Annotated[Path, typer.Argument(help="An experiment's script, or its module.")],
 ) -> None:
     """Show what a script would run, and why: the same as python SCRIPT --plan [OVERRIDES]...
+    A module is run as by python -m MODULE.
 
     A script that calls run() itself stops at its first run.
     """
-    require_script(script)
-    require_ours([str(script.parent), *sys.path])
-    command = [sys.executable, str(script), "--plan", *context.args]
+    command = [sys.executable, *words_for(script), "--plan", *context.args]
     with TemporaryDirectory() as folder:
         shown = Path(folder, "shown")
         status = subprocess.call(command, env={**os.environ, PLAN_ONLY: str(shown)})

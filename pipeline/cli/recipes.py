@@ -17,6 +17,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from pipeline.configs.shipped import (
 )
 from pipeline.configs.yaml_files import read_settings
 from pipeline.errors import TemperError
+from pipeline.taken_names import require_ours
 from pipeline.text import did_you_mean
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
@@ -215,10 +217,34 @@ def recipes() -> dict[str, Recipe]:
     return {name: Recipe(name, **entry) for name, entry in read_recipes().items()}
 
 
-def require_script(script: Path) -> None:
+def words_for(script: Path) -> list[str]:
+    """The words after ``python`` that start an experiment: its script, or its module.
+
+    Raises:
+        TemperError: there is no such script, or it would import another ``pipeline``.
+    """
+    is_module = not script.is_file() and _is_module(str(script))
+    if not is_module:
+        _require_script(script)
+    require_ours([str(script.parent), *sys.path])
+    return ["-m", str(script)] if is_module else [str(script)]
+
+
+def _is_module(name: str) -> bool:
+    """Whether ``python -m`` runs a module of this name. Nothing of it is imported."""
+    folders: Sequence[str] = [os.getcwd(), *sys.path]
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, folders)
+        if spec is None:
+            return False
+        folders = list(spec.submodule_search_locations or ())
+    return not folders or PathFinder.find_spec("__main__", folders) is not None
+
+
+def _require_script(script: Path) -> None:
     """
     Raises:
-        TemperError: a command that takes an experiment's script was given no such file.
+        TemperError: it is no file with an experiment's script.
     """
     if not script.is_file():
         fault = ": it is a folder" if script.is_dir() else ""

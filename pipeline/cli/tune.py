@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.recipes import require_script
+from pipeline.cli.recipes import words_for
 from pipeline.errors import TemperError
-from pipeline.taken_names import require_ours
 from pipeline.tuning.driver import TUNING, Options
 
 
 def tune(
     context: typer.Context,
     script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT [SETTINGS]...", help="An experiment script.")
+        Path,
+        typer.Argument(metavar="SCRIPT [SETTINGS]...", help="An experiment's script or module."),
     ],
     metric: Annotated[
         str, typer.Option(metavar="RESULT.METRIC[:min|:max]", help="The metric to optimise.")
@@ -50,13 +50,12 @@ def tune(
     dpo.loss.beta=0.1,0.3, 'dpo.loss.beta=interval(0.1,1.0)' or 'lr=tag(log,interval(1e-5,1e-3))'.
     Trials are ordinary cached runs: the same command continues an interrupted study.
     """
-    require_script(script)
-    require_ours([str(script.parent), *sys.path])
+    words = words_for(script)
     if flags := [argument for argument in context.args if argument.startswith("-")]:
         raise TemperError(f"temper tune has no {flags[0]}; its settings are written NAME=VALUE")
     at = tuple(map(_count, filter(None, rungs.split(","))))
     options = Options(metric, trials, sampler, seed, batch, stop_on, at, reduction)
-    command = [sys.executable, str(script), *context.args]
+    command = [sys.executable, *words, *context.args]
     environment = {**os.environ, TUNING: json.dumps(asdict(options))}
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)  # so signals reach the script itself

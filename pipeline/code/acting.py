@@ -67,8 +67,11 @@ _CONSUME = word_set("""
 """Functions that read their iterable arguments to the end."""
 _KEEPS = word_set("""
     field added_field execution_detail detail_field partial TypeVar NewType cast ParamSpec
+    Field PrivateAttr AfterValidator BeforeValidator PlainValidator WrapValidator Factory ib attrib
 """)
 """Functions that only store their arguments."""
+_CALLED_AT_ONCE = "field_transformer"
+"""What attrs calls while it defines a class; other arguments of decorators are called later."""
 _CONTAINERS = word_set("dict list set bytearray OrderedDict Counter deque defaultdict")
 
 
@@ -374,6 +377,8 @@ class _Finder:
             if path is None:
                 raise Acts
             if isinstance(decorator, ast.Call):
+                if any(word.arg in (None, _CALLED_AT_ONCE) for word in decorator.keywords):
+                    raise Acts
                 for argument in (*decorator.args, *(w.value for w in decorator.keywords)):
                     self.harmless(argument)
             if not self.is_local(path[0]):

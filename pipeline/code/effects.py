@@ -36,7 +36,9 @@ _MAKE_DATA = words("""
     numpy.dtype numpy.finfo numpy.iinfo torch.finfo torch.iinfo torch.device torch.Size
     importlib.metadata.version enum.auto torch.cuda.is_available typing.get_args
     itertools.chain.from_iterable collections.namedtuple itertools.product
-    itertools.combinations itertools.permutations
+    itertools.combinations itertools.permutations pydantic.Field pydantic.ConfigDict
+    pydantic.PrivateAttr pydantic.AfterValidator pydantic.BeforeValidator pydantic.PlainValidator
+    pydantic.WrapValidator attrs.validators attr.validators
 """)
 """Library functions that return plain data for plain data."""
 _HARMLESS = words("""
@@ -50,6 +52,9 @@ _HARMLESS = words("""
     torch.inference_mode triton.jit weakref.WeakKeyDictionary weakref.WeakValueDictionary
     weakref.WeakSet random.Random numpy.random.default_rng numpy.random.RandomState
     torch.Generator torch.compiler torch.jit.ignore jinja2.Template enum.Enum enum.IntEnum
+    pydantic.field_validator pydantic.model_validator pydantic.computed_field
+    pydantic.field_serializer pydantic.model_serializer attrs.define attrs.frozen attrs.mutable
+    attrs.field attrs.Factory attr.s attr.ib attr.attrs attr.attrib attr.Factory
 """)
 """Library functions that change nothing, whatever arguments a harmless call passes."""
 _BASES = words("""
@@ -67,7 +72,8 @@ _CONSTRUCTORS = word_set("""
 """)
 _HOOKS = word_set("""
     __init_subclass__ __class_getitem__ __mro_entries__ __set_name__ __get__
-    __pydantic_init_subclass__ __subclasshook__ __instancecheck__ __prepare__
+    __pydantic_init_subclass__ __attrs_init_subclass__ __subclasshook__ __instancecheck__
+    __prepare__
 """)
 _OPERATORS = word_set("""
     __getitem__ __getattr__ __getattribute__ __or__ __ror__ __and__ __rand__ __xor__ __add__

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import traceback
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from typing import Any, Generic, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf, ValueNode
@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.configs.groups import Choices
 from pipeline.errors import TemperError
+from pipeline.text import counted
 
 
 def store_schema(schema: type, choices: Choices) -> None:
@@ -48,17 +49,8 @@ class _Option(ConfigNode):
         self.schema = schema
 
     def __copy__(self) -> ConfigNode:
-        """What Hydra loads.
-
-        Raises:
-            TemperError: OmegaConf does not know the type of a field.
-        """
-        try:
-            schema = _writable_schema(self.schema)
-        except OmegaConfBaseException as error:
-            kind = self.schema if isinstance(self.schema, type) else type(self.schema)
-            raise no_config(kind, error) from error
-        return ConfigNode(self.name, schema, self.group, None, None)
+        """What Hydra loads."""
+        return ConfigNode(self.name, _writable_schema(self.schema), self.group, None, None)
 
 
 def _store_option(group: str, name: str, schema: Any) -> None:
@@ -69,14 +61,31 @@ def _store_option(group: str, name: str, schema: Any) -> None:
     options[option.name] = option
 
 
-def no_config(schema: type, error: OmegaConfBaseException) -> TemperError:
+def _no_config(schema: type, error: Exception) -> TemperError:
+    if generic := _generic(schema, schema.__name__):
+        return TemperError(
+            f"{generic} is a Generic class, which no config can hold; write it as a plain "
+            "dataclass, with the type of each field in place of its type variable"
+        )
     told = " ".join(str(error).partition("\n    ")[0].split())
-    name = ".".join(filter(None, (schema.__name__, str(error.full_key or ""))))
+    name = ".".join(filter(None, (schema.__name__, str(getattr(error, "full_key", None) or ""))))
     return TemperError(
         f"{name}: {told}; a setting is a number, a text, an enum, a dataclass, or a list or dict "
         "of these, and its default has its type; one of several dataclasses has their base class "
         "as its type, and main() names them as choices"
     )
+
+
+def _generic(schema: Any, where: str) -> str:
+    """The first field, of a dataclass or of those within it, whose class is generic, as
+    ``Config.part: Part``; empty if there is none."""
+    if issubclass(schema, Generic):  # pyright: ignore[reportArgumentType]
+        return f"{where}: {schema.__name__}" if "." in where else where
+    hints = get_type_hints(schema)
+    parts = ((field.name, hints[field.name]) for field in dataclasses.fields(schema))
+    classes = ((name, get_origin(hint) or hint) for name, hint in parts)
+    inner = (_generic(c, f"{where}.{n}") for n, c in classes if dataclasses.is_dataclass(c))
+    return next(filter(None, inner), "")
 
 
 def to_dataclass(cfg: DictConfig) -> Any:
@@ -92,7 +101,8 @@ def to_dataclass(cfg: DictConfig) -> Any:
     if wrong := next(_wrong_lists(cfg), None):
         raise TemperError(wrong)
     try:
-        return _with_tuples(OmegaConf.to_object(cfg), cfg)
+        made = _with_tuples(OmegaConf.to_object(cfg), cfg)
+        return _like_default(made, None)
     except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
         raise
     except (ValueError, AssertionError) as error:  # raised by a config dataclass
@@ -126,10 +136,12 @@ def _wrong_lists(config: Container, prefix: str = "") -> Iterator[str]:
         if isinstance(part, ListConfig) and isinstance(single, str | int | float):
             yield f"{where[1:]}={part._content}: it takes a list, and refers to a single value"
         if isinstance(given, ListConfig) and isinstance(given._content, list):
-            wanted = get_args(part._metadata.ref_type)
-            if len(wanted) > 1 and wanted[-1] is not ... and len(wanted) != len(given):
+            kind = part._metadata.ref_type
+            wanted = get_args(kind) if get_origin(kind) is tuple else ()
+            if wanted and wanted[-1] is not ... and len(wanted) != len(given):
                 listed = ",".join(map(str, given))
-                yield f"{where[1:]}=[{listed}]: it takes {len(wanted)} values, not {len(given)}"
+                takes = counted(len(wanted), "value")
+                yield f"{where[1:]}=[{listed}]: it takes {takes}, not {len(given)}"
         if isinstance(given, Container):
             yield from _wrong_lists(given, where)
 
@@ -154,6 +166,34 @@ def _with_tuples(made: Any, config: Container) -> Any:
     return tuple(made) if isinstance(made, list) and tuple in (kind, get_origin(kind)) else made
 
 
+def _like_default(made: Any, default: Any) -> Any:
+    """What was made of a config, with tuples where its defaults have them: in a field of type
+    ``Any``, or in a dict of such values, OmegaConf has lists for them."""
+    if isinstance(made, list):
+        known = default if isinstance(default, list | tuple) and default else [None]
+        last = len(known) - 1
+        made[:] = [_like_default(item, known[min(i, last)]) for i, item in enumerate(made)]
+        return tuple(made) if isinstance(default, tuple) else made
+    if isinstance(made, dict):
+        known = default if isinstance(default, dict) else {}
+        made.update({key: _like_default(item, known.get(key)) for key, item in made.items()})
+    elif dataclasses.is_dataclass(made):
+        for item in dataclasses.fields(made):
+            held = getattr(made, item.name, None)
+            if isinstance(held, list | dict) or dataclasses.is_dataclass(held):
+                is_like = type(default) is type(made)
+                known = getattr(default, item.name) if is_like else _default_of(item)
+                if (changed := _like_default(held, known)) is not held:
+                    object.__setattr__(made, item.name, changed)
+    return made
+
+
+def _default_of(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
 def _referred_to(config: Container) -> Node:
     """What an interpolation stands for; itself, if it is none or refers to nothing (then
     `OmegaConf.to_object` raises an error)."""
@@ -176,8 +216,14 @@ def _writable_schema(schema: Any) -> DictConfig:
 
     OmegaConf makes frozen dataclasses read-only, but overrides must be merged into a schema. The
     keys of a mapping are free, while those of a dataclass are fixed.
+
+    Raises:
+        TemperError: OmegaConf does not know the type of a field.
     """
-    config = OmegaConf.structured(schema)
+    try:
+        config = OmegaConf.structured(schema)
+    except (OmegaConfBaseException, IndexError) as error:  # the latter of a generic class
+        raise _no_config(schema if isinstance(schema, type) else type(schema), error) from error
     for node in _nodes(config):
         OmegaConf.set_readonly(node, None)
         if OmegaConf.get_type(node) is dict:

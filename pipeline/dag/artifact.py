@@ -150,7 +150,7 @@ class _Taken:
             any(option in (Any, object) for option in options),
             kinds,
             bool(kinds) and len(kinds) == sum(option is not type(None) for option in options),
-            str not in options and any(issubclass(option, PurePath | File) for option in classes),
+            str not in options and any(issubclass(option, Path | File) for option in classes),
             all(dataclasses.is_dataclass(o) or o is type(None) for o in options),
         )
 

@@ -262,7 +262,8 @@ class _Encoder:
         raise NotImplementedError
 
     def _path(self, value: PurePath) -> Json:
-        raise NotImplementedError
+        kind = "Path" if isinstance(value, Path) else type(value).__name__
+        return {"$path": str(value), "kind": kind}
 
     def _fields(self, value: Any, known: DataclassType, where: str) -> Json:
         raise NotImplementedError
@@ -291,6 +292,8 @@ class _Identity(_Encoder):
     def _path(self, value: PurePath) -> Json:
         from pipeline.dag.inputs import File  # a path is identified by the content of its file
 
+        if not isinstance(value, Path):  # a pure path is a text: nothing can be read through it
+            return super()._path(value)
         return self.encode(File(str(value)), str(value))
 
     def _fields(self, value: Any, known: DataclassType, where: str) -> Json:
@@ -320,10 +323,6 @@ class _Portable(_Encoder):
 
     def _name(self, cls: type, where: str) -> str:
         return reference_to(cls)
-
-    def _path(self, value: PurePath) -> Json:
-        kind = "Path" if isinstance(value, Path) else type(value).__name__
-        return {"$path": str(value), "kind": kind}
 
     def _fields(self, value: Any, known: DataclassType, where: str) -> Json:
         fields: dict[str, Json] = {}

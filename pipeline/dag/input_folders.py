@@ -88,7 +88,7 @@ def _paths(arguments: Json | Mapping[str, Json]) -> Iterator[str]:
 def _url(encoded: Mapping[str, Json]) -> str | None:
     """Where the file is that a mapping encodes; None if it encodes another value."""
     fields = encoded.get("fields")
-    url = encoded.get("$path")
+    url = encoded.get("$path") if encoded.get("kind") == "Path" else None
     if encoded.get("$type") == _FILE and isinstance(fields, Mapping):
         url = fields.get("url")
     return url if isinstance(url, str) else None

@@ -15,6 +15,8 @@ def leaves(data: Json, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, str(data["$enum"]).rpartition(".")[2]
     elif isinstance(data, dict) and "$float" in data:
         yield path, str(data["$float"])
+    elif isinstance(data, dict) and "$path" in data:
+        yield path, str(data["$path"])
     elif isinstance(data, dict) and data:
         for name, item in data.items():
             if name == "$type":

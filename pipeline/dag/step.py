@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 from pipeline import cells
@@ -330,7 +330,7 @@ class Step:
         types: set[type] = set()
 
         def note(value: Any) -> Json:
-            if isinstance(value, File | PurePath):
+            if isinstance(value, File | Path):
                 files[value if isinstance(value, File) else File(str(value))] = None
             if (reference := as_input(value)) is None:
                 return None

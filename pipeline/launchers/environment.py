@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.machinery import FileFinder
 from itertools import takewhile
 from pathlib import Path
 
@@ -30,9 +31,16 @@ def import_path(python: str = sys.executable) -> str:
     Raises:
         TemperError: a file of the user has the name of our package and comes first on the path.
     """
-    folders = [os.path.abspath(entry) for entry in sys.path]
+    folders = [_where(entry) for entry in sys.path]
     require_ours(folders)
     return os.pathsep.join(_own(folders) if python == sys.executable else folders)
+
+
+def _where(entry: str) -> str:
+    """The folder that an entry of ``sys.path`` stands for: a relative one that was used for that
+    in which it was used first, although the program has changed its working folder since."""
+    finder = sys.path_importer_cache.get(entry)
+    return os.path.abspath(finder.path if isinstance(finder, FileFinder) else entry)
 
 
 def _own(folders: list[str]) -> list[str]:

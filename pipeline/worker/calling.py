@@ -122,7 +122,7 @@ def call(
     stored."""
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
-    started_in, worker = os.getcwd(), os.getpid()
+    started_in, path, worker = os.getcwd(), [*sys.path], os.getpid()
     keep_freed_memory()
     try:
         metrics = function.function(output, **arguments)
@@ -138,7 +138,8 @@ def call(
         restore_streams()
     end_if_forked(worker)
     close_files_below(output.path)
-    os.chdir(started_in)  # later checks may use relative paths
+    os.chdir(started_in)  # later checks may use relative paths,
+    sys.path[:] = path  # and name modules as a planner finds them
     return checked_metrics(spec.step, {} if metrics is None else metrics)
 
 

@@ -168,8 +168,12 @@ def _raise_in_process() -> None:
 
 def _unblock_in_programs() -> None:
     """Unblock the signals in programs that this process starts, since these inherit the mask."""
-    start = _posixsubprocess.fork_exec
+    _posixsubprocess.fork_exec = _unblocking(_posixsubprocess.fork_exec)
+    # in a warm worker this is not the same function: it also makes a Python join the observation
+    subprocess._fork_exec = _unblocking(subprocess._fork_exec)  # type: ignore[attr-defined]
 
+
+def _unblocking(start: Callable[..., int]) -> Callable[..., int]:
     def fork_exec(*arguments: Any) -> int:
         before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
@@ -177,5 +181,4 @@ def _unblock_in_programs() -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    _posixsubprocess.fork_exec = fork_exec
-    subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+    return fork_exec

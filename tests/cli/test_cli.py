@@ -335,6 +335,16 @@ def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(
     assert capfd.readouterr().out == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
 
 
+def test_a_module_is_planned_as_python_runs_it(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "study.py").write_text("import sys\nprint(__package__)\nsys.exit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(lab, "plan", "mine.study", "beta=1").exit_code == 7
+    assert capfd.readouterr().out == "mine\n"
+
+
 def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(
     lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def test_options_of_hydra_still_work(tmp_path: Path) -> None:
 OWN = """
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from pipeline import Step, adopt
 from pipeline.dag.artifact import Artifact
@@ -150,6 +151,9 @@ class Config(ExperimentConfig):
     names: list[str] = field(default_factory=list)
     ends: tuple[int, int] | None = None
     both: tuple[int, int] = (1, 2)
+    single: tuple[int] = (1,)
+    any: Any = ((1, 2), "a")
+    options: dict[str, Any] = field(default_factory=lambda: {"betas": (0.9, 0.95), "sizes": [1]})
     same: tuple[int, int] = "${both}"
     none: tuple[int, int] | None = "${ends}"
     decoded: tuple[int, int] = "${oc.decode:'[1,2]'}"
@@ -168,6 +172,8 @@ def own(cfg: Config) -> dict[str, Step]:
     pairs = (cfg.ends, cfg.both, *(rate.betas for rate in (cfg.rate, cfg.again, *cfg.ready)))
     assert all(pair is None or type(pair) is tuple for pair in pairs), pairs
     assert (cfg.same, cfg.again, cfg.decoded) == (cfg.both, cfg.rate, (1, 2))
+    assert cfg.any in (((1, 2), "a"), ((3, 4), "b")), cfg.any
+    assert cfg.options == {"betas": (0.9, 0.95), "sizes": [1]}, cfg.options
     return {"made": adopt("own.py", Artifact)}
 
 
@@ -196,6 +202,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("either=[1]", "either=[1] is no value for it; it takes one of int, str"),
         ("colour=[1]", "colour=[1] is no value for it; it takes one name of Colour"),
         ("ends=[1,2,3]", "ends=[1,2,3]: it takes 2 values, not 3"),
+        ("single=[1,2]", "single=[1,2]: it takes 1 value, not 2"),
         ("rate.betas=[0.9]", "rate.betas=[0.9]: it takes 2 values, not 1"),
         ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
         ("same=${names}", "same=[]: it takes 2 values, not 0"),
@@ -218,7 +225,7 @@ def test_a_wrong_part_of_a_setting_is_named(typed: str, told: str, own: Path) ->
 
 
 def test_what_lies_in_lists_and_under_numbers_is_set_as_any_other(own: Path) -> None:
-    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]", "ends=[1,2]", "rate.betas=[0.8,0.9]")
+    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]", "ends=[1,2]", "any=[[3,4],b]")
     assert "own.py does not exist" in script(own, *typed, "--plan").error  # no setting is refused
 
 

@@ -117,8 +117,10 @@ def test_a_choice_of_hydra_s_that_does_not_exist_is_refused(mine: Path) -> None:
 
 CHOICE = """
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 from pipeline.experiment import ExperimentConfig, main
+
+T = TypeVar("T")
 
 @dataclass
 class Small:
@@ -129,6 +131,10 @@ class Odd:
     names: set[str] = field(default_factory=set)
 
 @dataclass
+class Of(Generic[T]):
+    size: int = 1
+
+@dataclass
 class Config(ExperimentConfig):
     part: Any = field(default_factory=Small)
 
@@ -136,7 +142,7 @@ def chosen(cfg: Config) -> dict:
     return {}
 
 if __name__ == "__main__":
-    main(chosen, choices={"part": {"small": Small, "odd": Odd}})
+    main(chosen, choices={"part": {"small": Small, "odd": Odd, "of": Of}})
 """
 
 
@@ -149,6 +155,12 @@ def test_a_choice_with_a_field_of_no_type_for_settings_is_one_sentence(
     said = script(path, *settings)
     assert "Odd.names: Unexpected type annotation: set[str]; a setting is a number" in said.err
     assert "Traceback" not in said.err
+
+
+def test_a_generic_class_is_told_to_be_written_out(tmp_path: Path) -> None:
+    path = tmp_path / "chosen.py"
+    path.write_text(CHOICE)
+    assert "error: Of is a Generic class, which no config" in script(path, "part=of").err
 
 
 def test_a_command_that_makes_one_step_again_has_references_as_typed(mine: Path) -> None:

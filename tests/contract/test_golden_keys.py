@@ -13,7 +13,7 @@ import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -85,7 +85,7 @@ VALUES: dict[str, Any] = {
     "dataclass": Outer(smoothing=0.0),
     "dataclass with an added field": Outer(smoothing=0.5),
     "file": File(str(GOLDEN / "numbers.txt")),
-    "path": PurePosixPath(GOLDEN / "numbers.txt"),
+    "path": Path(GOLDEN / "numbers.txt"),
     "hub model": HubModel("owner/name", COMMIT),
     "hub dataset": HubDataset("owner/name", COMMIT, "train"),
 }

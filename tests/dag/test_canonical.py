@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -120,6 +120,11 @@ def test_a_path_stands_for_the_content_of_its_file(tmp_path: Path) -> None:
     for path, text in ((one, "x"), (same, "x"), (other, "y")):
         path.write_text(text)
     assert key(one) == key(same) != key(other)
+
+
+def test_a_pure_path_stands_for_its_text_since_nothing_can_be_read_through_it() -> None:
+    paths = (PurePosixPath("no/such"), PureWindowsPath("no/such"), PurePosixPath("no"), "no/such")
+    assert len({str(key(path)) for path in paths}) == 4
 
 
 def test_identities_are_equal_in_every_process() -> None:

@@ -3,6 +3,7 @@
 What holds here holds for every engine, as they share all of it but the client.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from pipeline import Step, Store, TemperError
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import ray_jobs
 from pipeline.launchers.config import RayConfig, SlurmConfig
+from pipeline.launchers.environment import import_path
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
@@ -350,6 +352,19 @@ def test_a_worker_has_the_driver_s_path_and_other_pythons_keep_theirs(
     assert _python("import sys; print(*sys.path)", imports).split() == own
     is_first = own[0] == str(tmp_path)
     assert (sysconfig.get_path("stdlib") not in imports.split(os.pathsep)) is is_first
+
+
+def test_a_relative_folder_of_the_path_stays_what_it_was_when_the_program_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "beside_it.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("lib")
+    importlib.import_module("beside_it")
+    monkeypatch.delitem(sys.modules, "beside_it")
+    monkeypatch.chdir("/")
+    assert import_path().split(os.pathsep)[0] == str(tmp_path / "lib")
 
 
 def _python(code: str, path: str) -> str:

@@ -156,8 +156,13 @@ def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh
     (lab.library / "__init__.py").write_text(
         LIBRARY + "import numpy.random\nprint('heavy is old', flush=True)\n"
     )
+    (lab.project / "tool.py").write_text("import few\n")
+    (lab.project / "few.py").touch()
+    starts = "subprocess.run([sys.executable, 'tool.py'], check=True)"
     lab.write(
-        PLAIN.replace("draw=", "numbers=heavy.numpy.random.random(), draw=")
+        PLAIN.replace("import heavy", f"import heavy; {starts}").replace(
+            "draw=", "numbers=heavy.numpy.random.random(), draw="
+        )
         + "def steps():\n    return [work(0), work(1), work(2)]\n"
     )
 
@@ -171,6 +176,8 @@ def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh
     # a worker finds what it would find in a fresh interpreter
     assert all(said["hidden"] and said["part"] for said in warm)
     assert len({said["draw"] for said in warm}) == len({said["numbers"] for said in warm}) == 3
+    # and so does a Python that the step starts
+    assert all("few:*" in said["discovered"]["code"] for said in warm)
     # and what the import printed is in the log of every worker
     assert lab.logs().count("heavy is old") == 3
     fresh = lab.run_from_a_shell("fresh")

@@ -565,6 +565,23 @@ def test_a_module_loaded_from_a_file_is_a_dependency(project: Project) -> None:
     assert project.run() == "2"
 
 
+def test_a_module_in_a_folder_that_the_step_adds_to_the_path_is_a_dependency(
+    project: Project,
+) -> None:
+    project.write("extra/the_task.py", "VALUE = 1\n")
+    project.step(
+        """
+        import sys
+        sys.path.insert(0, str(HERE / "extra"))
+        from the_task import VALUE as result
+        """
+    )
+    assert project.run() == "1"
+    assert project.is_cached()
+    project.write("extra/the_task.py", "VALUE = 2\n")
+    assert project.reason() == "extra/the_task.py, which it read, changed"
+
+
 def test_source_that_a_step_reads_counts_with_its_comments(project: Project) -> None:
     project.write("model.py", "def forward(x):\n    return x  # exactly\n")
     before = f"from {project.name}.model import forward"

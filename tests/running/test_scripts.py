@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -237,8 +238,14 @@ def test_a_helper_may_have_the_name_of_a_library_that_the_step_does_not_use(
     assert script.run() == ("8", True)
 
 
-@pytest.mark.parametrize("name", ["random", "fsspec"])
-@pytest.mark.parametrize("is_script", [True, False])
+@pytest.mark.parametrize(
+    ("name", "is_script"),
+    [
+        *itertools.product(("random", "fsspec"), (True, False)),
+        ("collections", False),  # which Temper imports before most others
+        ("email", False),  # which tells what is installed
+    ],
+)
 def test_a_file_that_hides_a_module_which_a_library_imports_is_named(
     tmp_path: Path, name: str, is_script: bool
 ) -> None:
@@ -249,7 +256,7 @@ def test_a_file_that_hides_a_module_which_a_library_imports_is_named(
     done = subprocess.run(
         [sys.executable, started], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    whose = "Python's own" if name == "random" else "the library"
+    whose = "the library" if name == "fsspec" else "Python's own"
     told = f"error: {file} is imported in place of {whose} {name}; rename it, as in my_{name}, and"
     (line,) = done.stderr.splitlines()
     assert line.startswith(told)

@@ -3,7 +3,8 @@ torch and transformers.
 
 ``dataclasses`` writes the methods of every class as text and compiles it, and these libraries have
 a thousand such classes. The compiled code depends on the text and on this interpreter, and on
-nothing else. So it is kept among the caches of the user, by the text.
+nothing else. So it is kept among the caches of the user, by the text. Each class gets code of its
+own, also where several have the same text: tools tell functions apart by their code.
 
 It is executed where the text would be, with the same names. In the end ``dataclasses`` compiles by
 itself again, so a worker finds it as a fresh interpreter does.
@@ -18,7 +19,6 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from pipeline.code import shelf
@@ -31,16 +31,15 @@ def methods_known(packages: Collection[str]) -> Iterator[None]:
     """Let dataclasses that are defined in the block use what is kept of an earlier import of the
     same packages; keep what they compile."""
     about = [sys.version, sys.flags.optimize, sorted(packages)]
-    place = shelf.place("methods", json.dumps(about).encode())
+    place = shelf.place("code of methods", json.dumps(about).encode())
     known = _found_before(place)
-    used, plain = dict[str, CodeType](), exec
+    used, plain = dict[str, bytes](), exec
 
     def execute(text: str, names: dict[str, Any], made: dict[str, Any]) -> None:
-        code = used.get(text) or known.get(text)
-        if code is None:
-            code = compile(text, "<string>", "exec", dont_inherit=True)
-        used[text] = code
-        plain(code, names, made)
+        if text not in used:
+            kept = known.get(text)
+            used[text] = kept or marshal.dumps(compile(text, "<string>", "exec", dont_inherit=True))
+        plain(marshal.loads(used[text]), names, made)
 
     setattr(dataclasses, _EXECUTE, execute)  # found before the built-in function of this name
     try:
@@ -51,7 +50,7 @@ def methods_known(packages: Collection[str]) -> Iterator[None]:
         shelf.save(place, base64.b64encode(marshal.dumps(used)).decode())
 
 
-def _found_before(place: Path) -> dict[str, CodeType]:
+def _found_before(place: Path) -> dict[str, bytes]:
     """What is kept. It will be executed, so it must be this user's own."""
     with suppress(OSError, ValueError, TypeError, EOFError):
         if place.stat().st_uid == os.geteuid():
