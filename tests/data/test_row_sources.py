@@ -329,12 +329,22 @@ def test_a_row_of_ten_megabytes_of_a_table_is_read_and_a_larger_one_is_named(
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
+def _as_value(text: str, kind: Any) -> Any:
+    """A value of this type with this text in it."""
+    if pa.types.is_map(kind):
+        return [("content", text)]
+    if pa.types.is_struct(kind):
+        return {"content": _as_value(text, kind.field("content").type)}
+    return [_as_value(text, kind.value_type)] if pa.types.is_nested(kind) else text
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         pa.string(), _TEXT, pa.string_view(), pa.list_(_TEXT), pa.list_(_TEXT, 1),
         pa.large_list(pa.string_view()), pa.list_view(pa.string()),
         pa.list_(pa.struct({"content": _TEXT})), pa.map_(pa.string(), _TEXT),
+        pa.list_(pa.list_view(pa.string_view())), pa.struct({"content": pa.list_view(_TEXT)}),
     ],
     ids=str,
 )  # fmt: skip
@@ -344,9 +354,7 @@ def test_a_row_is_as_large_as_its_own_values(
     """A slice of a dictionary, or of views as polars writes them, has the values of all rows."""
     monkeypatch.setattr(columns, "MAX_ROW_BYTES", 2000)
     texts = [*("x" * 500 + str(n) for n in range(20)), "y" * 3000, "end"]
-    alone = {"struct": lambda text: {"content": text}, "map": lambda text: ("content", text)}
-    holds: Any = next((alone[name] for name in alone if name in str(kind)), str)
-    values = [[holds(text)] if pa.types.is_nested(kind) else text for text in texts]
+    values: list[Any] = [_as_value(text, kind) for text in texts]
     table = pa.table({"at": pa.array(values, kind)})
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
         file.write_table(table)

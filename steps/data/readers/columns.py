@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
-from steps.data.readers.own_values import with_own_values
 from steps.data.rows.reasons import MalformedRow
 
 if TYPE_CHECKING:  # a plan looks for files, and reads none
@@ -145,8 +144,6 @@ def _records(batch: "pa.RecordBatch", is_sound: bool) -> list[Mapping | Malforme
     try:
         if not is_sound:
             batch.validate(full=True)
-        if batch.nbytes > MAX_ROW_BYTES:
-            batch = with_own_values(batch)
         if batch.nbytes <= MAX_ROW_BYTES:
             return [without_nulls(record) for record in batch.to_pylist()]
     except (ValueError, OverflowError, pa.ArrowException):
@@ -160,11 +157,20 @@ def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
     try:
         if not is_sound:
             row.validate(full=True)
-        if row.nbytes > MAX_ROW_BYTES:
-            row = with_own_values(row)
-        if row.nbytes > MAX_ROW_BYTES:
-            return too_large(row.nbytes)
-        return without_nulls(row.to_pylist()[0])
+        (record,) = row.to_pylist()
+        # Rows can share values (dictionaries, views): Arrow then counts those of all rows.
+        if row.nbytes > MAX_ROW_BYTES and (size := _size(record)) > MAX_ROW_BYTES:
+            return too_large(size)
+        return without_nulls(record)
     except (ValueError, OverflowError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)
+
+
+def _size(value: Any) -> int:
+    """The bytes of a value of a table, without the names of its fields."""
+    if isinstance(value, dict | list | tuple):
+        return sum(map(_size, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, str | bytes):
+        return 8 + len(value.encode() if isinstance(value, str) else value)
+    return 8
