@@ -868,6 +868,18 @@ def test_a_table_with_a_cell_too_many_or_bad_bytes_costs_those_rows(tmp_path: Pa
     assert found[3] == {"prompt": "q", "completion": "b"}
 
 
+def test_a_cell_over_the_limit_costs_its_row_and_not_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steps.data.readers.cells.MAX_ROW_BYTES", 100)
+    monkeypatch.setattr("steps.data.readers.cells._MAX_CELL", 400)
+    path = tmp_path / "rows.csv"
+    content = f'text\na\n"{"long " * 50}"\nb\n"not closed\n'
+    path.write_text(content + "a\n" * 300)
+    found = [getattr(row, "reason", row) for row in read(path)]
+    assert found == [{"text": "a"}, "row too large", {"text": "b"}, "file cut off"]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
