@@ -207,8 +207,8 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
         _unread(load, loaded), _leaked(loaded), _ignored(loaded), _missing(load, loaded),
         _doubtful(loaded),
     )  # fmt: skip
-    if notices := [*metrics.get("notices", []), *chain(*told)]:
-        metrics["notices"] = notices
+    if notices := dict.fromkeys([*metrics.get("notices", []), *chain(*told)]):
+        metrics["notices"] = [*notices]
     return metrics
 
 

@@ -32,7 +32,7 @@ def undecided(
         return f"{where}: {_STEPS_JUDGED}"
     cannot = f"{where}: cannot tell the format of its rows"
     listed = f"their fields: {', '.join(_shortened(name) for name in names) or 'none'}"
-    if not found and any(len(name) > _LONGEST_NAME for name in names):
+    if not found and any(map(_is_cell, names)):
         return f"{cannot} ({listed}); a table's first line must name its columns"
     if not found and (spaced := [name for name in names if name != name.strip()]):
         return (
@@ -60,7 +60,11 @@ def undecided(
 
 
 _LONGEST_NAME = 60
-"""A longer name of a column is a cell of a table without a header."""
+
+
+def _is_cell(name: str) -> bool:
+    """Whether a column's name is a cell of a table without a header: it is long, or a sentence."""
+    return len(name) > _LONGEST_NAME or name.endswith((".", "!"))
 
 
 def _shortened(name: str) -> str:

@@ -163,7 +163,7 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         names: Any = filesystem.glob(pattern)
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         found = [name for name in found if not _is_hidden(name, root)]
-        _refuse_broken_links(names, url, root)
+        _refuse_broken_links(filesystem, names, url, root)
         files = _saved_by_datasets(found) or found
         _refuse_copies(files, url, root)
         return _files(filesystem, files, root)
@@ -399,8 +399,10 @@ def _refuse_links(filesystem: Any, root: str, url: str) -> None:
         )
 
 
-def _refuse_broken_links(names: Iterable[str], url: str, root: str) -> None:
+def _refuse_broken_links(filesystem: Any, names: Iterable[str], url: str, root: str) -> None:
     """Refuse links to nothing, as in a copy of a dataset of which a part was not downloaded."""
+    if not isinstance(filesystem, LocalFileSystem):
+        return
     broken = [name for name in names if os.path.islink(name) and not os.path.exists(name)]
     if broken := [name for name in sorted(broken) if not _is_hidden(name, root)]:
         raise ValueError(
