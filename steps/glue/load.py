@@ -97,6 +97,12 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{reading.name} has no valid row: all {tally.rows} were dropped: "
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
+        if rated := tally.dropped.get("label is a rating"):
+            raise TemperError(
+                f"{reading.name}: {rated.count} of {tally.rows} labels are numbers besides 0 and "
+                f"1, so it is not certain what these mean (first in {rated.rows[0]}): "
+                f"{rated.detail}"
+            )
         if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
             raise TemperError(
                 f"{reading.name}: every valid row is {_GOOD[loaded.labels[0]]}, since other "

@@ -428,13 +428,29 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
     ]
 
 
+_SAID = ("good", "poor")
+
+
 def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Path) -> None:
-    """As 1 and -1: with the rows of one label dropped, no bad completion would be left."""
-    rows = [{"prompt": f"Q{n}", "completion": "A", "label": 1 - 2 * (n % 2)} for n in range(8)]
+    """As good and poor: with the rows of one label dropped, no bad completion would be left."""
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": _SAID[n % 2]} for n in range(8)]
     told = r"every valid row is good, since other labels were not understood \(4 of 8 rows\)"
     source = File(write(tmp_path / "rows.jsonl", rows))
-    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told}: label is int -1, expected true"):
+    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told}: label is str 'poor', expected"):
         load_unpaired.function(Folder(tmp_path / "out"), source)
+
+
+def test_labels_with_a_number_that_is_neither_0_nor_1_are_ratings(tmp_path: Path) -> None:
+    """As -1, 0, 1: neutral rows would be bad ones, and the bad ones would be dropped."""
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": v} for n, v in enumerate([0, 1, -1, 1])]
+    source = File(write(tmp_path / "rows.jsonl", rows))
+    told = r"rows\.jsonl: 1 of 4 labels are numbers besides 0 and 1.*\(first in file:3\).* with data"
+    with pytest.raises(TemperError, match=told):
+        load_unpaired.function(Folder(tmp_path / "out"), source)
+    rated = FormatChoice("unpaired", {"good": "1"})
+    made = load_unpaired.function(Folder(tmp_path / "o"), source, config=LoadConfig(format=rated))
+    assert made
+    assert made["rows"] == made["train"] + made.get("test", 0) == 4
 
 
 def test_a_label_that_is_not_understood_is_one_row_where_bad_rows_are_over_the_limit(

@@ -130,7 +130,7 @@ def _made_by(seen: list[Mapping[str, Any]]) -> str:
 _MEANT: Mapping[str, tuple[str, ...]] = {
     "prompt": (
         "prompt", "question", "query", "instruction", "problem", "input", "request", "user",
-        "messages", "conversations",
+        "messages", "conversations", "context",
     ),
     "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
     "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
@@ -305,7 +305,7 @@ def _unread_label(seen: list[Mapping[str, Any]]) -> str:
         try:
             FORMATS["unpaired"]().parse(record, "1")
         except MalformedRow as error:
-            if error.reason == "label not a boolean":
+            if error.reason in ("label not a boolean", "label is a rating"):
                 return str(error)
     return ""
 
