@@ -270,6 +270,8 @@ _STEPS = {"prompt": "2 + 2?", "completions": ["2 + 2", "= 5"], "labels": [True, 
         ({"version": 1, "data": _PAIRS}, "whose field data holds the rows"),
         (_IN_COLUMNS, "one object of columns"),
         (_OF_PANDAS, "one object of columns"),
+        ({"columns": ["prompt"], "index": [0], "data": [["Q"]]}, "one object of columns"),
+        ({"schema": {"fields": [{"name": "prompt"}]}, "data": _PAIRS}, "field data holds the rows"),
         ({row["prompt"]: row for row in _PAIRS}, "one object with a row in each field"),
         ([_STEPS] * 3, "a process reward model, which Temper does not train"),
     ],
@@ -442,9 +444,10 @@ def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Pat
 
 def test_labels_with_a_number_that_is_neither_0_nor_1_are_ratings(tmp_path: Path) -> None:
     """As -1, 0, 1: neutral rows would be bad ones, and the bad ones would be dropped."""
-    rows = [{"prompt": f"Q{n}", "completion": "A", "label": v} for n, v in enumerate([0, 1, -1, 1])]
+    labels = [0, 1, -1, 1]
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": v} for n, v in enumerate(labels)]
     source = File(write(tmp_path / "rows.jsonl", rows))
-    told = r"rows\.jsonl: 1 of 4 labels are numbers besides 0 and 1.*\(first in file:3\).* with data"
+    told = r"rows\.jsonl: 1 of 4 labels are numbers besides 0 and 1.*\(first in file:3\).*"
     with pytest.raises(TemperError, match=told):
         load_unpaired.function(Folder(tmp_path / "out"), source)
     rated = FormatChoice("unpaired", {"good": "1"})

@@ -29,6 +29,7 @@ from fsspec.implementations.local import LocalFileSystem
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
 from steps.data.readers.cells import separated_values
+from steps.data.readers.class_labels import named
 from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
@@ -458,5 +459,7 @@ def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
     rows = _streamed(shard.repo, shard.revision, shard.split)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
-    records = (without_nulls(record) for record in rows.skip(start_row - 1))
+    kinds = {column: getattr(kind, "names", None) for column, kind in (rows.features or {}).items()}
+    classes = {column: names for column, names in kinds.items() if names}
+    records = (named(without_nulls(record), classes) for record in rows.skip(start_row - 1))
     yield from enumerate(records, start=start_row)

@@ -5,7 +5,8 @@ malformed, each with its number. A table with a damaged index gives no rows.
 
 In a column of objects, every row has all keys, and keys that a row does not set are null.
 `without_nulls` removes these, so that a tool call has only its own arguments. An intended null
-cannot be distinguished from them; if it matters, the table must hold JSON text.
+cannot be distinguished from them; if it matters, the table must hold JSON text. A map is an object,
+too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
+from steps.data.readers.class_labels import class_names, named
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
 from steps.data.rows.reasons import MalformedRow
 
@@ -65,8 +67,16 @@ def _set_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _set_keys(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_set_keys(item) for item in value]
+        is_map = bool(value) and isinstance(value[0], tuple)
+        return _set_keys(_of_map(value)) if is_map else [_set_keys(item) for item in value]
     return value
+
+
+def _of_map(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The object that a map stands for; ValueError if it has a key twice."""
+    if len(found := dict(entries)) < len(entries):
+        raise ValueError("a map has a key twice")
+    return found
 
 
 def _from(start: int, items: Iterable[Item]) -> Iterator[Item]:
@@ -120,10 +130,12 @@ def _require_names_once(schema: "pa.Schema") -> None:
 
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
-    is_sound = _is_sound(batch)
+    is_sound, classes = _is_sound(batch), class_names(batch.schema.metadata)
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
-        yield from enumerate(_records(part, is_sound), start=before + offset + 1)
+        for number, record in enumerate(_records(part, is_sound), start=before + offset + 1):
+            is_row = classes and not isinstance(record, MalformedRow)
+            yield number, named(record, classes) if is_row else record
 
 
 def _is_sound(batch: "pa.RecordBatch") -> bool:
