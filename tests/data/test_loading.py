@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from places import REPOSITORY, SHARED_ROWS
 
 from pipeline import Artifact, File, TemperError
+from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.undecided import undecided
@@ -32,6 +33,7 @@ from steps.data.load.parsing import Parser
 from steps.data.load.shards import source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
 from steps.data.rows.parquet import read_rows
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
 from steps.data.tokens.length_summaries import packed
@@ -1105,6 +1107,15 @@ def test_a_parquet_file_that_is_cut_off_is_not_to_be_renamed(tmp_path: Path) -> 
     assert probably(str(rows)) == "; it is cut off, or damaged: get the whole file again"
     rows = rows.rename(tmp_path / "rows.csv")
     assert probably(str(rows)) == "; it is a Parquet file: name it .parquet"
+
+
+def test_messages_as_python_writes_them_are_told_of() -> None:
+    """As in the cells that pandas makes of lists."""
+    told = "messages holds messages as a text that is no JSON"
+    seen: list[Mapping[str, Any]] = [{"messages": str([USER, ANSWER])}]
+    assert told in undecided("rows.csv", [], seen, ["chat"])
+    with pytest.raises(MalformedRow, match=told):
+        ChatFormat().parse(seen[0], "1")
 
 
 def test_spaces_around_the_names_of_columns_are_pointed_out() -> None:
