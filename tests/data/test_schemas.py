@@ -693,6 +693,7 @@ PROMPTS: Mapping[str, dict[str, Any]] = {
     "GSM8K": {"question": "q", "answer": "Six times seven.\n#### 42"},
     "GSM8K, with a line break at the end": {"question": "q", "answer": "So:\n#### 42 \r\n\n"},
     "GSM8K, only the answer": {"question": "q", "answer": "#### 42"},
+    "MATH": {"problem": "q", "solution": r"So $6 \cdot 7 = \boxed{ 42 }$."},
     "RLVR": {"messages": [user("q")], "ground_truth": "42"},
     "DeepScaleR": {"problem": "q", "answer": "42", "solution": "Six times seven."},
     "DAPO": {"prompt": [user("q")], "reward_model": {"ground_truth": "42"}},
