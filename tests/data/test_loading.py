@@ -19,7 +19,7 @@ from places import REPOSITORY, SHARED_ROWS
 
 from pipeline import Artifact, File, TemperError
 from steps.data.formats.chat import ChatFormat
-from steps.data.formats.choice import FormatChoice
+from steps.data.formats.choice import FormatChoice, IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.undecided import undecided
 from steps.data.load import loading
@@ -418,6 +418,15 @@ def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
 
     assert metrics["ignored_keys"] == {"chosen[].mood": 2, "chosen[].weight": 2}
     assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
+
+
+def test_a_second_content_and_other_thoughts_are_not_read_and_named() -> None:
+    twice = {"role": "assistant", "content": "Yes.", "text": "No.", "value": "Yes.", "parts": []}
+    thoughts = {"reasoning": "So.", "thinking": "Hm.", "reasoning_content": ""}
+    record = {"messages": [USER, {**twice, **thoughts}]}
+    assert IgnoredKeys(ChatFormat()).of(record) == {"messages[].text", "messages[].thinking"}
+    said = ChatFormat().parse(record, "1").messages[1]
+    assert said == {"role": "assistant", "content": "Yes.", "reasoning_content": "So."}
 
 
 def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
     `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last
-    line begins with `####`, as in GSM8K, the rest of that line is the answer; of one that has boxes,
-    as in MATH, what the last box holds.
+    line begins with `####`, as in GSM8K, the rest of that line is the answer; of one with boxes, as
+    in MATH, what the last box holds.
     """
 
     prompt: str = "prompt"
