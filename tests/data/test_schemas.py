@@ -941,12 +941,15 @@ def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
         PreferenceData(path=str(tmp_path), train_split="train_gen").train_source()
 
 
-def test_a_split_may_follow_a_name(tmp_path: Path) -> None:
-    for name in ("my_train.jsonl", "my_test.jsonl"):
+@pytest.mark.parametrize("split", ["test", "evaluation", "held_out", "heldout", "holdout"])
+def test_a_split_may_follow_a_name(tmp_path: Path, split: str) -> None:
+    for name in ("my_train.jsonl", f"my_{split}.jsonl", "train_more.jsonl"):
         write(tmp_path / name)
-    train = PreferenceData(path=str(tmp_path)).train_source()
+    data = PreferenceData(path=str(tmp_path), train_split="train_more")
+    train, test = data.train_source(), data.test_source()
     assert isinstance(train, Files)
-    assert train.names == ("my_train.jsonl",)
+    assert isinstance(test, Files)
+    assert (train.names, test.names) == (("train_more.jsonl",), (f"my_{split}.jsonl",))
 
 
 def test_parts_of_one_split_are_one_folder(tmp_path: Path) -> None:

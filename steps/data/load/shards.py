@@ -355,11 +355,16 @@ def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
 
 
 _SPLIT = re.compile(
-    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
-    r"(?=[-_. \d]|$)",
+    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval|evaluation"
+    r"|h[eo]ld[-_]?out)(_[a-z]+)?)(?=[-_. \d]|$)",
     re.IGNORECASE,
 )
-_HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
+_HELD_OUT = re.compile(r"(test|valid|val|dev|eval|h[eo]ld)", re.IGNORECASE)
+USUALLY_HELD_OUT = (
+    "validation", "valid", "val", "dev", "eval", "evaluation", "held_out", "held-out",
+    "heldout", "holdout",
+)  # fmt: skip
+"""Usual names of held-out splits, besides `test`, the likeliest first."""
 
 
 def _split_named(name: str) -> str:
