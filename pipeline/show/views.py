@@ -109,6 +109,12 @@ class Histogram:
     counts: Mapping[str, Mapping[int, int]]
     section: ClassVar[str] = "Data"
 
+    def __post_init__(self) -> None:
+        there = {
+            name: {n: count for n, count in of.items() if count} for name, of in self.counts.items()
+        }
+        object.__setattr__(self, "counts", there)  # what never occurs has no bar
+
 
 @dataclass(frozen=True)
 class Measure:
