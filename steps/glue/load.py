@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
-from steps.data.formats.choice import SETTINGS, FormatChoice, format_name
+from steps.data.formats.choice import OPTIONAL, SETTINGS, FormatChoice, format_name
 from steps.data.formats.preference import BY_SCORE
 from steps.data.formats.ranked import RankedFormat
 from steps.data.load.ahead import ReadingStopped
@@ -143,9 +143,6 @@ _NO_COLUMNS = (*SETTINGS, "first", "second", "good")
 """Fields of formats that do not name a column."""
 _OF_COMPLETIONS = ("text", "score", "rank")
 """Fields of `ranked` that name a key of a completion, or a column."""
-_OFTEN_ABSENT = ("tools", "template_kwargs", "history", "system_field", "score_chosen",
-                 "score_rejected")  # fmt: skip
-"""Fields of formats that name a column that rows need not have."""
 
 
 @execution_detail
@@ -168,7 +165,7 @@ def _fields_of(reading: Reading) -> str:
     }
     there = {name: column in record or found(record, column) for name, column in columns.items()}
     is_whole = "chosen" in columns and not isinstance(found(record, columns["chosen"]), str)
-    optional = (*_OFTEN_ABSENT, "prompt") if is_whole else _OFTEN_ABSENT
+    optional = (*OPTIONAL, "prompt") if is_whole else OPTIONAL
     if all(is_there for name, is_there in there.items() if name not in optional):
         return ""  # the names are right, and the fault is in the values
     renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]

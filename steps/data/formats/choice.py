@@ -54,7 +54,7 @@ class FormatChoice:
     def named(self) -> tuple[str, ...]:
         """The columns that the config names though rows need not have them."""
         given = {} if self.name == AUTO else self.fields or {}
-        return tuple(column for name, column in given.items() if name in _OPTIONAL and column)
+        return tuple(column for name, column in given.items() if name in OPTIONAL and column)
 
     def format_named(self, name: str, field_names: Mapping[str, str | None]) -> RecordFormat:
         """The format `name` with other names of fields, and these settings.
@@ -79,7 +79,7 @@ class FormatChoice:
 
 SETTINGS = ("system", "turns", "pairs")
 """Fields of formats that do not name a column."""
-_OPTIONAL = (
+OPTIONAL = (
     "tools", "template_kwargs", "system_field", "input", "history", "reasoning", "answer",
     "score_chosen", "score_rejected", "tie",
 )  # fmt: skip
