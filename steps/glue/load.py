@@ -260,7 +260,13 @@ _EXTRA = ", ".join(EXTRA_KEYS)
 
 
 def _doubtful(loaded: Loaded) -> Iterator[str]:
-    """Notices about pairs whose sides may be exchanged, or repeat the question."""
+    """Notices about pairs whose sides may be exchanged, or repeat the question, and about ends of
+    turns that are text."""
+    if loaded.ended:
+        yield (
+            f"in {loaded.ended} of {sum(loaded.kept.values())} rows a response ends with text such "
+            "as </s> or <|endoftext|>; a model with other tokens learns to spell it: take it out"
+        )
     if loaded.scored_lower:
         yield (
             f"{loaded.scored_lower} of {sum(loaded.kept.values())} pairs score the rejected side "

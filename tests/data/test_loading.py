@@ -429,6 +429,15 @@ def test_a_second_content_and_other_thoughts_are_not_read_and_named() -> None:
     assert said == {"role": "assistant", "content": "Yes.", "reasoning_content": "So."}
 
 
+def test_responses_that_spell_the_end_of_a_turn_are_counted(tmp_path: Path) -> None:
+    ended = {"chosen": "Yes.</s>", "rejected": "No. <|endoftext|>[PAD]\n"}
+    quoted = {"chosen": "A text ends with </s> here.", "rejected": "[PADS]"}
+    rows = [pair(0, **ended), pair(1, rejected="x<|im_end|>"), pair(2, **quoted)]
+    path = write(tmp_path / "rows.jsonl", [*rows, *map(pair, range(3, 9))])
+    _, metrics = loaded(tmp_path, path)
+    assert metrics["notices"][0].startswith("in 2 of 9 rows a response ends with text such as </s>")
+
+
 def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) -> None:
     """A misspelt name would otherwise leave out the tools of all rows without a word."""
     rows = [pair(0, tool=[{"name": "look"}]), *map(pair, range(1, 9))]

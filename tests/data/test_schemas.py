@@ -721,8 +721,15 @@ def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
     assert row.completion == (assistant("a"),)
 
 
-def test_text_that_a_template_wrote_already_is_refused() -> None:
-    record = {"prompt": "<|im_start|>user\nq<|im_end|>\n", "chosen": "a", "rejected": "b"}
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        "<|im_start|>user\nq<|im_end|>\n", "<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜>",
+        "<|start|>user<|message|>q<|end|>", "<|header_start|>user<|header_end|>\n\nq<|eot|>",
+    ],
+)  # fmt: skip
+def test_text_that_a_template_wrote_already_is_refused(rendered: str) -> None:
+    record = {"prompt": rendered, "chosen": "a", "rejected": "b"}
     assert loaded([record]) == ["dialogue in one string"]
 
 

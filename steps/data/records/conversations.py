@@ -78,7 +78,8 @@ a speaker, and there is a content."""
 
 _RENDERED = re.compile(
     r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
-    r"(?:<\|(?:im_start|start_header_id|system|user)\|>|<start_of_turn>|\[INST\])"
+    r"(?:<\|(?:im_start|start_header_id|header_start|system|user|START_OF_TURN_TOKEN)\|>"
+    r"|<start_of_turn>|\[INST\]|<｜(?:begin▁of▁sentence|User)｜>|<\|start\|>(?:system|developer|user))"
 )
 """How a text begins that a chat template has written already."""
 
