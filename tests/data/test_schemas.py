@@ -6,6 +6,7 @@ the setting.
 
 import csv
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -992,12 +993,21 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "two"))
 
     assert read(tmp_path / "one") == [{"text": "a"}, {"text": "b"}]
+    saved = datasets.load_from_disk(str(tmp_path / "one"))
+    saved.map(lambda row: {"text": row["text"] * 2}).shuffle(seed=1)
+    assert list((tmp_path / "one").glob("cache-*.arrow"))
+    shutil.copy(tmp_path / "one/data-00000-of-00001.arrow", tmp_path / "one/data-00000-of-2.arrow")
+    assert read(tmp_path / "one") == [{"text": "a"}, {"text": "b"}], "no rows again"
+    assert read(tmp_path / "one/*-of-00001.arrow") == [{"text": "a"}, {"text": "b"}]
     train = PreferenceData(path=str(tmp_path / "two")).train_source()
     assert isinstance(train, Files)
     assert all(n.startswith("train/") for n in train.names)
     with pytest.raises(ValueError, match=r"as in .*two/train/\*, or"):
         files_at(str(tmp_path / "two"))
     assert read(tmp_path / "two/train/*") == [{"text": "a"}, {"text": "b"}]
+    (tmp_path / "one/data-00000-of-00001.arrow").unlink()
+    with pytest.raises(ValueError, match=r"one lacks data-00000-of-00001.arrow, which its state"):
+        files_at(str(tmp_path / "one"))
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
