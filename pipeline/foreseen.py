@@ -103,12 +103,16 @@ def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
         place = place.tb_next
 
 
+LET_READ = "let this user read it (chmod), or copy it"
+"""What to do about a file that may not be read."""
+
+
 def _permit(file: Path) -> str:
     """What permits an access that was refused. It was for reading, unless the user may read the
     file, or could see that there is none."""
     is_there = _may(file, os.F_OK)
     if not _may(file, os.R_OK) and (is_there or not _may(file.parent, os.X_OK)):
-        return "let this user read it (chmod), or copy it"
+        return LET_READ
     place = "it" if is_there else f"in {file.parent}"
     return f"let this user write {place} (chmod), or name another folder"
 

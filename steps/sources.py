@@ -18,7 +18,14 @@ from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
-from steps.data.load.shards import FileShard, files_at, is_glob, reaching, splits_of
+from steps.data.load.shards import (
+    USUALLY_HELD_OUT,
+    FileShard,
+    files_at,
+    is_glob,
+    reaching,
+    splits_of,
+)
 from steps.models.folder_check import fault_of, has_chat_template
 
 
@@ -290,7 +297,7 @@ class PreferenceData:
             TemperError: the folder has neither.
         """
         named = self.train_split if usual == "train" else self.test_split
-        others = () if usual == "train" else ("validation", "valid", "val", "dev", "eval")
+        others = () if usual == "train" else USUALLY_HELD_OUT
         for split in (named, usual, *others):
             if split in splits:
                 return splits[split]

@@ -25,6 +25,7 @@ from pipeline.dag.canonical import Json, execution_detail, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.files import describe_stream
 from pipeline.errors import TemperError
+from pipeline.foreseen import LET_READ
 from pipeline.redaction import meet, shown
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -311,7 +312,7 @@ def _reason_and_remedy(error: Exception, kind: str) -> str:
 
 def _remedy(error: Exception, url: str) -> str:
     if isinstance(error, PermissionError) and "://" not in url:
-        return "; let this user read it (chmod), or copy it"
+        return f"; {LET_READ}"
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return "; delete the link, which leads to itself"
     return "; check the address, the network and the credentials" if "://" in url else ""

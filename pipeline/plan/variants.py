@@ -7,7 +7,7 @@ planned steps (:func:`of_steps`) and for existing artifacts (:func:`of_manifests
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.dag.canonical import Json
@@ -145,9 +145,21 @@ def parameters(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Co
     """The settings in which nodes or their ancestors differ.
 
     Returns:
-        The values of each setting by node, under the setting's shortened name.
+        The values of each setting by node, under the setting's shortened name; None for a step that
+        lacks a setting of others of its name, as of another loss, or of a list that is empty.
     """
-    return _shortened(_different_above(_histories(nodes), chosen))
+    return _shortened(_different_above(_histories(_with_absent(nodes)), chosen))
+
+
+def _with_absent(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """The nodes with every setting of any node of their step; None where they lack it."""
+    known: dict[str, dict[str, Any]] = {}
+    for node in nodes.values():
+        known.setdefault(node.step, {}).update(dict.fromkeys(node.settings))
+    return {
+        name: replace(node, settings={**known[node.step], **node.settings})
+        for name, node in nodes.items()
+    }
 
 
 def _settings_of_group(

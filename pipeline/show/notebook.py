@@ -65,6 +65,9 @@ def _curves(view: Curves) -> Iterator[Markup]:
     """The most important lines, each in a plot of its own, since their scales differ."""
     for name, points in [*view.lines.items()][: view.prominent]:
         yield _plot(f"{name} over {view.axis}", figures.lines([points], view.diagonal))
+    if lost := ", ".join(f"{name} ({count} of them)" for name, count in view.gaps.items()):
+        told = clean(f"Not drawn, {view.undrawn}: values of {lost}.")
+        yield Markup("<p><small>{}</small></p>").format(told)
 
 
 def _histograms(counts: Mapping[str, Mapping[int, int]]) -> Iterator[Markup]:

@@ -51,7 +51,7 @@ class Curves:
         prominent: how many lines are shown at first; the others on a click.
         diagonal: whether to draw the line on which x equals y.
         note: a sentence on what to look for.
-        gaps: how many values of a line are not drawn, since they are NaN or infinite.
+        gaps: how many values of a line are not drawn, for the reason `undrawn`.
     """
 
     title: str
@@ -62,6 +62,7 @@ class Curves:
     section: str = "Curves"
     note: str = ""
     gaps: Mapping[str, int] = field(default_factory=dict)
+    undrawn: ClassVar[str] = "because they are NaN, infinite or too large for a plot"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,12 @@ class Histogram:
     axis: str
     counts: Mapping[str, Mapping[int, int]]
     section: ClassVar[str] = "Data"
+
+    def __post_init__(self) -> None:
+        there = {
+            name: {n: count for n, count in of.items() if count} for name, of in self.counts.items()
+        }
+        object.__setattr__(self, "counts", there)  # what never occurs has no bar
 
 
 @dataclass(frozen=True)
@@ -248,7 +255,7 @@ def lines_of(
 
 
 def gaps_of(records: Iterable[Mapping[str, Any]], axis: str = "step") -> dict[str, int]:
-    """How many values of records are NaN or infinite, by name."""
+    """How many values of records no plot can show, by name."""
     values = (item for record in records for item in record.items())
     lost = (n for n, v in values if isinstance(v, int | float) and n != axis and not _is_finite(v))
     return dict(Counter(lost))

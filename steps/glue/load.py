@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
-from steps.data.formats.choice import SETTINGS, FormatChoice, format_name
+from steps.data.formats.choice import OPTIONAL, SETTINGS, FormatChoice, format_name
 from steps.data.formats.preference import BY_SCORE
 from steps.data.formats.ranked import RankedFormat
 from steps.data.load.ahead import ReadingStopped
@@ -97,6 +97,12 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{reading.name} has no valid row: all {tally.rows} were dropped: "
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
+        if rated := tally.dropped.get("label is a rating"):
+            raise TemperError(
+                f"{reading.name}: {rated.count} of {tally.rows} labels are numbers besides 0 and "
+                f"1, so it is not certain what these mean (first in {rated.rows[0]}): "
+                f"{rated.detail}"
+            )
         if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
             raise TemperError(
                 f"{reading.name}: every valid row is {_GOOD[loaded.labels[0]]}, since other "
@@ -137,9 +143,6 @@ _NO_COLUMNS = (*SETTINGS, "first", "second", "good")
 """Fields of formats that do not name a column."""
 _OF_COMPLETIONS = ("text", "score", "rank")
 """Fields of `ranked` that name a key of a completion, or a column."""
-_OFTEN_ABSENT = ("tools", "template_kwargs", "history", "system_field", "score_chosen",
-                 "score_rejected")  # fmt: skip
-"""Fields of formats that name a column that rows need not have."""
 
 
 @execution_detail
@@ -162,7 +165,7 @@ def _fields_of(reading: Reading) -> str:
     }
     there = {name: column in record or found(record, column) for name, column in columns.items()}
     is_whole = "chosen" in columns and not isinstance(found(record, columns["chosen"]), str)
-    optional = (*_OFTEN_ABSENT, "prompt") if is_whole else _OFTEN_ABSENT
+    optional = (*OPTIONAL, "prompt") if is_whole else OPTIONAL
     if all(is_there for name, is_there in there.items() if name not in optional):
         return ""  # the names are right, and the fault is in the values
     renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]
@@ -207,8 +210,8 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
         _unread(load, loaded), _leaked(loaded), _ignored(loaded), _missing(load, loaded),
         _doubtful(loaded),
     )  # fmt: skip
-    if notices := [*metrics.get("notices", []), *chain(*told)]:
-        metrics["notices"] = notices
+    if notices := dict.fromkeys([*metrics.get("notices", []), *chain(*told)]):
+        metrics["notices"] = [*notices]
     return metrics
 
 
@@ -257,7 +260,13 @@ _EXTRA = ", ".join(EXTRA_KEYS)
 
 
 def _doubtful(loaded: Loaded) -> Iterator[str]:
-    """Notices about pairs whose sides may be exchanged, or repeat the question."""
+    """Notices about pairs whose sides may be exchanged, or repeat the question, and about ends of
+    turns that are text."""
+    if loaded.ended:
+        yield (
+            f"in {loaded.ended} of {sum(loaded.kept.values())} rows a response ends with text such "
+            "as </s> or <|endoftext|>; a model with other tokens learns to spell it: take it out"
+        )
     if loaded.scored_lower:
         yield (
             f"{loaded.scored_lower} of {sum(loaded.kept.values())} pairs score the rejected side "

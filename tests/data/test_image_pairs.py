@@ -181,6 +181,7 @@ def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path
         "far": ("What?", "https://a.example/b.png", "no image: images is 'https://a.example/b.png'"
                 ": images are read beside data files on this machine; download them"),
         "base64": ("What?", f"data:image/png;base64,{in_base64}", ""),
+        "lines": ("What?", f"data:image/png;base64,\n{in_base64[:76]}\r\n{in_base64[76:]}\n", ""),
         "broken": ("What?", "data:image/png;base64,???", "base64,???', which is no base64"),
         "bare": ("What?", in_base64, "…': too long for a path; an image as text begins as data:"),
         "number": ("What?", [3], "no image: images[0] is int, expected a path"),

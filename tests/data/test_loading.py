@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from places import REPOSITORY, SHARED_ROWS
 
 from pipeline import Artifact, File, TemperError
-from steps.data.formats.choice import FormatChoice
+from steps.data.formats.chat import ChatFormat
+from steps.data.formats.choice import FormatChoice, IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.undecided import undecided
 from steps.data.load import loading
@@ -32,6 +33,7 @@ from steps.data.load.parsing import Parser
 from steps.data.load.shards import source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
 from steps.data.rows.parquet import read_rows
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
 from steps.data.tokens.length_summaries import packed
@@ -270,6 +272,8 @@ _STEPS = {"prompt": "2 + 2?", "completions": ["2 + 2", "= 5"], "labels": [True, 
         ({"version": 1, "data": _PAIRS}, "whose field data holds the rows"),
         (_IN_COLUMNS, "one object of columns"),
         (_OF_PANDAS, "one object of columns"),
+        ({"columns": ["prompt"], "index": [0], "data": [["Q"]]}, "one object of columns"),
+        ({"schema": {"fields": [{"name": "prompt"}]}, "data": _PAIRS}, "field data holds the rows"),
         ({row["prompt"]: row for row in _PAIRS}, "one object with a row in each field"),
         ([_STEPS] * 3, "a process reward model, which Temper does not train"),
     ],
@@ -416,6 +420,24 @@ def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
 
 
+def test_a_second_content_and_other_thoughts_are_not_read_and_named() -> None:
+    twice = {"role": "assistant", "content": "Yes.", "text": "No.", "value": "Yes.", "parts": []}
+    thoughts = {"reasoning": "So.", "thinking": "Hm.", "reasoning_content": ""}
+    record = {"messages": [USER, {**twice, **thoughts}]}
+    assert IgnoredKeys(ChatFormat()).of(record) == {"messages[].text", "messages[].thinking"}
+    said = ChatFormat().parse(record, "1").messages[1]
+    assert said == {"role": "assistant", "content": "Yes.", "reasoning_content": "So."}
+
+
+def test_responses_that_spell_the_end_of_a_turn_are_counted(tmp_path: Path) -> None:
+    ended = {"chosen": "Yes.</s>", "rejected": "No. <|endoftext|>[PAD]\n"}
+    quoted = {"chosen": "A text ends with </s> here.", "rejected": "[PADS]"}
+    rows = [pair(0, **ended), pair(1, rejected="x<|im_end|>"), pair(2, **quoted)]
+    path = write(tmp_path / "rows.jsonl", [*rows, *map(pair, range(3, 9))])
+    _, metrics = loaded(tmp_path, path)
+    assert metrics["notices"][0].startswith("in 2 of 9 rows a response ends with text such as </s>")
+
+
 def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) -> None:
     """A misspelt name would otherwise leave out the tools of all rows without a word."""
     rows = [pair(0, tool=[{"name": "look"}]), *map(pair, range(1, 9))]
@@ -428,13 +450,30 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
     ]
 
 
+_SAID = ("good", "poor")
+
+
 def test_labels_of_which_one_kind_alone_is_understood_are_an_error(tmp_path: Path) -> None:
-    """As 1 and -1: with the rows of one label dropped, no bad completion would be left."""
-    rows = [{"prompt": f"Q{n}", "completion": "A", "label": 1 - 2 * (n % 2)} for n in range(8)]
+    """As good and poor: with the rows of one label dropped, no bad completion would be left."""
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": _SAID[n % 2]} for n in range(8)]
     told = r"every valid row is good, since other labels were not understood \(4 of 8 rows\)"
     source = File(write(tmp_path / "rows.jsonl", rows))
-    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told}: label is int -1, expected true"):
+    with pytest.raises(TemperError, match=rf"rows\.jsonl: {told}: label is str 'poor', expected"):
         load_unpaired.function(Folder(tmp_path / "out"), source)
+
+
+def test_labels_with_a_number_that_is_neither_0_nor_1_are_ratings(tmp_path: Path) -> None:
+    """As -1, 0, 1: neutral rows would be bad ones, and the bad ones would be dropped."""
+    labels = [0, 1, -1, 1]
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": v} for n, v in enumerate(labels)]
+    source = File(write(tmp_path / "rows.jsonl", rows))
+    told = r"rows\.jsonl: 1 of 4 labels are numbers besides 0 and 1.*\(first in file:3\).*"
+    with pytest.raises(TemperError, match=told):
+        load_unpaired.function(Folder(tmp_path / "out"), source)
+    rated = FormatChoice("unpaired", {"good": "1"})
+    made = load_unpaired.function(Folder(tmp_path / "o"), source, config=LoadConfig(format=rated))
+    assert made
+    assert made["rows"] == made["train"] + made.get("test", 0) == 4
 
 
 def test_a_label_that_is_not_understood_is_one_row_where_bad_rows_are_over_the_limit(
@@ -1086,6 +1125,15 @@ def test_a_parquet_file_that_is_cut_off_is_not_to_be_renamed(tmp_path: Path) -> 
     assert probably(str(rows)) == "; it is cut off, or damaged: get the whole file again"
     rows = rows.rename(tmp_path / "rows.csv")
     assert probably(str(rows)) == "; it is a Parquet file: name it .parquet"
+
+
+def test_messages_as_python_writes_them_are_told_of() -> None:
+    """As in the cells that pandas makes of lists."""
+    told = "messages holds messages as a text that is no JSON"
+    seen: list[Mapping[str, Any]] = [{"messages": str([USER, ANSWER])}]
+    assert told in undecided("rows.csv", [], seen, ["chat"])
+    with pytest.raises(MalformedRow, match=told):
+        ChatFormat().parse(seen[0], "1")
 
 
 def test_spaces_around_the_names_of_columns_are_pointed_out() -> None:

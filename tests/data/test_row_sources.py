@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -329,12 +330,22 @@ def test_a_row_of_ten_megabytes_of_a_table_is_read_and_a_larger_one_is_named(
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
+def _as_value(text: str, kind: Any) -> Any:
+    """A value of this type with this text in it."""
+    if pa.types.is_map(kind):
+        return {"content": text}
+    if pa.types.is_struct(kind):
+        return {"content": _as_value(text, kind.field("content").type)}
+    return [_as_value(text, kind.value_type)] if pa.types.is_nested(kind) else text
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         pa.string(), _TEXT, pa.string_view(), pa.list_(_TEXT), pa.list_(_TEXT, 1),
         pa.large_list(pa.string_view()), pa.list_view(pa.string()),
         pa.list_(pa.struct({"content": _TEXT})), pa.map_(pa.string(), _TEXT),
+        pa.list_(pa.list_view(pa.string_view())), pa.struct({"content": pa.list_view(_TEXT)}),
     ],
     ids=str,
 )  # fmt: skip
@@ -344,14 +355,41 @@ def test_a_row_is_as_large_as_its_own_values(
     """A slice of a dictionary, or of views as polars writes them, has the values of all rows."""
     monkeypatch.setattr(columns, "MAX_ROW_BYTES", 2000)
     texts = [*("x" * 500 + str(n) for n in range(20)), "y" * 3000, "end"]
-    alone = {"struct": lambda text: {"content": text}, "map": lambda text: ("content", text)}
-    holds: Any = next((alone[name] for name in alone if name in str(kind)), str)
-    values = [[holds(text)] if pa.types.is_nested(kind) else text for text in texts]
+    values: list[Any] = [_as_value(text, kind) for text in texts]
     table = pa.table({"at": pa.array(values, kind)})
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
         file.write_table(table)
     found = [{"at": value} if "y" not in str(value) else "row too large" for value in values]
     assert read(tmp_path / "rows.arrow") == [*enumerate(found, start=1)]
+
+
+def test_a_map_is_an_object_and_one_with_a_key_twice_costs_its_row(tmp_path: Path) -> None:
+    """As Spark writes messages."""
+    said = [[("role", "user"), ("content", "q"), ("name", None)]]
+    maps = pa.array([said, [[("a", "b"), ("a", "c")]]], pa.list_(pa.map_(pa.string(), pa.string())))
+    pq.write_table(pa.table({"messages": maps}), tmp_path / "rows.parquet")
+    found = [(1, {"messages": [{"role": "user", "content": "q"}]}), (2, "unreadable value")]
+    assert read(tmp_path / "rows.parquet") == found
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_classes_that_datasets_stores_as_numbers_have_their_names(
+    tmp_path: Path, suffix: str
+) -> None:
+    """A label of 0 would else be a bad one, whatever its name says."""
+    label = {"names": ["good", "bad"], "_type": "ClassLabel"}
+    described = {"info": {"features": {"label": label, "n": {"dtype": "int64", "_type": "Value"}}}}
+    table = pa.table({"label": [0, 1, -1, None, 7], "n": range(5)})
+    table = table.replace_schema_metadata({"huggingface": json.dumps(described)})
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table)
+    rows = [record for _, record in read(path)]
+    assert [record["label"] for record in rows] == ["good", "bad", None, None, 7]
+    assert [record["n"] for record in rows] == [0, 1, 2, 3, 4]
 
 
 def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
@@ -605,6 +643,16 @@ def test_a_hub_data_set_gives_the_records_that_its_files_do(
     assert [item[1] for _, item in take(Reader(source))] == RECORDS
     assert list(open_shard(source.shards[1], 349)) == [(349, RECORDS[698]), (350, RECORDS[699])]
     assert isinstance(source.shards[0], HubShard)
+
+
+def test_classes_of_a_hub_data_set_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes, rows = SimpleNamespace(names=["good", "bad"]), [{"label": 0, "n": 1}]
+    streamed = SimpleNamespace(
+        features={"label": classes, "n": object()}, skip=lambda start: rows[start:]
+    )
+    monkeypatch.setattr("steps.data.load.shards._streamed", lambda *of: streamed)
+    shard = HubShard("someone/preferences", "0" * 40, "train", 0, 1)
+    assert list(open_shard(shard)) == [(1, {"label": "good", "n": 1})]
 
 
 def test_reading_data_needs_neither_a_model_library_nor_a_data_set_library() -> None:

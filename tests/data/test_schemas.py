@@ -6,6 +6,7 @@ the setting.
 
 import csv
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -693,6 +694,7 @@ PROMPTS: Mapping[str, dict[str, Any]] = {
     "GSM8K": {"question": "q", "answer": "Six times seven.\n#### 42"},
     "GSM8K, with a line break at the end": {"question": "q", "answer": "So:\n#### 42 \r\n\n"},
     "GSM8K, only the answer": {"question": "q", "answer": "#### 42"},
+    "MATH": {"problem": "q", "solution": r"So $6 \cdot 7 = \boxed{ 42 }$."},
     "RLVR": {"messages": [user("q")], "ground_truth": "42"},
     "DeepScaleR": {"problem": "q", "answer": "42", "solution": "Six times seven."},
     "DAPO": {"prompt": [user("q")], "reward_model": {"ground_truth": "42"}},
@@ -720,8 +722,15 @@ def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
     assert row.completion == (assistant("a"),)
 
 
-def test_text_that_a_template_wrote_already_is_refused() -> None:
-    record = {"prompt": "<|im_start|>user\nq<|im_end|>\n", "chosen": "a", "rejected": "b"}
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        "<|im_start|>user\nq<|im_end|>\n", "<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜>",
+        "<|start|>user<|message|>q<|end|>", "<|header_start|>user<|header_end|>\n\nq<|eot|>",
+    ],
+)  # fmt: skip
+def test_text_that_a_template_wrote_already_is_refused(rendered: str) -> None:
+    record = {"prompt": rendered, "chosen": "a", "rejected": "b"}
     assert loaded([record]) == ["dialogue in one string"]
 
 
@@ -868,6 +877,18 @@ def test_a_table_with_a_cell_too_many_or_bad_bytes_costs_those_rows(tmp_path: Pa
     assert found[3] == {"prompt": "q", "completion": "b"}
 
 
+def test_a_cell_over_the_limit_costs_its_row_and_not_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steps.data.readers.cells.MAX_ROW_BYTES", 100)
+    monkeypatch.setattr("steps.data.readers.cells._MAX_CELL", 400)
+    path = tmp_path / "rows.csv"
+    content = f'text\na\n"{"long " * 50}"\nb\n"not closed\n'
+    path.write_text(content + "a\n" * 300)
+    found = [getattr(row, "reason", row) for row in read(path)]
+    assert found == [{"text": "a"}, "row too large", {"text": "b"}, "file cut off"]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -928,12 +949,15 @@ def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
         PreferenceData(path=str(tmp_path), train_split="train_gen").train_source()
 
 
-def test_a_split_may_follow_a_name(tmp_path: Path) -> None:
-    for name in ("my_train.jsonl", "my_test.jsonl"):
+@pytest.mark.parametrize("split", ["test", "evaluation", "held_out", "heldout", "holdout"])
+def test_a_split_may_follow_a_name(tmp_path: Path, split: str) -> None:
+    for name in ("my_train.jsonl", f"my_{split}.jsonl", "train_more.jsonl"):
         write(tmp_path / name)
-    train = PreferenceData(path=str(tmp_path)).train_source()
+    data = PreferenceData(path=str(tmp_path), train_split="train_more")
+    train, test = data.train_source(), data.test_source()
     assert isinstance(train, Files)
-    assert train.names == ("my_train.jsonl",)
+    assert isinstance(test, Files)
+    assert (train.names, test.names) == (("train_more.jsonl",), (f"my_{split}.jsonl",))
 
 
 def test_parts_of_one_split_are_one_folder(tmp_path: Path) -> None:
@@ -969,12 +993,21 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "two"))
 
     assert read(tmp_path / "one") == [{"text": "a"}, {"text": "b"}]
+    saved = datasets.load_from_disk(str(tmp_path / "one"))
+    saved.map(lambda row: {"text": row["text"] * 2}).shuffle(seed=1)
+    assert list((tmp_path / "one").glob("cache-*.arrow"))
+    shutil.copy(tmp_path / "one/data-00000-of-00001.arrow", tmp_path / "one/data-00000-of-2.arrow")
+    assert read(tmp_path / "one") == [{"text": "a"}, {"text": "b"}], "no rows again"
+    assert read(tmp_path / "one/*-of-00001.arrow") == [{"text": "a"}, {"text": "b"}]
     train = PreferenceData(path=str(tmp_path / "two")).train_source()
     assert isinstance(train, Files)
     assert all(n.startswith("train/") for n in train.names)
     with pytest.raises(ValueError, match=r"as in .*two/train/\*, or"):
         files_at(str(tmp_path / "two"))
     assert read(tmp_path / "two/train/*") == [{"text": "a"}, {"text": "b"}]
+    (tmp_path / "one/data-00000-of-00001.arrow").unlink()
+    with pytest.raises(ValueError, match=r"one lacks data-00000-of-00001.arrow, which its state"):
+        files_at(str(tmp_path / "one"))
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])

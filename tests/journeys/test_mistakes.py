@@ -122,7 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin-1.jsonl").write_text('{"prompt": "é"}\n', "latin-1")
     (folder / "latin-1.csv").write_text("prompt,chosen,rejected\n" + "é,è,à\n" * 9, "latin-1")
     (folder / "tabs.csv").write_text("prompt\tchosen\trejected\n" + "q\tYes, yes.\tNo.\n" * 9)
-    (folder / "headless.csv").write_text(f"{'A question? ' * 9},Yes.,No.\n" * 9)
+    (folder / "headless.csv").write_text("A question?,Yes.,No.\n" * 9)
     (folder / "utf-16.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9, "utf-16")
     (folder / "json.parquet").write_bytes((folder / "pairs.jsonl").read_bytes())
     (folder / "loop").symlink_to("loop")

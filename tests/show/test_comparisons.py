@@ -123,6 +123,14 @@ def test_whole_numbers_beyond_64_bits_are_floats_as_metrics_and_text_as_settings
     assert table["share.high"] == [float(2**80), 1.0]
 
 
+def test_a_setting_that_is_empty_or_absent_elsewhere_has_a_column(
+    store: Store, console: Console
+) -> None:
+    made = {name: hostile(prepare(), {name: 1} if name == "seed" else {}) for name in ("seed", "-")}
+    table = results(run(made, store, console=console))
+    assert (table["seed"].to_pylist(), table["config"].to_pylist()) == ([1, None], [None, "{}"])
+
+
 def test_results_of_a_step_are_all_it_ever_made_by_what_lies_above_too(
     store: Store, console: Console
 ) -> None:

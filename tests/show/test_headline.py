@@ -208,7 +208,8 @@ def test_plots_over_a_setting_of_two_metrics_of_one_title_tell_which_is_which(
 def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console) -> None:
     page = render(story(store, {"a": diverge(7), "b": diverge(1)}, console))
     told = "loss of a (2 of them), operations of a (1 of them), loss of b (8 of them), operations"
-    assert f"they are NaN or infinite: values of <bdi>{told} of b (1 of them)</bdi>" in page
+    why = "because they are NaN, infinite or too large for a plot"
+    assert f"{why}: values of <bdi>{told} of b (1 of them)</bdi>" in page
     assert page.count("<polyline") == 1
 
 

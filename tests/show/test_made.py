@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from report_steps import HOSTILE, hostile, measure, prepare, write_any, write_summed
+from report_steps import HOSTILE, diverge, hostile, measure, prepare, write_any, write_summed
 from rich.console import Console
 
 from pipeline import Step, Store, TemperError, run
@@ -155,6 +155,11 @@ def test_a_notebook_shows_metrics_curves_and_samples(measured: Made) -> None:
     assert "loss over step" in html
     assert "What is 0?" in html
     assert "<h4>Measured</h4>" in html
+
+
+def test_a_notebook_tells_what_no_plot_can_show(store: Store, console: Console) -> None:
+    html = made_of(diverge(7), store, console)._repr_html_()
+    assert "too large for a plot: values of loss (2 of them), operations (1 of them).<" in html
 
 
 def test_nothing_in_a_picture_is_more_than_text(store: Store, console: Console) -> None:

@@ -55,7 +55,7 @@ def look(made: Made) -> Iterator[View]:
     ]
     yield Texts("Questions", rows)
     yield Table("Ledger", ["outcome", "rows"], [["kept", 7], ["dropped", 2]])
-    yield Histogram("Lengths", "tokens", {"prompt": {1: 2, 5: 7}, "none": {}})
+    yield Histogram("Lengths", "tokens", {"prompt": {1: 2, 5: 7}, "none": {3: 0}})
 
 
 def add_rows(folder: Path) -> int:

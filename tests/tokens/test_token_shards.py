@@ -284,6 +284,15 @@ def test_a_split_of_which_nothing_is_left_is_an_error_with_the_reason(
 # --- what training reads -------------------------------------------------------------------------
 
 
+def test_a_split_without_rows_is_not_said_to_have_lost_them(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    """As one of which a filter has kept none."""
+    write_rows(tmp_path / "test/pairs-00000.parquet", PAIRS, ())
+    with pytest.raises(ValueError, match=r"^test has no rows: let the step that wrote it keep"):
+        tokenize(tmp_path, tokenizer, tmp_path / "work", splits=["test"])
+
+
 def test_training_reads_the_masks_that_were_written(
     pairs: Path, tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -11,12 +11,14 @@ from steps.data.records.conversations import (
     dialogue,
     history,
     in_turn,
+    is_written_out,
     messages,
     question,
     read_system,
     response_messages,
     unpacked,
     with_system,
+    written_out,
 )
 from steps.data.records.one_message import listed_calls
 from steps.data.records.record_fields import (
@@ -84,6 +86,8 @@ class ChatFormat(RecordFormat):
         value = unpacked(found(record, self.messages))
         if value is None:
             raise MalformedRow("no messages", f"{self.messages} is missing")
+        if is_written_out(value):
+            raise written_out(value, self.messages)
         told = dialogue(value, self.messages) if isinstance(value, str) else ()
         if not told and not is_list(value):
             how = (

@@ -13,7 +13,7 @@ from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
 from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS, THOUGHTS
-from steps.data.records.one_message import READ_KEYS
+from steps.data.records.one_message import READ_KEYS, is_second
 from steps.data.records.record_fields import are_texts, found, is_list, is_object
 from steps.data.rows.turn_order import TURNS
 
@@ -54,7 +54,7 @@ class FormatChoice:
     def named(self) -> tuple[str, ...]:
         """The columns that the config names though rows need not have them."""
         given = {} if self.name == AUTO else self.fields or {}
-        return tuple(column for name, column in given.items() if name in _OPTIONAL and column)
+        return tuple(column for name, column in given.items() if name in OPTIONAL and column)
 
     def format_named(self, name: str, field_names: Mapping[str, str | None]) -> RecordFormat:
         """The format `name` with other names of fields, and these settings.
@@ -79,7 +79,7 @@ class FormatChoice:
 
 SETTINGS = ("system", "turns", "pairs")
 """Fields of formats that do not name a column."""
-_OPTIONAL = (
+OPTIONAL = (
     "tools", "template_kwargs", "system_field", "input", "history", "reasoning", "answer",
     "score_chosen", "score_rejected", "tie",
 )  # fmt: skip
@@ -162,7 +162,7 @@ class IgnoredKeys:
             for name, turns in record.items()
             if name in self._names and is_list(turns)
             for turn in turns
-            if is_object(turn) and not turn.keys() <= READ_KEYS
+            if is_object(turn) and (len(turn) > 2 or not turn.keys() <= READ_KEYS)
             for key, value in turn.items()
             if not _is_read(key, turn) and value is not None and str(key).isprintable()
         }
@@ -192,7 +192,7 @@ def _told_by(name: str) -> str:
 
 def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
     exchanged = key in EXCHANGED_KEYS and "role" not in turn and "from" not in turn
-    return key in READ_KEYS or exchanged
+    return (key in READ_KEYS and not is_second(key, turn)) or exchanged
 
 
 def format_name(chosen: RecordFormat) -> str:

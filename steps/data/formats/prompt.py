@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from steps.checking.boxed import boxed_answer
 from steps.data.formats import RecordFormat
 from steps.data.records.conversations import prompt_messages, read_system, unpacked, with_system
 from steps.data.records.record_fields import for_template, found, is_list, text
@@ -25,7 +26,8 @@ class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
     `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last
-    line begins with `####`, as in GSM8K, the rest of that line is the answer.
+    line begins with `####`, as in GSM8K, the rest of that line is the answer; of one with boxes, as
+    in MATH, what the last box holds.
     """
 
     prompt: str = "prompt"
@@ -72,6 +74,8 @@ def _answer(value: Any, field: str) -> str | None:
     said = text(value, field, "answer not a string")
     if not said.strip():
         return None
+    if boxed := boxed_answer(said, anywhere=True):
+        return boxed
     marked = _MARKED.fullmatch(said.rstrip())
     return marked[1].strip() if marked else said
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from steps.data.formats.by_name import FORMATS
-from steps.data.records.conversations import THOUGHTS, dialogue
+from steps.data.records.conversations import THOUGHTS, dialogue, is_written_out, written_out
 from steps.data.records.record_fields import are_texts, is_list, is_number
 from steps.data.rows.reasons import CHOICES, MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
@@ -31,8 +31,10 @@ def undecided(
     if not found and seen and all(map(_judges_steps, seen)):
         return f"{where}: {_STEPS_JUDGED}"
     cannot = f"{where}: cannot tell the format of its rows"
+    if not found and (spelled := _written_out(seen)):
+        return f"{where}: {spelled.detail}"
     listed = f"their fields: {', '.join(_shortened(name) for name in names) or 'none'}"
-    if not found and any(len(name) > _LONGEST_NAME for name in names):
+    if not found and any(map(_is_cell, names)):
         return f"{cannot} ({listed}); a table's first line must name its columns"
     if not found and (spaced := [name for name in names if name != name.strip()]):
         return (
@@ -60,7 +62,11 @@ def undecided(
 
 
 _LONGEST_NAME = 60
-"""A longer name of a column is a cell of a table without a header."""
+
+
+def _is_cell(name: str) -> bool:
+    """Whether a column's name is a cell of a table without a header: it is long, or a sentence."""
+    return len(name) > _LONGEST_NAME or name.endswith((".", "!"))
 
 
 def _shortened(name: str) -> str:
@@ -71,6 +77,12 @@ _ANEW = (
     "write the rows anew in one of the formats, with a small script, or a step of your own as in "
     "docs/howto/own_step.md (docs/data.md has the formats)"
 )
+
+
+def _written_out(seen: list[Mapping[str, Any]]) -> MalformedRow | None:
+    """What is wrong with the first column that holds messages as Python writes them."""
+    columns = ((name, value) for record in seen for name, value in record.items())
+    return next((written_out(v, str(n)) for n, v in columns if is_written_out(v)), None)
 
 
 def _is_told(value: Any) -> bool:
@@ -126,7 +138,7 @@ def _made_by(seen: list[Mapping[str, Any]]) -> str:
 _MEANT: Mapping[str, tuple[str, ...]] = {
     "prompt": (
         "prompt", "question", "query", "instruction", "problem", "input", "request", "user",
-        "messages", "conversations",
+        "messages", "conversations", "context",
     ),
     "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
     "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
@@ -301,7 +313,7 @@ def _unread_label(seen: list[Mapping[str, Any]]) -> str:
         try:
             FORMATS["unpaired"]().parse(record, "1")
         except MalformedRow as error:
-            if error.reason == "label not a boolean":
+            if error.reason in ("label not a boolean", "label is a rating"):
                 return str(error)
     return ""
 

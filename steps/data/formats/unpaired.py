@@ -14,7 +14,15 @@ from steps.data.records.conversations import (
     unpacked,
     with_system,
 )
-from steps.data.records.record_fields import for_template, found, is_list, score, show, weight
+from steps.data.records.record_fields import (
+    for_template,
+    found,
+    is_list,
+    is_number,
+    score,
+    show,
+    weight,
+)
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import UnpairedRow
 from steps.data.rows.turn_order import check_conversation, merged
@@ -101,11 +109,11 @@ _LABELS: Mapping[str, bool] = {
 
 
 def _label(value: Any, field: str) -> bool:
-    if value is None:
+    if value is None or (said := _spelled(value)) in ("", "nan"):
         raise MalformedRow("no label", f"{field} is missing")
-    if (label := _LABELS.get(_spelled(value))) is None:
+    if (label := _LABELS.get(said)) is None:
         raise MalformedRow(
-            "label not a boolean",
+            "label is a rating" if is_number(said) else "label not a boolean",
             f"{field} is {show(value)}, expected true or false, 1 or 0; of ratings, name the "
             "lowest good one with data.fields.good",
         )

@@ -180,7 +180,7 @@ def _decoded(url: str, where: str) -> bytes:
     kind, _, text = url.partition(",")
     try:
         if kind.endswith(";base64"):
-            return base64.b64decode(text, validate=True)
+            return base64.b64decode("".join(text.split()), validate=True)  # it may have lines
     except ValueError:
         pass
     raise MalformedRow("no image", f"{where} is {_shown(url)}, which is no base64")

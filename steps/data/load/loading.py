@@ -9,6 +9,7 @@ Rows beyond a limit are also read and checked, so that the ledger is complete.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice, starmap
@@ -40,6 +41,11 @@ _ROWS_LOOKED_AT = 20
 _MOST_ROWS_LOOKED_AT = 1000
 _MOST_KEYS_COUNTED = 100
 _MOST_VERDICTS = 5
+_ENDED = re.compile(
+    r"(?:</s>|<eos>|<pad>|\[PAD\]|<end_of_turn>|<\|(?:endoftext|im_end|eot_id|end_of_text|end)\|>"
+    r"|<｜end▁of▁sentence｜>)\s*\Z"
+)
+"""How a text ends that a model wrote whose tokens were turned into text, too."""
 
 Progress = Callable[[int, Mapping[str, Any]], None]
 """Called with the number of rows read so far, and counts to show."""
@@ -103,6 +109,7 @@ class Loaded:
         trained_on: the number of test rows whose prompt is also in train.
         scored_lower: the number of pairs whose chosen response has the lower score.
         asked_again: the number of pairs of which both responses begin with the question.
+        ended: the number of rows of which a response ends with the text of a token that ends turns.
         ignored: columns and keys of messages that are not read, with the number of rows.
         labels: the verdicts of valid single completions that occur, over a limit or not.
         verdicts: for each part, values of `better` that were read as not `first`.
@@ -119,6 +126,7 @@ class Loaded:
     ignored: dict[str, int]
     scored_lower: int
     asked_again: int
+    ended: int
     labels: list[bool]
     verdicts: dict[str, list[str]]
     named: dict[str, list[str]]
@@ -278,6 +286,7 @@ class _Work:
             self._choose(made, name, split)
             self._compare(made, split)
             self._note_pair(made.row)
+            self.state["ended"] += any(map(_ENDED.search, _last_said(made.row)))
         except MalformedRow as problem:
             return Entry.dropped(split, shard, name, problem)
         self.state["kept"][split] += 1
@@ -389,6 +398,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "trained_on": 0,
         "scored_lower": 0,
         "asked_again": 0,
+        "ended": 0,
         "ignored": {},
         "labels": [],
         "verdicts": {},
@@ -397,6 +407,13 @@ def _beginning(load: Load) -> dict[str, Any]:
         "ended_by": dict.fromkeys(names),
         "tallies": {name: Tally().to_json() for name in names},
     }
+
+
+def _last_said(row: Row) -> Iterator[str]:
+    """The end of each response of a row."""
+    names = ("chosen", "rejected", "completion", "messages")
+    sides = (getattr(row, name, None) for name in names)
+    return (side[-1]["content"][-60:] for side in sides if side)
 
 
 def _first_records(source: Source) -> Sequence[Mapping[str, Any]]:

@@ -27,19 +27,16 @@ def advice(records: Sequence[Mapping[str, Any]]) -> str:
             "it is one object with a row in each field: write its rows as a list, as in "
             "`jq '[.[]]' FILE.json > rows.json`"
         )
-    return COLUMNS if are_columns(record) else ""
+    is_frame = {"columns", "index", "data"} == record.keys()  # pandas' orient="split"
+    return COLUMNS if is_frame or are_columns(record) else ""
 
 
 def _place_of_rows(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the fields that lead to the first list of rows, at most two."""
-    for name, value in record.items():
-        if _are_rows(value):
-            return (name,)
-        if isinstance(value, Mapping):
-            for inner, deeper in value.items():
-                if _are_rows(deeper):
-                    return (name, inner)
-    return ()
+    """The names of the fields that lead to the first list of rows, at most two, rather one."""
+    deeper = ((n, i) for n, value in record.items() if isinstance(value, Mapping) for i in value)
+    places = [(name,) for name, value in record.items() if _are_rows(value)]
+    places += [(name, inner) for name, inner in deeper if _are_rows(record[name][inner])]
+    return next(iter(places), ())
 
 
 def _are_rows_by_name(record: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ source.
 """
 
 import glob
+import json
 import os
 import re
 from collections import Counter
@@ -29,6 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
 from steps.data.readers.cells import separated_values
+from steps.data.readers.class_labels import named
 from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
@@ -59,6 +61,10 @@ ignored)."""
 
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
+
+_CACHED = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
+"""Files that `datasets` writes beside data when it maps, filters or shuffles them: the same rows
+again, or only numbers of rows."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")
@@ -132,8 +138,8 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     """The file `url`, the data files below the folder `url`, or those that the pattern matches.
 
     In a folder, files without data (`README.md`) are ignored; in a folder and in a pattern, also
-    descriptions of data (`dataset_info.json`), and files whose names (or folders' names) start with
-    `.` or `_`. Files are sorted by name.
+    descriptions of data (`dataset_info.json`), caches of `datasets`, and files whose names (or
+    folders' names) start with `.` or `_`. Files are sorted by name.
 
     Args:
         one_split: the caller selects the files of one split, so a folder may have several splits.
@@ -163,8 +169,8 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         names: Any = filesystem.glob(pattern)
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         found = [name for name in found if not _is_hidden(name, root)]
-        _refuse_broken_links(names, url, root)
-        files = _saved_by_datasets(found) or found
+        _refuse_broken_links(filesystem, names, url, root)
+        files = _saved_by_datasets(filesystem, found, url) or found
         _refuse_copies(files, url, root)
         return _files(filesystem, files, root)
     if filesystem.isfile(path):
@@ -323,7 +329,8 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             f"{url} holds data that cannot be read: {_few(unread, root)}; convert it to one of "
             f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
         )
-    files = _saved_by_datasets(found) or [name for name in found if name.lower().endswith(SUFFIXES)]
+    readable = [name for name in found if name.lower().endswith(SUFFIXES)]
+    files = _saved_by_datasets(filesystem, found, url) or readable
     _refuse_copies(files, url, root)
     kinds = sorted({_kind(name)[0] for name in files})
     if len(kinds) > 1:
@@ -354,11 +361,16 @@ def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
 
 
 _SPLIT = re.compile(
-    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
-    r"(?=[-_. \d]|$)",
+    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval|evaluation"
+    r"|h[eo]ld[-_]?out)(_[a-z]+)?)(?=[-_. \d]|$)",
     re.IGNORECASE,
 )
-_HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
+_HELD_OUT = re.compile(r"(test|valid|val|dev|eval|h[eo]ld)", re.IGNORECASE)
+USUALLY_HELD_OUT = (
+    "validation", "valid", "val", "dev", "eval", "evaluation", "held_out", "held-out",
+    "heldout", "holdout",
+)  # fmt: skip
+"""Usual names of held-out splits, besides `test`, the likeliest first."""
 
 
 def _split_named(name: str) -> str:
@@ -375,11 +387,29 @@ def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
     return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
 
 
-def _saved_by_datasets(found: Sequence[str]) -> list[str]:
-    """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files."""
-    states = {name.rpartition("/")[0] for name in found if name.endswith("/state.json")}
-    arrow = [name for name in found if name.endswith(".arrow")]
-    return arrow if arrow and states >= {name.rpartition("/")[0] for name in arrow} else []
+def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str) -> list[str]:
+    """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files: a
+    folder's `state.json` names its files, and others may be of what was saved there before."""
+    states = [name for name in found if name.endswith("/state.json")]
+    arrow = {name.rpartition("/")[0] for name in found if name.endswith(".arrow")}
+    if not arrow or not arrow <= {name.rpartition("/")[0] for name in states}:
+        return []
+    named = [file for state in states for file in _named_in(filesystem, state)]
+    if missing := sorted({*named} - {*found}):
+        raise ValueError(
+            f"{url} lacks {_few(missing, url)}, which its state.json names; copy the whole folder, "
+            "or save it again"
+        )
+    return named
+
+
+def _named_in(filesystem: Any, state: str) -> list[str]:
+    """The files that a `state.json` of `datasets` names, in order; none if it is another's."""
+    try:
+        listed = json.loads(filesystem.cat_file(state))["_data_files"]
+        return [f"{state.rpartition('/')[0]}/{file['filename']}" for file in listed]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _refuse_links(filesystem: Any, root: str, url: str) -> None:
@@ -399,8 +429,10 @@ def _refuse_links(filesystem: Any, root: str, url: str) -> None:
         )
 
 
-def _refuse_broken_links(names: Iterable[str], url: str, root: str) -> None:
+def _refuse_broken_links(filesystem: Any, names: Iterable[str], url: str, root: str) -> None:
     """Refuse links to nothing, as in a copy of a dataset of which a part was not downloaded."""
+    if not isinstance(filesystem, LocalFileSystem):
+        return
     broken = [name for name in names if os.path.islink(name) and not os.path.exists(name)]
     if broken := [name for name in sorted(broken) if not _is_hidden(name, root)]:
         raise ValueError(
@@ -432,7 +464,8 @@ def _few(names: Sequence[str], root: str) -> str:
 
 def _is_hidden(name: str, root: str) -> bool:
     parts = name.removeprefix(root).strip("/").split("/")
-    return parts[-1] in _DESCRIPTIONS or any(part.startswith((".", "_")) for part in parts)
+    ignored = parts[-1] in _DESCRIPTIONS or _CACHED.fullmatch(parts[-1]) is not None
+    return ignored or any(part.startswith((".", "_")) for part in parts)
 
 
 def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard, ...]:
@@ -456,5 +489,7 @@ def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
     rows = _streamed(shard.repo, shard.revision, shard.split)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
-    records = (without_nulls(record) for record in rows.skip(start_row - 1))
+    kinds = {column: getattr(kind, "names", None) for column, kind in (rows.features or {}).items()}
+    classes = {column: names for column, names in kinds.items() if names}
+    records = (named(without_nulls(record), classes) for record in rows.skip(start_row - 1))
     yield from enumerate(records, start=start_row)

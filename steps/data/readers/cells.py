@@ -17,6 +17,9 @@ from steps.data.readers.blocks import CutOff
 from steps.data.readers.lines import BOM, DECODER, MAX_ROW_BYTES, cut_off, too_large
 from steps.data.rows.reasons import MalformedRow
 
+_MAX_CELL = 4 * MAX_ROW_BYTES
+"""The letters of a cell after which reading stops, as its quote is probably not closed. A cell that
+is shorter, but over the limit of rows, costs only its row."""
 _SURROGATE = re.compile("[\udc80-\udcff]")
 
 
@@ -24,7 +27,7 @@ def separated_values(
     blocks: Iterable[bytes], start: int = 1, separator: str = ","
 ) -> Iterator[Item]:
     """The rows of a CSV file, from row `start` on; with tabs for separators, of a TSV file."""
-    csv.field_size_limit(MAX_ROW_BYTES)
+    csv.field_size_limit(_MAX_CELL)
     lines = csv.reader(_lines(blocks), delimiter=separator, strict=True)
     number = 0
     try:

@@ -5,7 +5,8 @@ malformed, each with its number. A table with a damaged index gives no rows.
 
 In a column of objects, every row has all keys, and keys that a row does not set are null.
 `without_nulls` removes these, so that a tool call has only its own arguments. An intended null
-cannot be distinguished from them; if it matters, the table must hold JSON text.
+cannot be distinguished from them; if it matters, the table must hold JSON text. A map is an object,
+too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
+from steps.data.readers.class_labels import class_names, named
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
-from steps.data.readers.own_values import with_own_values
 from steps.data.rows.reasons import MalformedRow
 
 if TYPE_CHECKING:  # a plan looks for files, and reads none
@@ -66,8 +67,16 @@ def _set_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _set_keys(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_set_keys(item) for item in value]
+        is_map = bool(value) and isinstance(value[0], tuple)
+        return _set_keys(_of_map(value)) if is_map else [_set_keys(item) for item in value]
     return value
+
+
+def _of_map(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The object that a map stands for; ValueError if it has a key twice."""
+    if len(found := dict(entries)) < len(entries):
+        raise ValueError("a map has a key twice")
+    return found
 
 
 def _from(start: int, items: Iterable[Item]) -> Iterator[Item]:
@@ -121,10 +130,12 @@ def _require_names_once(schema: "pa.Schema") -> None:
 
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
-    is_sound = _is_sound(batch)
+    is_sound, classes = _is_sound(batch), class_names(batch.schema.metadata)
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
-        yield from enumerate(_records(part, is_sound), start=before + offset + 1)
+        for number, record in enumerate(_records(part, is_sound), start=before + offset + 1):
+            is_row = classes and not isinstance(record, MalformedRow)
+            yield number, named(record, classes) if is_row else record
 
 
 def _is_sound(batch: "pa.RecordBatch") -> bool:
@@ -145,8 +156,6 @@ def _records(batch: "pa.RecordBatch", is_sound: bool) -> list[Mapping | Malforme
     try:
         if not is_sound:
             batch.validate(full=True)
-        if batch.nbytes > MAX_ROW_BYTES:
-            batch = with_own_values(batch)
         if batch.nbytes <= MAX_ROW_BYTES:
             return [without_nulls(record) for record in batch.to_pylist()]
     except (ValueError, OverflowError, pa.ArrowException):
@@ -160,11 +169,20 @@ def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
     try:
         if not is_sound:
             row.validate(full=True)
-        if row.nbytes > MAX_ROW_BYTES:
-            row = with_own_values(row)
-        if row.nbytes > MAX_ROW_BYTES:
-            return too_large(row.nbytes)
-        return without_nulls(row.to_pylist()[0])
+        (record,) = row.to_pylist()
+        # Rows can share values (dictionaries, views): Arrow then counts those of all rows.
+        if row.nbytes > MAX_ROW_BYTES and (size := _size(record)) > MAX_ROW_BYTES:
+            return too_large(size)
+        return without_nulls(record)
     except (ValueError, OverflowError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)
+
+
+def _size(value: Any) -> int:
+    """The bytes of a value of a table, without the names of its fields."""
+    if isinstance(value, dict | list | tuple):
+        return sum(map(_size, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, str | bytes):
+        return 8 + len(value.encode() if isinstance(value, str) else value)
+    return 8

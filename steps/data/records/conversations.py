@@ -78,7 +78,8 @@ a speaker, and there is a content."""
 
 _RENDERED = re.compile(
     r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
-    r"(?:<\|(?:im_start|start_header_id|system|user)\|>|<start_of_turn>|\[INST\])"
+    r"(?:<\|(?:im_start|start_header_id|header_start|system|user|START_OF_TURN_TOKEN)\|>"
+    r"|<start_of_turn>|\[INST\]|<｜(?:begin▁of▁sentence|User)｜>|<\|start\|>(?:system|developer|user))"
 )
 """How a text begins that a chat template has written already."""
 
@@ -251,12 +252,8 @@ def _one_turn(value: Any, field: str) -> str:
             f"{field} holds turns of a dialogue, such as 'Human:' and 'Assistant:'; give messages, "
             "or the format hh_rlhf, whose chosen and rejected are whole dialogues",
         )
-    if _WRITTEN_OUT.match(found):
-        raise MalformedRow(
-            "content not a string",
-            f"{field} holds messages as a text that is no JSON ({found.strip()[:20]!r}); write "
-            "them with json.dumps, or as JSON Lines or Parquet",
-        )
+    if is_written_out(found):
+        raise written_out(found, field)
     if _RENDERED.match(found):
         raise MalformedRow(
             "dialogue in one string",
@@ -264,6 +261,20 @@ def _one_turn(value: Any, field: str) -> str:
             "without its markers, for the template of the model will be put around them",
         )
     return found
+
+
+def is_written_out(value: Any) -> bool:
+    """Whether a value is a text of messages as Python writes them, which is no JSON."""
+    return isinstance(value, str) and _WRITTEN_OUT.match(value) is not None
+
+
+def written_out(value: str, field: str) -> MalformedRow:
+    """Of such a text, what to do."""
+    return MalformedRow(
+        "content not a string",
+        f"{field} holds messages as a text that is no JSON ({value.strip()[:20]!r}); write "
+        "them with json.dumps, or as JSON Lines or Parquet",
+    )
 
 
 def is_dialogue(prompt: Any) -> bool:

@@ -67,6 +67,13 @@ def read_message(item: Any, field: str) -> Message:
     return message
 
 
+def is_second(key: Any, item: Mapping[Any, Any]) -> bool:
+    """Whether a key holds another content than the one that is read, or other thoughts."""
+    names = next((names for names in (_CONTENTS, _REASONINGS) if key in names), ())
+    said = [item[name] for name in names if item.get(name)]
+    return bool(said) and bool(item[key]) and item[key] != said[0]
+
+
 def is_message(value: Any) -> bool:
     if not is_object(value) or ("role" not in value and "from" not in value):
         return False

@@ -27,6 +27,7 @@ Reason = Literal[
     "content not a string",
     "not valid Unicode",  # text that cannot be written as UTF-8: a lone surrogate
     "label not a boolean",
+    "label is a rating",  # a number that is neither 0 nor 1: then those are ratings, too
     "score not a number",
     "weight not a number",  # or below 0, or missing in a field that was named
     "answer not a string",

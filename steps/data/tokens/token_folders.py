@@ -76,9 +76,14 @@ def tokenize_folders(
 def _place_split(finished: Sequence[Finished], folder: Path, name: str) -> int:
     """Put a split's files into the output folder; return the number of its rows."""
     tally = merged_report(finished).tally
+    if not tally.rows:
+        raise ValueError(
+            f"{name} has no rows: let the step that wrote it keep some, or leave the split out"
+        )
     if tally.rows == tally.dropped_rows:
-        why = f": {tally.worst_reasons()}" if tally.rows else ""
-        raise ValueError(f"all {tally.rows} rows of {name} were dropped when tokenised{why}")
+        raise ValueError(
+            f"all {tally.rows} rows of {name} were dropped when tokenised: {tally.worst_reasons()}"
+        )
     for done in finished:
         number = done.shard.name.rpartition("-")[2]
         place(done.folder / TOKENS, folder / f"tokens-{number}.parquet")
