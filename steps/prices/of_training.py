@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
-from steps.models.config import ActivationCheckpointing, Dtype
+from steps.models.config import LEAST_INPUT, ActivationCheckpointing, Dtype
 from steps.prices.model_sizes import (
     BYTES,
     body,
@@ -38,8 +38,6 @@ _UPDATE_TRAFFIC = 28.0
 """Bytes of memory traffic of AdamW for each parameter."""
 _CHECKED_PACKS = 4
 """Forwards that a run takes to check packed attention before it starts."""
-_LEAST_INPUT = 2**20
-"""Bytes of a layer's input below which selective checkpointing keeps everything."""
 _FEWEST_TOKENS = 32
 """The least number of tokens of a pack."""
 _TENSORS = 40.0
@@ -87,7 +85,7 @@ def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> flo
     hidden, wide, layers = model["hidden"], model["feed_forward"], model["layers"]
     whole = 12 * hidden + 4 * wide
     how = config.activation_checkpointing
-    if how is ActivationCheckpointing.selective and tokens * hidden * itemsize < _LEAST_INPUT:
+    if how is ActivationCheckpointing.selective and tokens * hidden * itemsize < LEAST_INPUT:
         how = ActivationCheckpointing.none
     kept = {
         ActivationCheckpointing.none: whole * layers,

@@ -86,7 +86,7 @@ class Run:
         if config.eval_every_steps is not None and held_out is None:
             raise ValueError("eval_every_steps is set, but there are no held-out examples")
         if config.eval_every_steps is not None and held_out is not None:
-            require_metric(trainer.scorer, held_out, config)
+            require_metric(held_out, config)
         checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, place.ranks)
         try:
             log = train(

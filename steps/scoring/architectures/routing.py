@@ -14,6 +14,7 @@ the batch is cut into packs.
 A token counts once for each response in whose sequence it is; the prompt of a pair counts twice.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,12 +161,21 @@ def find_balancing(
             return None, None  # a dense model of a family that has others
         assert isinstance(top_k, int)
         load = load_of(outputs.router_logits, torch.ones(8, device=model.device), top_k)
-        off = abs(float(load.loss_within(load)) - float(outputs.aux_loss))
+        off = abs(float(load.loss_within(load)) - float(_own_loss(model, outputs, load, top_k)))
     except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None, _unknown(model, coefficient)
     if not off <= _ALLOWED.get(model.dtype, 0.05):
         return None, _unknown(model, coefficient)
     return Balancing(float(coefficient), top_k), None
+
+
+def _own_loss(model: PreTrainedModel, outputs: Any, load: Load, top_k: int) -> Any:
+    """The load-balancing loss of `outputs` as the model's family defines it. A classifier adds none
+    to its outputs; the function with which its family's language model does is beside it."""
+    if hasattr(outputs, "aux_loss"):
+        return outputs.aux_loss
+    family: Any = sys.modules[type(model).__module__]
+    return family.load_balancing_loss_func(outputs.router_logits, len(load.chosen), top_k)
 
 
 @execution_detail
