@@ -21,6 +21,7 @@ from steps.prices.model_sizes import (
     folder_bytes,
     of_folder,
     of_reward_model,
+    read_body,
     weights_bytes,
 )
 from steps.prices.of_models import PROCESS, WORKING
@@ -77,7 +78,7 @@ def _flops(model: Sizes, rows: Rows) -> float:
     example."""
     attended = 2 * model["layers"] * model["hidden"] * rows.tokens**2
     head = 2 * model["vocabulary"] * model["hidden"] * rows.scored
-    return 2 * body(model) * rows.tokens + attended + head
+    return 2 * read_body(model) * rows.tokens + attended + head
 
 
 def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> float:
@@ -366,11 +367,11 @@ def forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: R
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=9)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=10)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
-SCORED = Estimator(_scored, version=6)
-REWARDED = Estimator(_rewarded, version=2)
+SCORED = Estimator(_scored, version=7)
+REWARDED = Estimator(_rewarded, version=3)

@@ -201,7 +201,7 @@ def test_a_reward_model_is_balanced_by_the_loss_of_its_family(
     model = classifier("mixtral")
     assert find_balancing(model, None) == (Balancing(COEFFICIENT, 2), None)
     assert find_balancing(classifier("llama"), None) == (None, None)
-    monkeypatch.setattr(modeling_mixtral, "load_balancing_loss_func", lambda *_: 1.01)
+    monkeypatch.setattr(modeling_mixtral, "load_balancing_loss_func", lambda *_: torch.ones(()))
     balancing, notice = find_balancing(model, None)
     assert balancing is None
     assert "is not balanced: MixtralForSequenceClassification" in (notice or "")

@@ -14,14 +14,13 @@ the batch is cut into packs.
 A token counts once for each response in whose sequence it is; the prompt of a pair counts twice.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from steps.models.folders import evaluating
 from steps.scoring.packing import Pack, without_waiting
@@ -151,17 +150,14 @@ def find_balancing(
     top_k = getattr(config, "num_experts_per_tok", None)
     try:
         ids = torch.arange(8, device=model.device)[None]
+        speaker = model if model.get_output_embeddings() is not None else _as_language_model(model)
         with evaluating(model):
-            outputs: Any = model(input_ids=ids, use_cache=False, output_router_logits=True)
-            if not hasattr(outputs, "aux_loss"):  # a classifier, which tells nothing of its routers
-                outputs = model.base_model(
-                    input_ids=ids, use_cache=False, output_router_logits=True
-                )
+            outputs: Any = speaker(input_ids=ids, use_cache=False, output_router_logits=True)
         if not getattr(outputs, "router_logits", None):
             return None, None  # a dense model of a family that has others
         assert isinstance(top_k, int)
         load = load_of(outputs.router_logits, torch.ones(8, device=model.device), top_k)
-        off = abs(float(load.loss_within(load)) - float(_own_loss(model, outputs, load, top_k)))
+        off = abs(float(load.loss_within(load)) - float(outputs.aux_loss))
     except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None, _unknown(model, coefficient)
     if not off <= _ALLOWED.get(model.dtype, 0.05):
@@ -169,13 +165,15 @@ def find_balancing(
     return Balancing(float(coefficient), top_k), None
 
 
-def _own_loss(model: PreTrainedModel, outputs: Any, load: Load, top_k: int) -> Any:
-    """The load-balancing loss of `outputs` as the model's family defines it. A classifier adds none
-    to its outputs; the function with which its family's language model does is beside it."""
-    if hasattr(outputs, "aux_loss"):
-        return outputs.aux_loss
-    family: Any = sys.modules[type(model).__module__]
-    return family.load_balancing_loss_func(outputs.router_logits, len(load.chosen), top_k)
+def _as_language_model(model: PreTrainedModel) -> PreTrainedModel:
+    """A classifier's body in the language model of its family, without a head: a classifier adds no
+    load-balancing loss to its outputs."""
+    config = model.config
+    with torch.device("meta"):
+        found = AutoModelForCausalLM.from_config(config.from_dict(config.to_dict()))
+    found.add_module(found.base_model_prefix, model.base_model)
+    found.set_output_embeddings(nn.Identity())
+    return found
 
 
 @execution_detail
