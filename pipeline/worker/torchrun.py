@@ -56,13 +56,20 @@ _OF_A_RANK = (
 )
 """What ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job. Told to use an
 agent's store, even a step that makes a group of its own would wait for that agent."""
+_OF_A_TASK = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"),
+    *("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_"),
+)
+"""How the names begin of what ``srun`` and ``mpirun`` set for each of their processes. JAX and MPI
+look for them, also in a process that is none of these."""
 
 
 def forget_other_ranks() -> None:
     """Remove the variables of a rank that this worker may have from whoever started the driver: a
     step in one process would wait for the other ranks."""
-    for name in _OF_A_RANK:
-        os.environ.pop(name, None)
+    for name in list(os.environ):
+        if name in _OF_A_RANK or name.startswith(_OF_A_TASK):
+            del os.environ[name]
 
 
 def this_node() -> Node:

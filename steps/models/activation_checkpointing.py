@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from steps.models.config import ActivationCheckpointing
+from steps.models.config import LEAST_INPUT, ActivationCheckpointing
 
 _EXPENSIVE = (
     "aten::mm",
@@ -38,10 +38,6 @@ large tensors. torchtitan's list also has the collectives of tensor parallelism.
 _FEW = 128
 """The inner dimension below which a product that is much wider than its factor is cheap: an
 adapter's second factor has as large a result as the matrix that it adapts."""
-
-_WORTHWHILE_BYTES = 2**20
-"""The least size of a layer's input for selective checkpointing; below, its overhead exceeds the
-benefit."""
 
 
 def checkpoint_activations(
@@ -80,7 +76,7 @@ def _selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     changed values (Gemma 3n's layers write like this)."""
     tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     hidden = next(tensors, None)
-    if hidden is None or not torch.is_grad_enabled() or hidden.nbytes < _WORTHWHILE_BYTES:
+    if hidden is None or not torch.is_grad_enabled() or hidden.nbytes < LEAST_INPUT:
         return forward(*args, **kwargs)
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     before = _random_state(hidden)

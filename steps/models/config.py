@@ -30,6 +30,11 @@ class ActivationCheckpointing(StrEnum):
     full = "full"
 
 
+LEAST_INPUT = 2**20
+"""The bytes of a layer's input below which selective checkpointing keeps everything: its overhead
+would exceed the benefit."""
+
+
 class Quantization(StrEnum):
     """The rounding of frozen weights to 4 bits (Dettmers et al. 2023, QLoRA,
     https://arxiv.org/abs/2305.14314), by bitsandbytes.

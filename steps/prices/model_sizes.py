@@ -1,5 +1,7 @@
 """The sizes of a model: ``parameters``, ``hidden``, ``layers``, ``feed_forward``, ``vocabulary``,
-``tied``, ``bytes`` of its folder, and its whole ``config``.
+``tied``, ``bytes`` of its folder, and its whole ``config``. Of a mixture of experts,
+``feed_forward`` is what a token reads in a layer, and ``idle`` are the parameters that it does not
+read.
 
 They come from a config.json or from the header of a GGUF file. For a model on the Hub, they come
 from the config in the cache of downloads, or from a small table in this module.
@@ -9,7 +11,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pipeline import HubModel
 from pipeline.price.estimator import Made, Sizes
@@ -42,8 +44,8 @@ def of_folder(made: Made) -> Sizes:
 
 
 def of_config(config: Mapping[str, Any]) -> Sizes:
-    """The sizes of a decoder whose layers are attention and a gated feed-forward block; empty for
-    a config with other names of sizes."""
+    """The sizes of a decoder whose layers are attention and a gated feed-forward block, or a
+    mixture of such blocks; empty for a config with other names of sizes."""
     text = config.get("text_config", config)
     try:
         hidden, layers = text["hidden_size"], text["num_hidden_layers"]
@@ -54,9 +56,16 @@ def of_config(config: Mapping[str, Any]) -> Sizes:
     size = text.get("head_dim") or hidden // heads
     keys = size * text.get("num_key_value_heads", heads)
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True)))
-    layer = 2 * hidden * (size * heads + keys) + 3 * hidden * wide + 2 * hidden
+    layer = 2 * hidden * (size * heads + keys) + 2 * hidden
+    mixture = _mixture(text, layers)
+    if mixture is not None:
+        wide = mixture.used
+    blocks = 3 * hidden * (wide if mixture is None else mixture.stored)
+    routers = 0 if mixture is None else hidden * mixture.routed
+    embeddings = vocabulary * hidden * (1 if tied else 2)
     return {
-        "parameters": layers * layer + hidden + vocabulary * hidden * (1 if tied else 2),
+        "parameters": round(layers * (layer + blocks + routers)) + hidden + embeddings,
+        "idle": 0 if mixture is None else 3 * hidden * layers * (mixture.stored - mixture.used),
         "hidden": hidden,
         "layers": layers,
         "feed_forward": wide,
@@ -65,6 +74,44 @@ def of_config(config: Mapping[str, Any]) -> Sizes:
         "tied": tied,
         "config": dict(config) if "model_type" in config else {},
     }
+
+
+class _Mixture(NamedTuple):
+    """Means over all layers, some of which may have no experts.
+
+    stored, used: the widths of the blocks of a layer, and of those that a token reads.
+    routed: the number of experts among which a router chooses.
+    """
+
+    stored: float
+    used: float
+    routed: float
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+_EVERY = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+
+
+def _mixture(text: Mapping[str, Any], layers: int) -> _Mixture | None:
+    """The experts of a config; None if it has none, or names them otherwise."""
+
+    def said(*names: str) -> int:
+        values = (text.get(name) for name in names)
+        return next((value for value in values if isinstance(value, int) and value), 0)
+
+    experts, chosen, wide = said(*_EXPERTS), said(*_CHOSEN), text["intermediate_size"]
+    if not experts or not chosen:
+        return None
+    each = said("moe_intermediate_size") or wide
+    shared = said("shared_expert_intermediate_size") or each * said("n_shared_experts")
+    without = said("first_k_dense_replace") or len(text.get("mlp_only_layers") or ())
+    share = (layers - without) / layers / (said(*_EVERY) or 1)
+
+    def mean(of_mixture: float) -> float:
+        return share * of_mixture + (1 - share) * wide
+
+    return _Mixture(mean(experts * each + shared), mean(chosen * each + shared), share * experts)
 
 
 def of_path(path: Path) -> Sizes:
@@ -105,6 +152,11 @@ def body(sizes: Sizes) -> float:
     """The number of parameters without embedding and head."""
     tables = 1 if sizes["tied"] else 2
     return sizes["parameters"] - tables * sizes["vocabulary"] * sizes["hidden"]
+
+
+def read_body(sizes: Sizes) -> float:
+    """The parameters of the body that a token reads: all, except experts not chosen for it."""
+    return body(sizes) - sizes.get("idle", 0)
 
 
 def of_reward_model(sizes: Sizes) -> Sizes:

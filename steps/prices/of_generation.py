@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Made, Sizes
 from steps.models.config import Dtype
-from steps.prices.model_sizes import BYTES, body
+from steps.prices.model_sizes import BYTES, read_body
 from steps.prices.of_models import PROCESS, WORKING
 from steps.prices.of_rows import START_BARE, TOKENIZER
 from steps.prices.of_training import scoring
@@ -52,8 +52,8 @@ def drawing_seconds(
     sequences = prompts * sampling.num_completions
     rounds = math.ceil(sequences / sampling.slots) * sampling.max_new_tokens
     slots = min(sequences, sampling.slots)
-    a_token = 2 * body(model) + 2 * model["vocabulary"] * model["hidden"]
-    read = speed.computing(2 * body(model) * prompt * prompts)
+    a_token = 2 * read_body(model) + 2 * model["vocabulary"] * model["hidden"]
+    read = speed.computing(2 * read_body(model) * prompt * prompts)
     each = speed.computing(
         a_token * slots, _CALLS * model["layers"], itemsize * model["parameters"]
     )
@@ -174,9 +174,9 @@ def _of_judged(made: Made) -> Sizes:
     return {"completions": made.manifest.metrics["completions"]}
 
 
-SAMPLED = Estimator(_sampled, _of_completions, version=4)
-EVALUATED = Estimator(_evaluated, version=6)
-DIVERGED = Estimator(_diverged, version=2)
+SAMPLED = Estimator(_sampled, _of_completions, version=5)
+EVALUATED = Estimator(_evaluated, version=7)
+DIVERGED = Estimator(_diverged, version=3)
 JUDGED = Estimator(_judged, version=3)
 EVALUATED_REWARDS = Estimator(_evaluated_rewards)
 JUDGED_ROLLOUTS = Estimator(_judged_rollouts, _of_judged)

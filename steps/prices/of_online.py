@@ -125,5 +125,5 @@ def _of_run(made: Made) -> Sizes:
     return {"parts": {"model": {**of_config(config), "bytes": size}}} if config else {}
 
 
-ONLINE = Estimator(_online, _of_run, version=5)
+ONLINE = Estimator(_online, _of_run, version=6)
 REPLAYED = Estimator(_replayed, _of_run)

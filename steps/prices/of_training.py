@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
-from steps.models.config import ActivationCheckpointing, Dtype
+from steps.models.config import LEAST_INPUT, ActivationCheckpointing, Dtype
 from steps.prices.model_sizes import (
     BYTES,
     body,
     folder_bytes,
     of_folder,
     of_reward_model,
+    read_body,
     weights_bytes,
 )
 from steps.prices.of_models import PROCESS, WORKING
@@ -38,8 +39,6 @@ _UPDATE_TRAFFIC = 28.0
 """Bytes of memory traffic of AdamW for each parameter."""
 _CHECKED_PACKS = 4
 """Forwards that a run takes to check packed attention before it starts."""
-_LEAST_INPUT = 2**20
-"""Bytes of a layer's input below which selective checkpointing keeps everything."""
 _FEWEST_TOKENS = 32
 """The least number of tokens of a pack."""
 _TENSORS = 40.0
@@ -79,7 +78,7 @@ def _flops(model: Sizes, rows: Rows) -> float:
     example."""
     attended = 2 * model["layers"] * model["hidden"] * rows.tokens**2
     head = 2 * model["vocabulary"] * model["hidden"] * rows.scored
-    return 2 * body(model) * rows.tokens + attended + head
+    return 2 * read_body(model) * rows.tokens + attended + head
 
 
 def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> float:
@@ -87,7 +86,7 @@ def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> flo
     hidden, wide, layers = model["hidden"], model["feed_forward"], model["layers"]
     whole = 12 * hidden + 4 * wide
     how = config.activation_checkpointing
-    if how is ActivationCheckpointing.selective and tokens * hidden * itemsize < _LEAST_INPUT:
+    if how is ActivationCheckpointing.selective and tokens * hidden * itemsize < LEAST_INPUT:
         how = ActivationCheckpointing.none
     kept = {
         ActivationCheckpointing.none: whole * layers,
@@ -368,11 +367,11 @@ def forward_seconds(call: Call, speed: Speed, model: Sizes, config: Any, rows: R
 
 
 def _learns(init: str, **kind: bool) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=9)
+    return Estimator(lambda call: _trained(call, init, **kind), of_folder, version=10)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
 REWARD = _learns("init", rewards=True)
-SCORED = Estimator(_scored, version=6)
-REWARDED = Estimator(_rewarded, version=2)
+SCORED = Estimator(_scored, version=7)
+REWARDED = Estimator(_rewarded, version=3)

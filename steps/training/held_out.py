@@ -42,8 +42,8 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
         baseline = logps
     elif objective.baseline_groups is not None:
         baseline = _logps(scorer, objective.baseline_groups, config.batch_size)
-    if (beside := reading_divergences(scorer)) is not None:
-        divergences = _logps(beside, objective.groups, config.batch_size)
+    if objective.diverges:
+        divergences = _logps(reading_divergences(scorer), objective.groups, config.batch_size)
         logps = DivergentLogps(logps.tokens, logps.lengths, divergences.tokens)
     losses, metrics = _losses(objective, logps, baseline)
     if off := [objective.groups[i].row for i in (~losses.isfinite()).nonzero()[:, 0].tolist()]:
@@ -53,12 +53,12 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
 
 
 @torch.no_grad()
-def require_metric(scorer: Scorer, objective: Objective, config: TrainConfig) -> None:
+def require_metric(objective: Objective, config: TrainConfig) -> None:
     """Raise ValueError, which lists the metrics, if `config.keep_best` is not one of those that
     `evaluate` will give: before the steps of the first evaluation have been paid for."""
     others = objective.baseline_groups
     logps = _made_up(objective.groups)
-    if reading_divergences(scorer) is not None:
+    if objective.diverges:
         logps = DivergentLogps(logps.tokens, logps.lengths, logps.tokens)
     _, metrics = _losses(objective, logps, None if others is None else _made_up(others))
     names = [f"eval_{name}" for name in ("loss", *metrics)]

@@ -35,6 +35,7 @@ class Objective:
         baseline groups, where there are any.
     baseline_groups: one for each example, scored without gradients just before its batch.
     aligned: the scores of baseline groups are `scoring.logps.aligned_logps`.
+    diverges: the loss is given `DivergentLogps`.
     continued: a batch's loss that knows what was logged of the step before.
     following: how the reference follows the policy, if it does.
     """
@@ -45,6 +46,7 @@ class Objective:
     continued: Callable[[BatchLoss, Mapping[str, float]], BatchLoss] | None = None
     following: "Following | None" = None
     aligned: bool = False
+    diverges: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,11 +200,12 @@ def preference_objective(
     following = None
     if follow_every is not None:
         following = Following(follow_every, referred, follow_alpha)
+    plain = Objective(groups, batch_loss, following=following, diverges=loss.needs_divergence)
     if loss.needs_alignment:
-        return Objective(groups, batch_loss, groups, following=following, aligned=True)
+        return replace(plain, baseline_groups=groups, aligned=True)
     if not loss.needs_batch:
-        return Objective(groups, batch_loss, following=following)
-    return Objective(groups, batch_loss, groups, continued, following)
+        return plain
+    return replace(plain, baseline_groups=groups, continued=continued)
 
 
 def unpaired_objective(

@@ -30,6 +30,9 @@ START_TOLERANCE = {Dtype.float64: 1e-9, Dtype.float32: 1e-4, Dtype.bfloat16: 2e-
 response of 400 tokens or more. It allows for the rounding of other kernels and packs. Rounding
 errors have both signs, so for n < 400 tokens the mean may differ by √(400/n) times as much."""
 
+_OF_ANOTHER_BACKEND = 1e-5
+"""The same in float64 between two backends: transformers' norms compute in float32."""
+
 
 class Run:
     """A policy that is ready for training on `groups` with `config`.
@@ -86,7 +89,7 @@ class Run:
         if config.eval_every_steps is not None and held_out is None:
             raise ValueError("eval_every_steps is set, but there are no held-out examples")
         if config.eval_every_steps is not None and held_out is not None:
-            require_metric(trainer.scorer, held_out, config)
+            require_metric(held_out, config)
         checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, place.ranks)
         try:
             log = train(
@@ -137,7 +140,7 @@ def check_start(
     before = reference.of(groups)
     scored = torch.tensor([[r.num_scored for r in group.responses] for group in groups])
     off = (now - before).abs() / scored
-    allowed = START_TOLERANCE[scored_by.dtype] * (400 / scored).sqrt().clamp(min=1)
+    allowed = _tolerance(scored_by, reference.scored_by) * (400 / scored).sqrt().clamp(min=1)
     excess = (off / allowed).nan_to_num(torch.inf)
     worst, response = divmod(int(excess.argmax()), excess.shape[1])
     if excess[worst, response] <= 1:
@@ -154,6 +157,12 @@ def check_start(
         f"{', '.join(differing) or 'nothing that is recorded, so look at the hardware'}. Compute "
         "the reference from this policy, or set check_start=false if it is meant to be another"
     )
+
+
+def _tolerance(one: ScoredBy, other: ScoredBy) -> float:
+    if one.dtype is Dtype.float64 and one.backend != other.backend:
+        return _OF_ANOTHER_BACKEND
+    return START_TOLERANCE[one.dtype]
 
 
 def _rounded(values: Tensor) -> list[float]:

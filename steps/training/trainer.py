@@ -112,11 +112,12 @@ class DivergentLogps(TokenLogps):
         return TokenLogps(self.divergences, self.lengths).sums()
 
 
-def reading_divergences(scorer: Scorer) -> Scorer | None:
-    """The same scorer, whose scores are KL(π_ref ‖ π); None if no reference is beside its model."""
-    readout = getattr(scorer, "readout", None)  # scorers of other backends have none
-    divergences = getattr(readout, "divergences", None)
-    return None if divergences is None else _reading(scorer, divergences)
+def reading_divergences(scorer: Scorer) -> Scorer:
+    """The same scorer, whose scores are KL(π_ref ‖ π); a reference is beside its model."""
+    readout = scorer.readout
+    assert isinstance(readout, TrainedReadout)
+    assert readout.divergences is not None
+    return _reading(scorer, readout.divergences)
 
 
 def _reading(scorer: Scorer, readout: Readout) -> Scorer:
@@ -368,8 +369,6 @@ def build_trainer(
     settings = (optimizer, master_weights, dropout, readout)
     if ranks.count == 1:
         return Trainer(Scorer(model, tokens_per_forward, readout), *settings)
-    if optimizer.eight_bit:
-        raise ValueError("optimizer.eight_bit is for one device; leave it out, or use one process")
     from steps.training.sharded_trainer import ShardedTrainer
 
     return ShardedTrainer(model, tokens_per_forward, ranks, *settings, gather_once)

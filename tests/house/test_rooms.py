@@ -128,7 +128,7 @@ EDITS = {
     "a schedule": Edit("training/schedule.py", "1 - math.cos", "2 - math.cos", _TRAINING),
     "checkpoints": Edit("training/checkpoints.py", "8 * 2**20", "4 * 2**20", _TRAINING),
     "recomputation": Edit(
-        "models/activation_checkpointing.py", "BYTES = 2**20", "BYTES = 2**21", _TRAINING
+        "models/config.py", "LEAST_INPUT = 2**20", "LEAST_INPUT = 2**21", _TRAINING
     ),
     "the gradient of the head": Edit(
         "scoring/head.py", "z.mul_(softmax.squashed", "z.div_(softmax.squashed", _TRAINING

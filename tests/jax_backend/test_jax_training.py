@@ -178,13 +178,16 @@ def test_held_out_examples_are_evaluated_during_training(policy: Path, tmp_path:
     assert losses["jax"] == pytest.approx(losses["torch"], abs=1e-5)
 
 
-def test_a_reference_of_either_backend_serves_the_other_in_float32(
-    policy: Path, tmp_path: Path
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float64])
+def test_a_reference_of_either_backend_serves_the_other(
+    policy: Path, tmp_path: Path, dtype: Dtype
 ) -> None:
     folders = {}
     for name, backend in (("torch", None), ("jax", JaxScoring(devices=1))):
         folders[name] = tmp_path / name
-        config = ReferenceConfig(tokens_per_forward=128, groups_per_shard=8, backend=backend)
+        config = ReferenceConfig(
+            tokens_per_forward=128, groups_per_shard=8, backend=backend, dtype=dtype
+        )
         run_reference(policy, RECORDS, config, Workplace(folders[name], tmp_path / f"{name}-s"))
     torch_s, jax_s = (read_reference(folder) for folder in folders.values())
     assert (torch_s.scored_by.backend, jax_s.scored_by.backend) == ("torch", "jax")
@@ -192,7 +195,7 @@ def test_a_reference_of_either_backend_serves_the_other_in_float32(
     bfloat16 = [replace(r.scored_by, dtype=Dtype.bfloat16) for r in (torch_s, jax_s)]
     with pytest.raises(ValueError, match=r"computed with backend=torch .* runs with backend=jax"):
         bfloat16[1].require_comparable(bfloat16[0], folders["torch"])
-    config = replace(CONFIG, backend=JAX, max_steps=1)
+    config = replace(CONFIG, backend=JAX, max_steps=1, dtype=dtype)
     place = Workplace(tmp_path / "model", tmp_path / "scratch")
     run_dpo(policy, RECORDS, folders["torch"], config, place)  # its start is checked
 

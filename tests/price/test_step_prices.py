@@ -81,6 +81,28 @@ def test_parameters_are_counted_from_a_config() -> None:
     assert model_sizes.of_config(LLAMA)["parameters"] == 8_030_261_248  # Llama 3.1 8B
 
 
+MIXTRAL = {**LLAMA, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+GLM = {
+    **LLAMA, "vocab_size": 151552, "num_hidden_layers": 6, "num_attention_heads": 96,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "expected", "read"),
+    [(MIXTRAL, 46_702_792_704, 12.9e9), (GLM, 12_752_834_560, 2.37e9)],  # as transformers makes it
+)
+def test_experts_are_counted_and_a_token_reads_those_that_it_chooses(
+    config: dict[str, Any], expected: float, read: float
+) -> None:
+    sizes = model_sizes.of_config(config)
+    assert sizes["parameters"] == pytest.approx(expected, rel=1e-4)
+    tables = sizes["parameters"] - model_sizes.body(sizes)
+    assert tables + model_sizes.read_body(sizes) == pytest.approx(read, rel=0.01)
+
+
 def test_parameters_are_those_that_the_model_has(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     from transformers import AutoModelForCausalLM

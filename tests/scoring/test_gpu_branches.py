@@ -233,7 +233,7 @@ def test_a_kernel_that_always_splits_keys_is_used_as_it_is(
 def test_attention_of_every_kind_is_traced_with_every_checkpointing(
     monkeypatch: pytest.MonkeyPatch, architecture: str, of: str
 ) -> None:
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     for how in ActivationCheckpointing:
         model: Any = tiny(architecture, num_hidden_layers=1)
         model.to(torch.bfloat16).to("meta")

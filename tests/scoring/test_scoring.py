@@ -370,7 +370,7 @@ def test_layers_are_computed_again_in_evaluation_mode_too(tmp_path: Path) -> Non
 def test_what_is_computed_again_selectively_is_no_matrix_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     done = {}
     for how in ActivationCheckpointing:
         model: Any = load(tmp_path, llama, Dtype.float32)
@@ -402,7 +402,7 @@ def test_a_layer_that_writes_in_place_keeps_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would keep, without a word, a product that was changed meanwhile."""
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     learnt = []
     for how in (ActivationCheckpointing.none, ActivationCheckpointing.selective):
         model: Any = load(tmp_path, llama, Dtype.float32)

@@ -126,7 +126,7 @@ OF_ALL_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def train_pairs_until(model: Path, work: Path, settings: dict, killed_at: int | None) -> None:
     torch.set_num_threads(1)
-    activation_checkpointing._WORTHWHILE_BYTES = 0
+    activation_checkpointing.LEAST_INPUT = 0
     config = DpoConfig(
         batch_size=3,
         tokens_per_forward=48,

@@ -183,7 +183,7 @@ def assert_the_oracle_s_gradients(
 def test_activation_checkpointing_changes_no_gradient(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     groups = pairs()
     reference = reference_logps(len(groups))
     pack, loss = make_pack(groups), dpo_of(reference, len(groups))

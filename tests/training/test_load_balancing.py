@@ -9,6 +9,7 @@ from rank_processes import run_ranks
 from tiny_models import log_of, model_folder
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.models.mixtral import modeling_mixtral
 
 from benchmarks.architectures import TRAINING, tiny
 from steps.models.adapters import add_adapter
@@ -17,11 +18,15 @@ from steps.models.folders import load_model
 from steps.models.ranks import ALONE, Ranks, together
 from steps.models.sharded_tensors import whole
 from steps.models.workplace import Workplace
+from steps.reward_models.bradley_terry import BradleyTerry
+from steps.reward_models.head_scores import VALUES
+from steps.reward_models.reward_training import REWARD_MODEL, reward_objective
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.architectures.routing import Balancing, find_balancing
+from steps.scoring.examples import as_whole
 from steps.scoring.parity import check_packing
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.objectives import sft_objective
+from steps.training.objectives import Objective, sft_objective
 from steps.training.recipes import run_sft
 from steps.training.trainer import Trainer, build_trainer
 
@@ -43,11 +48,13 @@ def trainer(model: PreTrainedModel, budget: int, ranks: Ranks = ALONE) -> Traine
     return trained
 
 
-def step(trained: Trainer, model: PreTrainedModel) -> dict[str, Any]:
+def step(
+    trained: Trainer, model: PreTrainedModel, objective: Objective | None = None
+) -> dict[str, Any]:
     """The loss of a batch, its auxiliary loss, and the gradients."""
-    objective = sft_objective(GROUPS)
-    batch = trained.prepare(GROUPS)
-    loss = objective.batch_loss(range(len(GROUPS)), None)
+    objective = objective or sft_objective(GROUPS)
+    batch = trained.prepare(objective.groups)
+    loss = objective.batch_loss(range(len(objective.groups)), None)
     result = trained.forward_backward(batch, loss).result()
     gradients = {
         n: whole(p.grad).clone() for n, p in model.named_parameters() if p.grad is not None
@@ -181,15 +188,57 @@ def test_a_loss_of_another_form_is_not_added_in_silence(monkeypatch: pytest.Monk
     assert "the load of the experts is not balanced: Qwen3MoeForCausalLM" in notice
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("architecture", "is_told"), [("mixtral", True), ("llama", False)])
-def test_a_reward_model_whose_experts_are_not_balanced_says_so(
-    architecture: str, is_told: bool
-) -> None:
-    """Sequence classifiers of transformers have no such loss, whatever their config says."""
+def classifier(architecture: str) -> Any:
     config = tiny(architecture, router_aux_loss_coef=COEFFICIENT, num_labels=1).config
-    model = AutoModelForSequenceClassification.from_config(config)
+    return AutoModelForSequenceClassification.from_config(config, dtype=torch.float64)
+
+
+@torch.no_grad()
+def test_a_reward_model_is_balanced_by_the_loss_of_its_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sequence classifiers of transformers do not add it to their outputs."""
+    model = classifier("mixtral")
+    assert find_balancing(model, None) == (Balancing(COEFFICIENT, 2), None)
+    assert find_balancing(classifier("llama"), None) == (None, None)
+    monkeypatch.setattr(modeling_mixtral, "load_balancing_loss_func", lambda *_: torch.ones(()))
     balancing, notice = find_balancing(model, None)
     assert balancing is None
-    told = f"the load of the experts is not balanced: {type(model).__name__}"
-    assert (told in (notice or "")) == is_told
+    assert "is not balanced: MixtralForSequenceClassification" in (notice or "")
+
+
+def rewards_by_the_model_itself(model: Any) -> dict[str, Tensor]:
+    """All whole responses in one padded batch, with the function that the language model uses."""
+    pairs = [[[*g.prompt_ids, *r.ids] for r in g.responses] for g in TRAINING]
+    rows = [row for pair in pairs for row in pair]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    outputs = model.base_model(input_ids=ids, attention_mask=mask, output_router_logits=True)
+    ends = torch.tensor([len(row) - 1 for row in rows])
+    states = outputs.last_hidden_state[torch.arange(len(rows)), ends]
+    chosen, rejected = model.score(states)[:, 0].view(-1, 2).unbind(1)
+    config = model.config
+    balance = modeling_mixtral.load_balancing_loss_func(
+        outputs.router_logits, config.num_local_experts, config.num_experts_per_tok, mask
+    )
+    assert isinstance(balance, Tensor)
+    loss = -torch.nn.functional.logsigmoid(chosen - rejected).mean() + COEFFICIENT * balance
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "aux_loss": balance.detach(), **gradients}
+
+
+@pytest.mark.parametrize("budget", [1, 10**6])
+def test_a_reward_model_s_step_is_that_of_its_own_forwards(budget: int) -> None:
+    model = classifier("mixtral")
+    expected = rewards_by_the_model_itself(model)
+    model.zero_grad(set_to_none=True)
+    pairs = ([as_whole(group) for group in TRAINING], torch.zeros(len(TRAINING)))
+    trained = build_trainer(model, budget, ALONE, OptimizerConfig(), readout=REWARD_MODEL.readout)
+    trained.balancing, _ = trained.scorer.examine(lambda model: find_balancing(model, None))
+    trained.scorer.examine(lambda model: check_packing(model, pairs[0], probe=VALUES.probe))
+    actual = step(trained, model, reward_objective(pairs, BradleyTerry()))
+    assert (actual.pop("packs") == 1) == (budget == 10**6)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name].double(), value.double(), rtol=1e-4, atol=1e-7)

@@ -159,7 +159,7 @@ def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
     backend: FunctionalTraining | None,
     checkpointing: ActivationCheckpointing,
 ) -> None:
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     config = DpoConfig(
         batch_size=4,
         dtype=Dtype.float64,
@@ -281,7 +281,7 @@ def test_selective_checkpointing_keeps_no_products_of_adapters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each is as large as that of the matrix that it adapts, and costs next to nothing."""
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     widths, policy = list[int](), activation_checkpointing._policy
 
     def noted(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

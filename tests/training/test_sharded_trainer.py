@@ -131,7 +131,7 @@ CASES = {
 
 
 def run_cases(folder: Path, work: Path) -> None:
-    activation_checkpointing._WORTHWHILE_BYTES = 0
+    activation_checkpointing.LEAST_INPUT = 0
     with together() as ranks:
         collectives = Collectives()
         for name, case in CASES.items():
@@ -157,7 +157,7 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any], name: str) ->
 def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
     two_ranks: tuple[Path, Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     work, folder = two_ranks
     case, tolerance = CASES[name], 5e-2 if CASES[name].dtype is Dtype.bfloat16 else 1e-6
     alone = steps(folder, case, ALONE, tmp_path / "alone")

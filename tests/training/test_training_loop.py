@@ -409,7 +409,7 @@ def test_equal_runs_write_equal_bytes(policy: Path, tmp_path: Path) -> None:
 def test_recomputed_activations_change_no_bit(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_checkpointing, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     logs = []
     for how in ActivationCheckpointing:
         config = DpoConfig(batch_size=4, epochs=2, optimizer=FAST, activation_checkpointing=how)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from steps.models.folders import evaluating
 from steps.scoring.packing import Pack, without_waiting
@@ -150,12 +150,9 @@ def find_balancing(
     top_k = getattr(config, "num_experts_per_tok", None)
     try:
         ids = torch.arange(8, device=model.device)[None]
+        speaker = model if model.get_output_embeddings() is not None else _as_language_model(model)
         with evaluating(model):
-            outputs: Any = model(input_ids=ids, use_cache=False, output_router_logits=True)
-            if not hasattr(outputs, "aux_loss"):  # a classifier, which tells nothing of its routers
-                outputs = model.base_model(
-                    input_ids=ids, use_cache=False, output_router_logits=True
-                )
+            outputs: Any = speaker(input_ids=ids, use_cache=False, output_router_logits=True)
         if not getattr(outputs, "router_logits", None):
             return None, None  # a dense model of a family that has others
         assert isinstance(top_k, int)
@@ -166,6 +163,17 @@ def find_balancing(
     if not off <= _ALLOWED.get(model.dtype, 0.05):
         return None, _unknown(model, coefficient)
     return Balancing(float(coefficient), top_k), None
+
+
+def _as_language_model(model: PreTrainedModel) -> PreTrainedModel:
+    """A classifier's body in the language model of its family, without a head: a classifier adds no
+    load-balancing loss to its outputs."""
+    config = model.config
+    with torch.device("meta"):
+        found = AutoModelForCausalLM.from_config(config.from_dict(config.to_dict()))
+    found.add_module(found.base_model_prefix, model.base_model)
+    found.set_output_embeddings(nn.Identity())
+    return found
 
 
 @execution_detail
