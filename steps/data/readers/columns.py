@@ -134,8 +134,10 @@ def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
         for number, record in enumerate(_records(part, is_sound), start=before + offset + 1):
-            is_row = classes and not isinstance(record, MalformedRow)
-            yield number, named(record, classes) if is_row else record
+            if classes and not isinstance(record, MalformedRow):
+                yield number, named(record, classes)
+            else:
+                yield number, record
 
 
 def _is_sound(batch: "pa.RecordBatch") -> bool:
