@@ -18,14 +18,8 @@ from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
-from steps.data.load.shards import (
-    USUALLY_HELD_OUT,
-    FileShard,
-    files_at,
-    is_glob,
-    reaching,
-    splits_of,
-)
+from steps.data.load.shards import FileShard, files_at, is_glob, reaching
+from steps.data.load.split_names import USUALLY_HELD_OUT, splits_of
 from steps.models.folder_check import fault_of, has_chat_template
 
 

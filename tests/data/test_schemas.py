@@ -936,6 +936,24 @@ def test_a_snapshot_of_the_hub_is_split_as_its_files_say(tmp_path: Path) -> None
         files_at(str(tmp_path))
 
 
+def test_several_data_sets_in_a_folder_are_not_read_as_one(tmp_path: Path) -> None:
+    """As `main` and `socratic` of GSM8K, which have the same questions."""
+    for name in ("main", "socratic"):
+        write(tmp_path / name / "train-0.jsonl")
+        write(tmp_path / name / "test-0.jsonl")
+    write(tmp_path / "parts/train/1/a.jsonl")
+    write(tmp_path / "parts/train/2/a.jsonl")
+    write(tmp_path / "parts/test/a.jsonl")
+
+    for ask in (files_at, lambda url: PreferenceData(path=url).train_source()):
+        with pytest.raises(Exception, match=r"the folders main, parts, socratic: .*/socratic, or"):
+            ask(str(tmp_path))
+    for name, files in (("main", 1), ("parts", 2)):
+        train = PreferenceData(path=str(tmp_path / name)).train_source()
+        assert isinstance(train, Files)
+        assert len(train.names) == files
+
+
 def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
     for split in ("train_prefs", "train_sft", "test_prefs", "test_sft"):
         write(tmp_path / f"data/{split}-00000-of-00001.jsonl", split)

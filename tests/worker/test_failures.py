@@ -13,7 +13,7 @@ from pipeline.foreseen import message_of
 from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
 from steps.data.formats.choice import FormatChoice
-from steps.data.load.shards import splits_of
+from steps.data.load.split_names import splits_of
 from steps.losses.base import ReferenceFreeLoss
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from steps.data.load.split_names import require_one
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
 from steps.data.readers.cells import separated_values
@@ -147,7 +148,7 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     Raises:
         FileNotFoundError: no file was found.
         ValueError: the suffix is unknown; or a folder has several kinds of data files, several
-            splits, data in an unsupported format, or one file in two compressions.
+            splits or data sets, data in an unsupported format, or one file in two compressions.
     """
     with reaching(url):
         filesystem, path = fsspec.url_to_fs(url)
@@ -339,52 +340,8 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             f"as in {url.rstrip('/')}/*{kinds[0]}"
         )
     shards = _files(filesystem, files, root)
-    if len(named := splits_of(shards)) > 1 and not one_split:
-        listed = ", ".join(split or "files of no split" for split in named)
-        raise ValueError(
-            f"{url} holds several splits ({listed}), which are not read as one; say which is meant "
-            f"with a pattern, as in {url.rstrip('/')}/{_pattern(named)}, or with data.train_split "
-            "and data.test_split"
-        )
+    require_one(url, shards, one_split=one_split)
     return shards
-
-
-def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
-    """The files of each split, by the names of files or their folders, if one of the splits is a
-    held-out one; else all files under an empty name."""
-    found: dict[str, list[FileShard]] = {}
-    for shard in shards:
-        found.setdefault(_split_named(shard.name), []).append(shard)
-    if not any(map(_HELD_OUT.match, found)):
-        return {"": tuple(shards)}
-    return {split: tuple(files) for split, files in sorted(found.items())}
-
-
-_SPLIT = re.compile(
-    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval|evaluation"
-    r"|h[eo]ld[-_]?out)(_[a-z]+)?)(?=[-_. \d]|$)",
-    re.IGNORECASE,
-)
-_HELD_OUT = re.compile(r"(test|valid|val|dev|eval|h[eo]ld)", re.IGNORECASE)
-USUALLY_HELD_OUT = (
-    "validation", "valid", "val", "dev", "eval", "evaluation", "held_out", "held-out",
-    "heldout", "holdout",
-)  # fmt: skip
-"""Usual names of held-out splits, besides `test`, the likeliest first."""
-
-
-def _split_named(name: str) -> str:
-    """The split in a file's name, or else in its folder's name; empty if there is none."""
-    parts = reversed(name.split("/"))
-    return next((found["split"] for part in parts if (found := _SPLIT.search(part))), "")
-
-
-def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
-    """A pattern for the files of the first training split."""
-    split = next((split for split in named if split.startswith("train")), next(iter(named)))
-    folder, _, own = named[split][0].name.rpartition("/")
-    before, found, _ = own.partition(split)
-    return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
 
 
 def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str) -> list[str]:

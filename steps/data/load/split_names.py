@@ -1,0 +1,87 @@
+"""The splits that names of files and folders show: `train-00000-of-00002.parquet`, `my_test.jsonl`.
+
+If one of a folder's splits is a held-out one, the folder is never read as one split.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+
+class Named(Protocol):
+    """A file with its path within the folder."""
+
+    @property
+    def name(self) -> str: ...
+
+
+File = TypeVar("File", bound=Named)
+
+_SPLIT = re.compile(
+    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval|evaluation"
+    r"|h[eo]ld[-_]?out)(_[a-z]+)?)(?=[-_. \d]|$)",
+    re.IGNORECASE,
+)
+_HELD_OUT = re.compile(r"(test|valid|val|dev|eval|h[eo]ld)", re.IGNORECASE)
+USUALLY_HELD_OUT = (
+    "validation", "valid", "val", "dev", "eval", "evaluation", "held_out", "held-out",
+    "heldout", "holdout",
+)  # fmt: skip
+"""Usual names of held-out splits, besides `test`, the likeliest first."""
+
+
+def splits_of(files: Sequence[File]) -> dict[str, tuple[File, ...]]:
+    """The files of each split, by the names of files or their folders, if one of the splits is a
+    held-out one; else all files under an empty name."""
+    found: dict[str, list[File]] = {}
+    for file in files:
+        found.setdefault(_place(file)[1], []).append(file)
+    if not any(map(_HELD_OUT.match, found)):
+        return {"": tuple(files)}
+    return {split: tuple(of_split) for split, of_split in sorted(found.items())}
+
+
+def require_one(url: str, files: Sequence[Named], *, one_split: bool) -> None:
+    """
+    Args:
+        one_split: the caller selects the files of one split, so there may be several.
+
+    Raises:
+        ValueError: the folder `url` has several splits, or several data sets with splits.
+    """
+    named, folder = splits_of(files), url.rstrip("/")
+    if len(named) < 2:
+        return
+    places = [{_place(file)[0] for file in of_split} for of_split in named.values()]
+    if any(len(of_split) > 1 for of_split in places):
+        sets = sorted(set().union(*places))
+        raise ValueError(
+            f"{url} holds several data sets with splits, in the folders "
+            f"{', '.join(place or '.' for place in sets)}: name one of them, as in "
+            f"{folder}/{sets[-1]}, or each as a source of its own (data.mixture)"
+        )
+    if not one_split:
+        listed = ", ".join(split or "files of no split" for split in named)
+        raise ValueError(
+            f"{url} holds several splits ({listed}), which are not read as one; say which is meant "
+            f"with a pattern, as in {folder}/{_pattern(named)}, or with data.train_split "
+            "and data.test_split"
+        )
+
+
+def _place(file: Named) -> tuple[str, str]:
+    """The folder of a file's data set, and the split in its name, or else in its folder's name;
+    empty if there is none."""
+    parts = file.name.split("/")
+    for index in reversed(range(len(parts))):
+        if found := _SPLIT.search(parts[index]):
+            return "/".join(parts[:index]), found["split"]
+    return "", ""
+
+
+def _pattern(named: Mapping[str, Sequence[Any]]) -> str:
+    """A pattern for the files of the first training split."""
+    split = next((split for split in named if split.startswith("train")), next(iter(named)))
+    folder, _, own = named[split][0].name.rpartition("/")
+    before, found, _ = own.partition(split)
+    return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
