@@ -954,6 +954,20 @@ def test_several_data_sets_in_a_folder_are_not_read_as_one(tmp_path: Path) -> No
         assert len(train.names) == files
 
 
+def test_a_folder_that_lacks_a_part_of_a_file_or_has_two_copies_is_refused(tmp_path: Path) -> None:
+    """As of a download that broke off: half of the rows would be missing without a word."""
+    for name in ("a-00000-of-00002", "b_1_of_2", "b_2_of_2", "1-of-1"):
+        write(tmp_path / f"{name}.jsonl")
+    with pytest.raises(ValueError, match=r"holds 1 of the 2 parts of a-\*\.jsonl; get the others"):
+        files_at(str(tmp_path))
+    assert len(files_at(str(tmp_path / "a-*"))) == 1
+    write(tmp_path / "a-00001-of-00002.jsonl")
+    assert len(files_at(str(tmp_path))) == 5
+    write(tmp_path / "a-00000-of-00001.jsonl")
+    with pytest.raises(ValueError, match=r"holds a-\*\.jsonl in 1 and in 2 parts"):
+        files_at(str(tmp_path))
+
+
 def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
     for split in ("train_prefs", "train_sft", "test_prefs", "test_sft"):
         write(tmp_path / f"data/{split}-00000-of-00001.jsonl", split)

@@ -2,8 +2,8 @@
 
 Begin with ``loading``, which does all of it. ``shards`` opens a source at any row, ``parsing``
 turns a record into rows and ``ahead`` does that in other processes. ``mixture`` draws from several
-sources, ``split_names`` reads splits from names of files, and ``splits`` decides which rows are
-held out. ``overlap`` finds rows with the same text,
+sources, ``split_names`` reads splits from names of files, ``numbered`` the parts of a file, and
+``splits`` decides which rows are held out. ``overlap`` finds rows with the same text,
 ``near`` rows with nearly the same text, and ``language`` guesses the language of a text.
 ``first_bytes`` guesses what an unreadable file is, ``one_object`` where its rows lie. ``config``
 has the settings.

@@ -27,6 +27,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from steps.data.load.numbered import require_all
 from steps.data.load.split_names import require_one
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
@@ -148,7 +149,8 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     Raises:
         FileNotFoundError: no file was found.
         ValueError: the suffix is unknown; or a folder has several kinds of data files, several
-            splits or data sets, data in an unsupported format, or one file in two compressions.
+            splits or data sets, data in an unsupported format, one file in two compressions, or
+            not all parts of a file.
     """
     with reaching(url):
         filesystem, path = fsspec.url_to_fs(url)
@@ -341,6 +343,7 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
         )
     shards = _files(filesystem, files, root)
     require_one(url, shards, one_split=one_split)
+    require_all(url, [shard.name for shard in shards])
     return shards
 
 
