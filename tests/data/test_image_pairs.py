@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 from step_output import Folder
+from transformers.image_transforms import convert_to_rgb
 from vision_model import write_vision_model
 
 from pipeline import Artifact, File, TemperError
@@ -163,6 +164,21 @@ def test_images_come_as_paths_bytes_objects_and_pillows_own(rows: Path, tmp_path
     seen = [np.asarray(pixels(row["content"])) for row in table]
     with Image.open(path) as opened:
         assert all((found == np.asarray(opened)).all() for found in seen)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1", "CMYK"])
+def test_transparent_images_are_on_white_as_processors_have_them(mode: str) -> None:
+    """Else training sees the colours below, mostly black, and generation white."""
+    every = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    drawn = Image.merge("RGBA", [*map(Image.fromarray, (every, every.T.copy(), every)),
+                                 Image.fromarray(every[::-1].copy())])  # fmt: skip
+    drawn = drawn.convert("RGB" if mode in ("P", "CMYK") else "RGBA").convert(mode)
+    with io.BytesIO() as file:
+        transparent = {"transparency": 3} if mode == "P" else {}
+        drawn.save(file, "TIFF" if mode == "CMYK" else "PNG", **transparent)
+        content = file.getvalue()
+    with Image.open(io.BytesIO(content)) as opened:
+        assert (np.asarray(pixels(content)) == convert_to_rgb(opened, return_numpy=True)).all()
 
 
 def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Checks the bytes of images, and decodes them to the pixels that a processor takes.
 
-An image is turned as its EXIF data says and converted to RGB. Only the first frame of an animation
-is read.
+An image is turned as its EXIF data says and converted to RGB, on white where it is transparent.
+Only the first frame of an animation is read.
 """
 
 import hashlib
@@ -88,7 +88,18 @@ def _turned(opened: "Image") -> "Image":
     from PIL import ImageOps
 
     turned: Any = ImageOps.exif_transpose(opened)
-    return turned.convert("RGB")
+    return _opaque(turned)
+
+
+def _opaque(image: "Image") -> "Image":
+    """An image in RGB, on white where it is transparent, as processors of transformers have it; the
+    colours under transparent pixels are mostly black, and nobody has seen them."""
+    from PIL import Image
+
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def too_large(where: str, size: str) -> MalformedRow:
