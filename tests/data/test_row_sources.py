@@ -530,6 +530,7 @@ def test_a_folder_with_two_kinds_of_file_is_refused(folder: Path) -> None:
     [
         ("b/3.xlsx", r"cannot be read: b/3\.xlsx"),
         ("3.jsonl.xz", r"cannot be read: 3\.jsonl\.xz"),
+        ("3.jsonl.gz.part", r"cannot be read: 3\.jsonl\.gz\.part; get"),
         ("a/1.jsonl.gz", r"in two compressions: a/1\.jsonl, a/1\.jsonl\.gz"),
     ],
 )

@@ -55,11 +55,12 @@ SUFFIXES = (*_KINDS,)
 _CODEC = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 _UNREAD = re.compile(
     r"\.(xlsx?|ndjson|jsonlines|jl|feather|avro|orc|pq|parq|ipc)(\.(gz|zst|zstd|xz|bz2|lz4|zip))?$"
-    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip|zstd)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
+    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip|zstd)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$"
+    r"|\.(jsonl?|txt|[ct]sv|parquet|arrow)(\.(gz|zst))?\.(part|partial|crdownload|incomplete)$",
     re.IGNORECASE,
 )
-"""File names of data in formats that are not supported (other files, such as a licence, are
-ignored)."""
+"""File names of data in formats that are not supported, and of downloads that broke off (other
+files, such as a licence, are ignored)."""
 
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
@@ -329,8 +330,9 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
     found = [name for name in sorted(filesystem.find(root)) if not _is_hidden(name, root)]
     if unread := [name for name in found if _UNREAD.search(name)]:
         raise ValueError(
-            f"{url} holds data that cannot be read: {_few(unread, root)}; convert it to one of "
-            f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
+            f"{url} holds data that cannot be read: {_few(unread, root)}; get the whole file, "
+            f"convert it to one of {', '.join(SUFFIXES)}, or say which files are meant with a "
+            "pattern"
         )
     readable = [name for name in found if name.lower().endswith(SUFFIXES)]
     files = _saved_by_datasets(filesystem, found, url) or readable
