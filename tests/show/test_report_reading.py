@@ -252,3 +252,8 @@ def test_only_what_differs_is_marked() -> None:
     assert "<b>" not in hostile
     assert difference("word " * 2000, "other " * 2000) == "other " * 2000
     assert json.dumps(difference("", "new words")) == '"new words"'
+
+
+def test_an_answer_of_which_nothing_can_be_seen_is_told_in_words() -> None:
+    assert difference("words", " \n") == '<i class="muted">only white space</i>'
+    assert difference("", "") == '<i class="muted">empty</i>'

@@ -21,6 +21,8 @@ MOST_WORDS = 600
 _LEAST_ALIKE = 0.25
 """Texts that are less similar are shown without marks: nearly every word would be marked."""
 _MARKED = Markup("<mark>{}</mark>")
+_SPACE = Markup('<i class="muted">only white space</i>')
+_EMPTY = Markup('<i class="muted">empty</i>')
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def _answers(answers: Sequence[tuple[str, Text]]) -> list[Answer]:
 
 def difference(before: str, after: str) -> Markup:
     """``after``, in which words that are not in ``before`` are marked; without marks if the texts
-    are too long or have too little in common."""
+    are too long or have too little in common. Of a text without visible characters, what it is."""
+    if not after.strip():
+        return _SPACE if after else _EMPTY
     old, new = _words(before), _words(after)
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     if old == new or max(len(old), len(new)) > MOST_WORDS or matcher.ratio() < _LEAST_ALIKE:
