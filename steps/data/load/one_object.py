@@ -27,7 +27,8 @@ def advice(records: Sequence[Mapping[str, Any]]) -> str:
             "it is one object with a row in each field: write its rows as a list, as in "
             "`jq '[.[]]' FILE.json > rows.json`"
         )
-    is_frame = {"columns", "index", "data"} == record.keys()  # pandas' orient="split"
+    # As pandas' orient="split" and tables of W&B.
+    is_frame = all(isinstance(record.get(name), list) for name in ("columns", "data"))
     return COLUMNS if is_frame or are_columns(record) else ""
 
 
