@@ -102,10 +102,15 @@ _VERDICTS = ("label", "kto_tag")
 _ANSWERS = ("completion", "response", "output")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 _CHATS = ("messages", "conversations", "conversation")
-_LABELS: Mapping[str, bool] = {
-    **dict.fromkeys(("true", "1", "1.0", "desirable", "chosen", "good", "yes"), True),
-    **dict.fromkeys(("false", "0", "0.0", "undesirable", "rejected", "bad", "no"), False),
-}
+_GOOD = (
+    "true", "1", "1.0", "yes", "good", "desirable", "chosen", "preferred", "correct", "right",
+    "safe", "positive", "pass", "thumbs_up",
+)  # fmt: skip
+_BAD = (
+    "false", "0", "0.0", "no", "bad", "undesirable", "rejected", "dispreferred", "incorrect",
+    "wrong", "unsafe", "negative", "fail", "thumbs_down",
+)  # fmt: skip
+_LABELS: Mapping[str, bool] = {**dict.fromkeys(_GOOD, True), **dict.fromkeys(_BAD, False)}
 
 
 def _label(value: Any, field: str) -> bool:
