@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline import TemperError
+from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
 from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import Reader, files_at, source_of
@@ -776,6 +777,10 @@ def test_turns_out_of_order_are_refused_naming_the_setting_or_merged_or_taken() 
     with pytest.raises(MalformedRow, match=r"data\.turns=any"):
         chosen.parse(HELLO, "1")
 
+    calls = {**assistant(""), "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    apart = {"messages": [user("q"), assistant("Let me see."), calls]}
+    with pytest.raises(MalformedRow, match=r"data\.turns=any takes them"):
+        ChatFormat(turns="merged").parse(apart, "1")
     (merged, _) = loaded([TWICE, HELLO], ConversationRow, turns="merged")
     assert [m["content"] for m in merged.messages] == ["One.\n\nTwo.", "a\n\nb"]
     taken = loaded([TWICE, HELLO], ConversationRow, turns="any")

@@ -82,7 +82,8 @@ def check_question(prompt: Messages, field: str) -> None:
 def _check_order(roles: Sequence[str], field: str, turns: str) -> None:
     if turns != "any" and (wrong := _out_of_order(tuple(roles))):
         before, role = wrong
-        how = "data.turns=merged joins them" if role == before else "data.turns=any takes them"
+        joins = role == before and turns != "merged"  # which joins no messages with calls
+        how = "data.turns=merged joins them" if joins else "data.turns=any takes them"
         raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}; {how}")
 
 
