@@ -29,6 +29,7 @@ from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.shards import source_of
 from steps.data.row_view import show_row
 from steps.data.rows.parquet import read_rows
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import messages_from_column
 from steps.data.tokens.config import TokenizeConfig, TooLong
@@ -179,6 +180,13 @@ def test_transparent_images_are_on_white_as_processors_have_them(mode: str) -> N
         content = file.getvalue()
     with Image.open(io.BytesIO(content)) as opened:
         assert (np.asarray(pixels(content)) == convert_to_rgb(opened, return_numpy=True)).all()
+
+
+def test_an_image_of_pillow_s_own_with_16_bits_a_channel_is_refused_as_its_file_is() -> None:
+    """As the Hub's rows have it: in RGB nearly all of it would be white."""
+    record = {"images": Image.fromarray(np.full((2, 2), 4096, np.uint16))}
+    with pytest.raises(MalformedRow, match="images is in Pillow's mode I;16; convert it to 8-bit"):
+        ImageColumn("images").take(record, None)
 
 
 def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steps.data.images.pictures import MAX_BYTES, Picture, picture, too_large
+from steps.data.images.pictures import MAX_BYTES, Picture, check_mode, picture, too_large
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow
 
@@ -171,7 +171,7 @@ def _content(value: Any, where: str, folder: Path | None) -> bytes:
     if isinstance(value, str) and value:
         return _decoded(value, where) if value.startswith("data:") else _read(value, where, folder)
     if hasattr(value, "save") and hasattr(value, "convert"):
-        return _encoded(value)
+        return _encoded(value, where)
     found = "missing" if value is None else type(value).__name__
     raise MalformedRow("no image", f"{where} is {found}, expected a path, bytes or both")
 
@@ -211,9 +211,11 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 120 else f"{text[:60]}…")
 
 
-def _encoded(image: Any) -> bytes:
+def _encoded(image: Any, where: str) -> bytes:
     """An image of Pillow as a PNG file, without loss."""
-    kept = image if image.mode in ("L", "RGB", "RGBA", "P", "1", "LA") else image.convert("RGB")
+    check_mode(image, where)
+    other = "RGBA" if image.mode == "PA" else "RGB"
+    kept = image if image.mode in ("L", "RGB", "RGBA", "P", "1", "LA") else image.convert(other)
     with io.BytesIO() as written:
         kept.save(written, format="PNG", compress_level=1)
         return written.getvalue()
