@@ -585,9 +585,9 @@ def test_a_module_in_a_folder_that_the_step_adds_to_the_path_is_a_dependency(
     assert project.reason() == "extra/the_task.py, which it read, changed"
 
 
-@pytest.mark.parametrize("found", ["step", "helper"])
+@pytest.mark.parametrize(("package_of_step", "others"), [("apart", []), ("mine", ["apart"])])
 def test_files_of_a_package_that_only_a_finder_of_its_own_finds_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_of_step: str, others: list[str]
 ) -> None:
     """Setuptools installs some packages so that one can edit them; this one lies below /tmp."""
     package = tmp_path / "src" / "apart"
@@ -601,8 +601,8 @@ def test_files_of_a_package_that_only_a_finder_of_its_own_finds_count(
             return spec_from_file_location(name, file) if name == "apart" else None
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    names = ("apart",) if found == "step" else ("steps", ["apart"])
-    assert Rules.of("", project_roots(*names), ()).counts(str(package / "data.txt"))
+    rules = Rules.of(package_of_step, project_roots(package_of_step, others), ())
+    assert rules.counts(str(package / "data.txt"))
 
 
 def test_source_that_a_step_reads_counts_with_its_comments(project: Project) -> None:
