@@ -19,7 +19,8 @@ def reference_to(definition: Any) -> str:
     if "<" in qualname:
         raise TemperError(
             f"{module}.{qualname} is defined inside a function, where a worker cannot import it; "
-            "move it to the top level of its module"
+            "move it to the top level of its module (in a decorator, functools.wraps gives it the "
+            "name of what is decorated)"
         )
     if module == "__main__":
         module = _script_module(qualname)

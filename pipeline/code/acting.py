@@ -68,6 +68,7 @@ _CONSUME = word_set("""
 _KEEPS = word_set("""
     field added_field execution_detail detail_field partial TypeVar NewType cast ParamSpec
     Field PrivateAttr AfterValidator BeforeValidator PlainValidator WrapValidator Factory ib attrib
+    property staticmethod classmethod
 """)
 """Functions that only store their arguments."""
 _CALLED_AT_ONCE = "field_transformer"

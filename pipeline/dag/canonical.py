@@ -534,6 +534,18 @@ def too_deep(where: str) -> TemperError:
                        f"{DEEPEST} deep; pass it flat")  # fmt: skip
 
 
+_FORMS = {
+    "tolist": "value.item() or value.tolist()",
+    "model_dump": "value.model_dump()",
+    "_asdict": "value._asdict()",
+    "__attrs_attrs__": "attrs.asdict(value)",
+    "isoformat": "value.isoformat()",
+    "_is_interpolation": "OmegaConf.to_container(value, resolve=True)",
+}
+"""How to write a value as plain data, by an attribute of its class: for arrays, models of pydantic,
+named tuples, classes of attrs, dates and configs of OmegaConf."""
+
+
 def _no_identity(value: Any, where: str) -> TemperError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, type):
@@ -544,8 +556,8 @@ def _no_identity(value: Any, where: str) -> TemperError:
         advice = "pass the name of a registered function, or a dataclass with its parameters"
     elif isinstance(value, PurePath):
         advice = "pass File(URL)"
-    elif type(value).__module__ == _NUMPY:
-        advice = "pass value.item() or value.tolist()"
+    elif form := next((f for method, f in _FORMS.items() if hasattr(type(value), method)), ""):
+        advice = f"pass {form}"
     else:
         advice = "pass numbers, strings, lists, mappings, dataclasses, enums or paths"
     return TemperError(f"{where}: a value of type {kind} has no stable identity; {advice}")

@@ -13,7 +13,8 @@ from typing import Any
 
 _LIBRARIES = frozenset(
     {"safetensors", "tokenizers", "pyarrow", "polars", "h5py", "cv2", "sentencepiece", "duckdb"}
-    | {"lxml", "soundfile"}
+    | {"lxml", "soundfile", "faiss", "fasttext", "kenlm", "lightgbm", "llama_cpp", "onnxruntime"}
+    | {"xgboost", "decord", "torchcodec"}
 )
 _WRITES = ("write", "save", "sink", "export", "dump", "imwrite")
 _MODES = frozenset({"w", "w-", "wb", "x", "xb"})

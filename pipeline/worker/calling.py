@@ -9,10 +9,11 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -203,19 +204,31 @@ def _rules(spec: StepSpec, module: str) -> Rules:
     known = [str(scratch), *inputs, *files, *([store.root] if store.is_local else [])]
     package = module.partition(".")[0]
     beside = map(os.path.dirname, map(os.path.abspath, files))
-    return Rules.of(package, project_roots(package), known, beside)
+    others = {name.partition(":")[0].partition(".")[0] for name in spec.code or ()}
+    return Rules.of(package, project_roots(package, others), known, beside)
 
 
-def project_roots(package: str) -> list[str]:
+def project_roots(package: str, others: Iterable[str] = ()) -> list[str]:
     """The folders of project code for a step of this package: all folders in ``sys.path`` that are
-    no libraries, and the package itself, wherever it lies."""
+    no libraries, the package itself, wherever it lies, and the folders of it and of the other
+    packages with its code that only a finder of their own finds, as some editable installs."""
     folders = [entry for entry in sys.path if os.path.isdir(entry)]
     with contextlib.suppress(OSError):  # the working folder may have been deleted
         folders.append(os.getcwd())
+    folders += filter(None, map(_folder_of, (package, *others)))
     roots = [folder for folder in folders if not in_library(f"{folder}/any.py")]
     if (spec_of := PathFinder.find_spec(package)) and in_library(spec_of.origin or ""):
         roots += spec_of.submodule_search_locations or ()
     return [*roots, SHIPPED_STEPS]
+
+
+def _folder_of(package: str) -> str | None:
+    """The folder from which a package or a single module is imported."""
+    with contextlib.suppress(ImportError, ValueError):  # the latter of a module without a spec
+        spec = find_spec(package)
+        if spec is not None and spec.origin and os.path.isfile(spec.origin):
+            return str(Path(spec.origin).parents[bool(spec.submodule_search_locations)])
+    return None
 
 
 def _found(reference: str) -> StepFunction:

@@ -2,15 +2,20 @@
 
 import enum
 import os
+import re
 import subprocess
 import sys
+from collections import namedtuple
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from places import SUPPORT
 
 from pipeline import TemperError, execution_detail
@@ -113,6 +118,21 @@ def test_the_order_of_a_mapping_is_neither_identity_nor_seen_by_the_step() -> No
 def test_a_value_without_stable_identity_is_refused_naming_the_field(value: Any) -> None:
     with pytest.raises(TemperError, match=r"train\(config\)\.callbacks\[1\]: .*no stable identity"):
         identity({"callbacks": [1, value]}, "train(config)")
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (np.arange(3), "pass value.item() or value.tolist()"),
+        (OmegaConf.create({"a": 1}), "pass OmegaConf.to_container(value, resolve=True)"),
+        (date(2026, 1, 1), "pass value.isoformat()"),
+        (namedtuple("Pair", ["a", "b"])(1, 2), "pass value._asdict()"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refused_value_is_told_how_to_be_written_as_data(value: Any, advice: str) -> None:
+    with pytest.raises(TemperError, match=re.escape(advice)):
+        key(value)
 
 
 def test_a_path_stands_for_the_content_of_its_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from typer.testing import CliRunner
 from pipeline import File, Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.observed.discovery import Home
+from pipeline.observed.rules import Rules
 from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.running.rounds import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.worker.calling import project_roots
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -580,6 +583,26 @@ def test_a_module_in_a_folder_that_the_step_adds_to_the_path_is_a_dependency(
     assert project.is_cached()
     project.write("extra/the_task.py", "VALUE = 2\n")
     assert project.reason() == "extra/the_task.py, which it read, changed"
+
+
+@pytest.mark.parametrize(("package_of_step", "others"), [("apart", []), ("mine", ["apart"])])
+def test_files_of_a_package_that_only_a_finder_of_its_own_finds_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_of_step: str, others: list[str]
+) -> None:
+    """Setuptools installs some packages so that one can edit them; this one lies below /tmp."""
+    package = tmp_path / "src" / "apart"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            file = package / "__init__.py"
+            return spec_from_file_location(name, file) if name == "apart" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    rules = Rules.of(package_of_step, project_roots(package_of_step, others), ())
+    assert rules.counts(str(package / "data.txt"))
 
 
 def test_source_that_a_step_reads_counts_with_its_comments(project: Project) -> None:
