@@ -74,11 +74,30 @@ def import_pretrained(
     tokenizer.save_pretrained(output)
     _say_whether_tied(model)
     save_model(model, output)
+    counts = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+    if _is_blind(model, source, where):
+        return counts | _without_tower(model)
     _copy_processor(source, where, output)
+    return counts | _left_out(sorted(found["unexpected_keys"]))
+
+
+def _is_blind(model: PreTrainedModel, source: str, where: dict[str, Any]) -> bool:
+    """Whether the source reads images, and its language model, which is all that was loaded, does
+    not."""
+    if "gguf_file" in where:
+        return False
+    config = AutoConfig.from_pretrained(source, **where, trust_remote_code=False)
+    return "vision_config" in config.sub_configs and "vision_config" not in model.config.sub_configs
+
+
+@execution_detail
+def _without_tower(model: PreTrainedModel) -> dict[str, list[str]]:
+    """A notice about the part of a model that was left out."""
     return {
-        "parameters": model.num_parameters(),
-        "vocabulary": len(tokenizer),
-        **_left_out(sorted(found["unexpected_keys"])),
+        "notices": [
+            "left out the part of the model that reads images: transformers has its language model "
+            f"by itself ({type(model).__name__}), so what is trained and saved reads text only"
+        ]
     }
 
 
