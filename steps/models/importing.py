@@ -22,6 +22,7 @@ from transformers.utils.hub import cached_file
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import ADAPTER_FILE, DEQUANTISED, Dtype
 from steps.models.folders import (
+    became_blind,
     language_model_of,
     require_no_adapter,
     require_weights,
@@ -75,30 +76,11 @@ def import_pretrained(
     _say_whether_tied(model)
     save_model(model, output)
     counts = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
-    if _is_blind(model, source, where):
-        return counts | _without_tower(model)
+    blind = None if quantized else became_blind(model, source, where)
+    if blind is not None:
+        return counts | {"notices": [blind]}
     _copy_processor(source, where, output)
     return counts | _left_out(sorted(found["unexpected_keys"]))
-
-
-def _is_blind(model: PreTrainedModel, source: str, where: dict[str, Any]) -> bool:
-    """Whether the source reads images, and its language model, which is all that was loaded, does
-    not."""
-    if "gguf_file" in where:
-        return False
-    config = AutoConfig.from_pretrained(source, **where, trust_remote_code=False)
-    return "vision_config" in config.sub_configs and "vision_config" not in model.config.sub_configs
-
-
-@execution_detail
-def _without_tower(model: PreTrainedModel) -> dict[str, list[str]]:
-    """A notice about the part of a model that was left out."""
-    return {
-        "notices": [
-            "left out the part of the model that reads images: transformers has its language model "
-            f"by itself ({type(model).__name__}), so what is trained and saved reads text only"
-        ]
-    }
 
 
 def _say_whether_tied(model: PreTrainedModel) -> None:

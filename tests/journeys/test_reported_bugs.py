@@ -26,6 +26,7 @@ from step_output import Folder
 from tiny_models import (
     SIZES,
     VOCABULARY,
+    demonstration_records,
     gpt2,
     llama,
     log_of,
@@ -63,9 +64,9 @@ from steps.scoring.logps import TokenLogps, forward_backward, token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import read_reference, run_reference
 from steps.train_dpo import train_dpo
-from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainConfig
 from steps.training.optimizer import Updater
-from steps.training.recipes import run_dpo
+from steps.training.recipes import run_dpo, run_sft
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -371,6 +372,10 @@ def test_a_model_that_lost_its_part_for_images_says_so(tmp_path: Path) -> None:
     assert "(Qwen3_5ForCausalLM)" in notice
     assert not reads_images(out)
     assert not any("visual" in name for name in load_file(out / "model.safetensors"))
+    for folder, is_told in ((source, True), (out, False)):  # the first as an adopted model
+        place = Workplace(tmp_path / f"{is_told}", tmp_path / f"{is_told}-scratch")
+        summary = run_sft(folder, demonstration_records(2), TrainConfig(), place)
+        assert (notice in summary["notices"]) is is_told
 
 
 def test_quantised_weights_are_not_imported(policy: Path, tmp_path: Path) -> None:
