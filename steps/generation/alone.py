@@ -21,7 +21,15 @@ from steps.models.positions import forget_lengths
 
 
 class AloneEngine(OwnModel):
-    """Samples with a model of this process, one completion at a time."""
+    """Samples with a model of this process, one completion at a time.
+
+    Args:
+        has_cache: whether the model keeps what it has read; else it reads all for each token.
+    """
+
+    def __init__(self, model: PreTrainedModel, weights: str, has_cache: bool = True) -> None:
+        super().__init__(model, weights)
+        self.has_cache = has_cache
 
     def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
         """As `Engine.sample`."""
@@ -62,6 +70,7 @@ class AloneEngine(OwnModel):
         settings = GenerationConfig(
             max_new_tokens=request.max_new_tokens - len(written.ids),
             do_sample=False,
+            use_cache=self.has_cache,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # never read: there is one row
         )

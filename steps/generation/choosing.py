@@ -2,7 +2,8 @@
 
 A check runs at the start, on the longest and the shortest prompt of the run. It samples a few
 tokens in slots and compares their log-probabilities with those of the model's own forward over
-prompt and completion.
+prompt and completion. Where they differ, each completion is written alone; and without a cache, if
+transformers' cache of the model does not pass that check either.
 
 `choose_engine` serves runs that sample again and again. It also samples the same completions
 alone, to see whether a completion depends, in any bit, on others in its batch. `sample_checked`
@@ -84,7 +85,8 @@ def choose_engine(
     tried = _try_some(engine, requests, _TOKENS_TRIED)
     facts = _facts(model)
     if tried.fault:
-        return EngineChoice(AloneEngine(model, weights), "alone", True, tried.fault, facts=facts)
+        alone, why_not = _alone(model, weights, requests, tried.fault)
+        return EngineChoice(alone, "alone", True, why_not, facts=facts)
     facts |= {"replays": True} if engine.replays else {}
     alone = [finished for one in tried.requests for finished in engine.sample([one], weights)]
     invariant = sorted(map(_told, tried.drawn)) == sorted(map(_told, alone))
@@ -116,8 +118,25 @@ def sample_checked(
         done = _sampled(engine, own, told)
         fault = _any(_fault_at_end(engine.model, own, done) if at_end else None, ranks)
     if fault is not None:
-        done = _sampled(AloneEngine(engine.model, engine.weights), own, told)
+        alone, fault = _alone(engine.model, engine.weights, requests, fault)
+        done = _sampled(alone, own, told)
     return done, _notice(fault, tried.why_rounded)
+
+
+def _alone(
+    model: PreTrainedModel, weights: str, requests: Sequence[Request], fault: str
+) -> tuple[AloneEngine, str]:
+    """The engine for a model with this `fault` of slots, and all faults."""
+    alone = AloneEngine(model, weights)
+    of_cache, _ = _try(alone, _some(requests, _TOKENS_TRIED), "with transformers' cache")
+    if of_cache is None:
+        return alone, fault
+    return AloneEngine(model, weights, has_cache=False), _without_cache(fault, of_cache)
+
+
+@execution_detail
+def _without_cache(fault: str, of_cache: str) -> str:
+    return f"{fault}; and all is read again for each token, which is slower still: {of_cache}"
 
 
 @execution_detail
@@ -158,7 +177,7 @@ def _fault_at_end(
     by_length.sort(key=lambda pair: len(pair[0].prompt_ids) + len(pair[1].ids))
     most = max(by_length, key=lambda pair: len(pair[1].ids))
     pairs = [by_length[-1]] if most is by_length[-1] else [by_length[-1], most]
-    return _difference(model, pairs)
+    return _difference(model, pairs, "in slots")
 
 
 @dataclass(frozen=True)
@@ -177,18 +196,17 @@ def _try_some(engine: SlotEngine, requests: Sequence[Request], tokens: int) -> _
 
     Raises ValueError for a row that is longer than the model's positions.
     """
-    by_length = sorted(requests, key=lambda request: request.longest_sequence)
-    longest = by_length[-1]
+    longest = max(requests, key=lambda request: request.longest_sequence)
     require_positions(engine.model, longest.row, longest.longest_sequence)
-    tried = [_short(request, k, tokens) for k, request in enumerate((longest, by_length[0]))]
+    tried = _some(requests, tokens)
     why_rounded, fault = None, rescaled_rotation(engine.model, longest.longest_sequence)
     # The rounding of a model of 16 bits could hide a fault.
     if fault is None:
         in_float32, why_rounded = found_in_float32(
-            engine.model, lambda: _try(engine, tried, _LACKING)
+            engine.model, lambda: _try(engine, tried, "in slots", _LACKING)
         )
         fault = in_float32[0] if in_float32 else None
-    fault, drawn = (fault, []) if fault else _try(engine, tried)
+    fault, drawn = (fault, []) if fault else _try(engine, tried, "in slots")
     return _Tried(fault, tried, drawn, why_rounded)
 
 
@@ -201,6 +219,12 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
+def _some(requests: Sequence[Request], tokens: int) -> list[Request]:
+    """The longest and the shortest request, for so many tokens."""
+    by_length = sorted(requests, key=lambda request: request.longest_sequence)
+    return [_short(request, k, tokens) for k, request in enumerate((by_length[-1], by_length[0]))]
+
+
 def _short(request: Request, k: int, tokens: int) -> Request:
     tokens = min(request.max_new_tokens, tokens)
     return replace(request, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
@@ -211,14 +235,16 @@ def _told(finished: Finished) -> str:
 
 
 def _try(
-    engine: SlotEngine,
+    engine: SlotEngine | AloneEngine,
     requests: Sequence[Request],
+    how: str,
     raised: tuple[type[Exception], ...] = (torch.OutOfMemoryError, MemoryError),
 ) -> tuple[str | None, list[Finished]]:
-    """The fault of slots for these requests, or None; and the sampled completions.
+    """The fault of an engine for these requests, or None; and the sampled completions.
 
     Args:
-        raised: errors that are no fault of slots.
+        how: the engine writes.
+        raised: errors that are no fault of it.
     """
     model = engine.model
     try:
@@ -227,11 +253,13 @@ def _try(
         raise
     except Exception as error:
         # A model may raise any error here; it can still be run in another way.
-        return _takes_no_slots(model, error), []
-    return _difference(model, list(zip(requests, drawn, strict=True))), drawn
+        return _does_not_write(model, how, error), []
+    return _difference(model, list(zip(requests, drawn, strict=True)), how), drawn
 
 
-def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]]) -> str | None:
+def _difference(
+    model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]], how: str
+) -> str | None:
     """What the last tokens of completions differ in from the model's own forward, if rounding does
     not explain it. A low temperature multiplies rounding, so the comparison divides by it."""
     actual, expected = [], []
@@ -241,7 +269,7 @@ def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]
         actual.append(heat * logps)
         expected.append(heat * own_logps(model, request, finished, _TOKENS_TRIED))
     difference = logp_difference(torch.cat(actual), torch.cat(expected), model.dtype)
-    return difference and f"in slots, {type(model).__name__} differs: {difference}"
+    return difference and f"{how}, {type(model).__name__} differs: {difference}"
 
 
 @torch.no_grad()
@@ -262,5 +290,5 @@ def own_logps(
 
 
 @execution_detail
-def _takes_no_slots(model: PreTrainedModel, error: Exception) -> str:
-    return f"{type(model).__name__} does not take slots ({type(error).__name__}: {error})"
+def _does_not_write(model: PreTrainedModel, how: str, error: Exception) -> str:
+    return f"{type(model).__name__} does not write {how} ({type(error).__name__}: {error})"

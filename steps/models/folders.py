@@ -5,7 +5,7 @@ transformers (which is in config.json). They contain no path and no time.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import ADAPTER_FILE, Dtype, Quantization
 from steps.models.quantized import four_bit, prepare_four_bit
 from steps.models.write_errors import writing
+from steps.shared.execution_detail import execution_detail
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -85,6 +86,27 @@ def language_model_of(config: PreTrainedConfig) -> Any:
     named = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     sees = "vision_config" in config.sub_configs and not named
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def became_blind(
+    model: PreTrainedModel, source: Path | str, where: Mapping[str, Any] | None = None
+) -> str | None:
+    """A notice if `source` reads images and `model` does not, which is all that was loaded of it.
+
+    Args:
+        where: what else transformers is told about the source.
+    """
+    config = AutoConfig.from_pretrained(source, **(where or {}), trust_remote_code=False)
+    sees = "vision_config" in config.sub_configs
+    return _blind(model) if sees and "vision_config" not in model.config.sub_configs else None
+
+
+@execution_detail
+def _blind(model: PreTrainedModel) -> str:
+    return (
+        "left out the part of the model that reads images: transformers has its language model by "
+        f"itself ({type(model).__name__}), so what is trained and saved reads text only"
+    )
 
 
 def load_as(

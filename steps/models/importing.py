@@ -22,6 +22,7 @@ from transformers.utils.hub import cached_file
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import ADAPTER_FILE, DEQUANTISED, Dtype
 from steps.models.folders import (
+    became_blind,
     language_model_of,
     require_no_adapter,
     require_weights,
@@ -74,12 +75,12 @@ def import_pretrained(
     tokenizer.save_pretrained(output)
     _say_whether_tied(model)
     save_model(model, output)
+    counts = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+    blind = None if quantized else became_blind(model, source, where)
+    if blind is not None:
+        return counts | {"notices": [blind]}
     _copy_processor(source, where, output)
-    return {
-        "parameters": model.num_parameters(),
-        "vocabulary": len(tokenizer),
-        **_left_out(sorted(found["unexpected_keys"])),
-    }
+    return counts | _left_out(sorted(found["unexpected_keys"]))
 
 
 def _say_whether_tied(model: PreTrainedModel) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
-from steps.models.folders import load_model, save_model, vocabulary_size
+from steps.models.folders import became_blind, load_model, save_model, vocabulary_size
 from steps.models.positions import beyond_training
 from steps.models.quantized import (
     count_of,
@@ -197,6 +197,7 @@ class TorchPolicy:
             slow,
             "the layers are not compiled, as the model is not packed" if plain else None,
             _rounded(model),
+            became_blind(model, self._folder),
         )
         scored_by = replace(packed, attention=packing.attention)
         return scored_by, [notice for notice in told if notice]

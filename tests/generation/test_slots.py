@@ -15,7 +15,7 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 from benchmarks.architectures import tiny
 from steps.generation.alone import AloneEngine
 from steps.generation.cache import BLOCK, SLOTS
-from steps.generation.choosing import choose_engine
+from steps.generation.choosing import choose_engine, own_logps
 from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
@@ -304,6 +304,30 @@ def test_slots_that_give_something_else_than_the_model_are_not_used(
     choice = choose_engine(built("llama"), some_requests())
     assert choice.name == "alone"
     assert "logps are off by" in (choice.why_not or "")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told"),
+    [
+        ("minimax", "with transformers' cache, MiniMaxForCausalLM differs"),
+        ("xlstm", "xLSTMForCausalLM does not write with transformers' cache"),
+    ],
+)
+def test_a_cache_of_transformers_that_is_not_right_is_not_used(
+    architecture: str, told: str
+) -> None:
+    """That of MiniMax with a window forgets what the model reads; that of xLSTM raises an error."""
+    model, request = tiny(architecture).float(), some_requests()[0]
+    choice = choose_engine(model, [request])
+    assert choice.name == "alone"
+    assert told in (choice.notice or "")
+    [done] = choice.engine.sample([request], "")
+    torch.testing.assert_close(
+        torch.tensor(done.logps, dtype=torch.float64),
+        own_logps(model, request, done),
+        rtol=0,
+        atol=1e-4,
+    )
 
 
 def test_a_row_longer_than_a_table_of_positions_is_refused() -> None:

@@ -23,12 +23,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from step_output import Folder
-from tiny_models import VOCABULARY, gpt2, llama, log_of, model_folder, pair_records, word_tokenizer
+from tiny_models import (
+    SIZES,
+    VOCABULARY,
+    demonstration_records,
+    gpt2,
+    llama,
+    log_of,
+    model_folder,
+    pair_records,
+    word_tokenizer,
+)
 from token_groups import group, ids
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from pipeline import File, adopt
+from steps.data.images.placeholders import reads_images
 from steps.import_model import import_model
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
@@ -48,9 +64,9 @@ from steps.scoring.logps import TokenLogps, forward_backward, token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import read_reference, run_reference
 from steps.train_dpo import train_dpo
-from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainConfig
 from steps.training.optimizer import Updater
-from steps.training.recipes import run_dpo
+from steps.training.recipes import run_dpo, run_sft
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -332,6 +348,34 @@ def test_the_config_of_an_imported_model_says_whether_its_head_is_its_embeddings
     has_head = "lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["tie_word_embeddings"] is not has_head
+
+
+def seeing() -> PreTrainedModel:
+    text = {
+        **SIZES,
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]},
+    }
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "depth": 1}
+    config = Qwen3_5Config(text_config=text, vision_config={**tower, "out_hidden_size": 16})
+    return Qwen3_5ForConditionalGeneration(config)
+
+
+def test_a_model_that_lost_its_part_for_images_says_so(tmp_path: Path) -> None:
+    """Transformers has the language model of Qwen 3.5 by itself, and drops the rest in silence."""
+    source, out = model_folder(tmp_path / "source", seeing), tmp_path / "out"
+    word_tokenizer().save_pretrained(source)
+    (source / "preprocessor_config.json").write_text('{"image_processor_type": "any"}')
+    [notice] = import_pretrained(str(source), out, Dtype.float32, None)["notices"]
+    assert "reads images" in notice
+    assert "(Qwen3_5ForCausalLM)" in notice
+    assert not reads_images(out)
+    assert not any("visual" in name for name in load_file(out / "model.safetensors"))
+    for folder, is_told in ((source, True), (out, False)):  # the first as an adopted model
+        place = Workplace(tmp_path / f"{is_told}", tmp_path / f"{is_told}-scratch")
+        summary = run_sft(folder, demonstration_records(2), TrainConfig(), place)
+        assert (notice in summary["notices"]) is is_told
 
 
 def test_quantised_weights_are_not_imported(policy: Path, tmp_path: Path) -> None:

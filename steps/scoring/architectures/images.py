@@ -24,7 +24,10 @@ from steps.shared.execution_detail import execution_detail
 if TYPE_CHECKING:
     from steps.data.images.images_of_rows import ImageOfRow
 
-_OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_KINDS = ("mm_token_type_ids", "token_type_ids")
+"""What a model may be given that says which tokens stand for images. Those of Gemma 3 and others
+attend to all of their image, also to what follows them."""
+_OF_TEXT = frozenset({"input_ids", "attention_mask", *_KINDS})
 
 
 def with_features(model: PreTrainedModel, pack: Pack, embeddings: Tensor) -> Tensor:
@@ -69,10 +72,10 @@ def inputs_of(
     if not images:
         _refuse_placeholders(model, input_ids)
         return {}
-    found = dict(_processed(model, images))
-    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
-        found["mm_token_type_ids"] = (input_ids == _placeholder(model)).int()
-    return found
+    taken = inspect.signature(model.forward).parameters
+    of_images = (input_ids == _placeholder(model)).int()
+    kinds = {name: of_images for name in _KINDS if name in taken}
+    return {**_processed(model, images), **kinds}
 
 
 def _refuse_placeholders(model: PreTrainedModel, ids: Tensor) -> None:

@@ -1,0 +1,59 @@
+"""Models whose tokens of an image attend to all of it, also to those that follow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import SIZES
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+from steps.data.images.images_of_rows import ImageOfRow
+from steps.scoring.architectures import images
+from steps.scoring.architectures.pack_layouts import Layout
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.logps import token_logps
+from steps.scoring.packing import make_pack
+from steps.scoring.parity import check_packing
+
+IMAGE = 3
+PROMPT = (9, 4, *[IMAGE] * 4, 5, 12, 30)
+
+
+def gemma() -> Any:
+    torch.manual_seed(0)
+    tower: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config={**SIZES, "head_dim": 4, "query_pre_attn_scalar": 4, "sliding_window": 5},
+        vision_config={**tower, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4},
+        mm_tokens_per_image=4,
+        image_token_index=IMAGE,
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        if not parameter.any():  # the projection of what the tower sees
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@torch.no_grad()
+def test_gemma_3_reads_images_as_its_processor_has_it_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is packed where rows have no images, as then all tokens attend to those before only."""
+    model, pixels = gemma(), torch.randn(1, 3, 16, 16)
+    monkeypatch.setattr(images, "_processed", lambda *_: {"pixel_values": pixels})
+    responses = (TokenResponse((20, 21, 22)), TokenResponse((40, 41)))
+    row = TokenGroup("row", "row", PROMPT, responses, images=(ImageOfRow(Path("/"), "0"),))
+    expected = []
+    for response in responses:
+        ids = torch.tensor([[*PROMPT, *response.ids]])
+        kinds = (ids == IMAGE).int()  # what the processor gives beside the ids
+        logits = model(input_ids=ids, pixel_values=pixels, token_type_ids=kinds).logits[0]
+        logps = logits[len(PROMPT) - 1 : -1].log_softmax(-1)
+        expected.append(logps.gather(1, torch.tensor(response.ids)[:, None])[:, 0])
+    assert check_packing(model, [row]).layout is Layout.alone
+    found = token_logps(model, make_pack([row]))
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-5)
+    blind = TokenGroup("row", "row", (9, 4, 12), responses)
+    assert check_packing(model, [blind]).layout is Layout.packed
