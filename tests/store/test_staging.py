@@ -241,9 +241,9 @@ def test_after_a_kill_another_machine_loses_at_most_one_interval(
     store, journal = Store(f"{gcs_bucket}/{os.urandom(4).hex()}"), str(tmp_path / "journal")
     paths = os.pathsep.join([str(SUPPORT), *sys.path])
 
-    def copied() -> bool:
-        names = store.objects.sizes(f"{store.root}/scratch")
-        return any((store.read(f"{store.root}/scratch/{n}") or b"").isdigit() for n in names)
+    def copied() -> bool:  # by a snapshot, which follows the files that it names
+        names = [name for name in scratch_copies(store) if name.endswith(".json")]
+        return any(b"count.txt" in (store.read(f"{store.root}/scratch/{n}") or b"") for n in names)
 
     with held(journal, 3):
         driver = subprocess.Popen(
