@@ -165,8 +165,10 @@ TWO_STEPS = """
 import sys
 from job_steps import count_to, where
 from pipeline import run
+from pipeline.launchers.config import LauncherConfig, LocalConfig
 store, journal = sys.argv[1:]
-run([count_to(600, journal), where(journal, 1, 600.0)], store, jobs=2)
+patient = LauncherConfig(local=LocalConfig(grace_seconds=600.0))  # however slow the machine is
+run([count_to(600, journal), where(journal, 1, 600.0)], store, jobs=2, launcher=patient)
 """
 
 
