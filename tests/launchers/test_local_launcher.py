@@ -20,6 +20,7 @@ from waiting import held, is_running, wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.launchers import devices
+from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.running.session import RunFailed
 from pipeline.worker.failure import Failure
 from pipeline.worker.torchrun import _first_failure
@@ -150,8 +151,9 @@ def test_a_step_that_heeds_the_request_has_time_to_save_what_it_has(
 ) -> None:
     """Here its time is over, twice."""
     root = count_to(6, journal).on(time="2s")
+    patient = LauncherConfig(local=LocalConfig(grace_seconds=600.0))
     with held(journal, 3):  # an attempt that comes to a number beyond waits there for its end
-        run([root], store, console=console)
+        run([root], store, console=console, launcher=patient)
     left = [int(line.split()[-1]) for line in lines(journal) if line.startswith("left")]
     went_on = [int(line.split()[-1]) for line in lines(journal) if line.startswith("from")]
     assert went_on == [0, *left]
