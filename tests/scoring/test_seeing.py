@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import SIZES
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3ForSequenceClassification,
+)
 
 from steps.data.images.images_of_rows import ImageOfRow
+from steps.reward_models.head_scores import VALUES
 from steps.scoring.architectures import images
 from steps.scoring.architectures.pack_layouts import Layout
-from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.examples import TokenGroup, TokenResponse, as_whole
 from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.parity import check_packing
@@ -20,7 +25,7 @@ IMAGE = 3
 PROMPT = (9, 4, *[IMAGE] * 4, 5, 12, 30)
 
 
-def gemma() -> Any:
+def gemma(kind: Any = Gemma3ForConditionalGeneration, **settings: Any) -> Any:
     torch.manual_seed(0)
     tower: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     config = Gemma3Config(
@@ -28,8 +33,9 @@ def gemma() -> Any:
         vision_config={**tower, "num_hidden_layers": 1, "image_size": 16, "patch_size": 4},
         mm_tokens_per_image=4,
         image_token_index=IMAGE,
+        **settings,
     )
-    model = Gemma3ForConditionalGeneration(config).eval()
+    model = kind(config).eval()
     for parameter in model.parameters():
         if not parameter.any():  # the projection of what the tower sees
             parameter.data += 0.2 * torch.randn_like(parameter)
@@ -57,3 +63,13 @@ def test_gemma_3_reads_images_as_its_processor_has_it_read_them(
     torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-5)
     blind = TokenGroup("row", "row", (9, 4, 12), responses)
     assert check_packing(model, [blind]).layout is Layout.packed
+
+
+@torch.no_grad()
+def test_a_reward_model_refuses_images_which_it_is_not_given() -> None:
+    """It took their placeholders for words."""
+    model = gemma(Gemma3ForSequenceClassification, num_labels=1)
+    responses = (TokenResponse((20, 21, 22)), TokenResponse((40, 41)))
+    row = as_whole(TokenGroup("row", "row", PROMPT, responses))
+    with pytest.raises(ValueError, match="the tokens have 4 placeholders of images"):
+        check_packing(model, [row], probe=VALUES.probe)
