@@ -72,10 +72,9 @@ def inputs_of(
     if not images:
         require_no_placeholders(model, input_ids)
         return {}
-    taken = inspect.signature(model.forward).parameters
-    of_images = (input_ids == _placeholder(model)).int()
-    kinds = {name: of_images for name in _KINDS if name in taken}
-    return {**_processed(model, images), **kinds}
+    found, token = dict(_processed(model, images)), _placeholder(model)
+    taken = () if token is None else inspect.signature(model.forward).parameters
+    return found | {name: (input_ids == token).int() for name in _KINDS if name in taken}
 
 
 def require_no_placeholders(model: PreTrainedModel, ids: Tensor) -> None:
