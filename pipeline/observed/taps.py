@@ -15,6 +15,7 @@ import inspect
 import linecache
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -202,17 +203,29 @@ def _note_base(hook: "Hook", frame: Any) -> None:
 
 
 def _tap_processes(hook: "Hook") -> None:
-    """``subprocess`` starts every process with one of the first two functions. A process of
-    ``multiprocessing`` joins by itself."""
-    plain, plain_spawn, plain_system = subprocess._fork_exec, os.posix_spawn, os.system  # type: ignore[attr-defined]
+    """``subprocess`` starts every process with one of the first two functions; ``loky`` of joblib
+    uses the third. A process of ``multiprocessing`` joins by itself."""
+    plain_spawn, plain_system = os.posix_spawn, os.system
+
+    def joining(plain: Any) -> Any:
+        def fork_exec(*given: Any) -> Any:
+            is_isolated = not {"-I", b"-I"}.isdisjoint(given[0])  # it may run what nobody trusts
+            own = os.environb if given[_ENV] is None else _entries(given[_ENV])
+            if is_isolated or not (added := hook.additions(own)):
+                return plain(*given)
+            environment = [b"%b=%b" % entry for entry in {**own, **added}.items()]
+            return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
+
+        return fork_exec
+
+    plain = _posixsubprocess.fork_exec
+    joined = joining(plain)
 
     def fork_exec(*given: Any) -> Any:
-        is_isolated = not {"-I", b"-I"}.isdisjoint(given[0])  # it may run what nobody trusts
-        own = os.environb if given[_ENV] is None else _entries(given[_ENV])
-        if is_isolated or not (added := hook.additions(own)):
-            return plain(*given)
-        environment = [b"%b=%b" % entry for entry in {**own, **added}.items()]
-        return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
+        joins_itself = any(_OF_MULTIPROCESSING.match(os.fsencode(word)) for word in given[0])
+        return (plain if joins_itself else joined)(*given)
+
+    _posixsubprocess.fork_exec = fork_exec
 
     def posix_spawn(path: Any, argv: Any, env: Any, /, **how: Any) -> int:
         environment = os.environ if env is None else env
@@ -231,7 +244,7 @@ def _tap_processes(hook: "Hook") -> None:
                 if (before := os.environ.get(name)) is not None:
                     os.putenv(name, before)
 
-    subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+    subprocess._fork_exec = joining(subprocess._fork_exec)  # type: ignore[attr-defined]
     os.posix_spawn, os.system = posix_spawn, system
 
 
@@ -245,6 +258,8 @@ def follow_every_process() -> None:
     _posixsubprocess.fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
+_OF_MULTIPROCESSING = re.compile(rb"from multiprocess\w*\.")
+"""The beginning of the code that a Python runs to become a process of multiprocessing."""
 _ENV = 5
 """The place of the environment among the arguments of ``fork_exec``."""
 _PATHS = frozenset(

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from steps.models.folders import evaluating
 from steps.models.positions import forget_lengths
 from steps.models.value_head import scaled, scores_of
+from steps.scoring.architectures.images import require_no_placeholders
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.embedding import Embedded, add_to_embeddings, embed
@@ -83,6 +84,7 @@ def _last_row_alone(
     ids = torch.cat([pack.input_ids[part] for part in parts])
     base = cast(Any, model.base_model)
     asked = {} if routing is None else {"output_router_logits": True}
+    require_no_placeholders(model, ids)
     forget_lengths(model)
     outputs = base(input_ids=ids[None], use_cache=False, **asked)
     if routing is not None:

@@ -726,6 +726,23 @@ def test_processes_that_a_step_starts_are_observed(project: Project, method: str
     assert project.run() == "40"
 
 
+def test_processes_of_joblib_are_observed(project: Project) -> None:
+    write_pieces(project)
+    project.step(
+        """
+        from joblib import Parallel, delayed
+        result = sum(Parallel(2)(delayed(work)(number) for number in [1, 2]))
+        """,
+        f"from {project.name}.piece import work",
+    )
+    assert project.run() == "33"
+    assert project.is_cached()
+    project.write("data_1.txt", "11")
+    assert project.reason() == "data_1.txt, which it read, changed"
+    project.write("helper_2.py", "def value():\n    return 5\n")
+    assert project.run() == "37"
+
+
 def test_ranks_are_observed(project: Project) -> None:
     write_pieces(project)
     project.step(

@@ -59,7 +59,7 @@ def seen_or_ids(model: PreTrainedModel, pack: Pack) -> dict[str, Tensor]:
         ValueError: as `with_features`.
     """
     if not pack.images:
-        _refuse_placeholders(model, pack.input_ids)
+        require_no_placeholders(model, pack.input_ids)
         return {"input_ids": pack.input_ids[None]}
     embeddings: Any = model.get_input_embeddings()
     return {"inputs_embeds": with_features(model, pack, embeddings(pack.input_ids[None]))}
@@ -70,16 +70,15 @@ def inputs_of(
 ) -> dict[str, Any]:
     """What the model's own forward is given besides the ids [1, L] of a sequence with images."""
     if not images:
-        _refuse_placeholders(model, input_ids)
+        require_no_placeholders(model, input_ids)
         return {}
-    taken = inspect.signature(model.forward).parameters
-    of_images = (input_ids == _placeholder(model)).int()
-    kinds = {name: of_images for name in _KINDS if name in taken}
-    return {**_processed(model, images), **kinds}
+    found, token = dict(_processed(model, images)), _placeholder(model)
+    taken = () if token is None else inspect.signature(model.forward).parameters
+    return found | {name: (input_ids == token).int() for name in _KINDS if name in taken}
 
 
-def _refuse_placeholders(model: PreTrainedModel, ids: Tensor) -> None:
-    """Raises ValueError for tokens that stand for images where there are none."""
+def require_no_placeholders(model: PreTrainedModel, ids: Tensor) -> None:
+    """Raise ValueError for tokens that stand for images where there are none."""
     token = _placeholder(model)
     if token is not None and (count := int((ids == token).sum())):
         raise ValueError(_unequal(count, 0))
