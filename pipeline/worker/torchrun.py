@@ -130,24 +130,28 @@ def run_ranks(
         return RankResult(**json.loads((Path(folder) / "result.json").read_text()))
 
 
+_PYTHON = (sys.executable, "-P")
+"""As in the worker: do not put the working folder into ``sys.path``. No variable says so, since a
+Python that the step starts would find it."""
+
+
 def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int:
     where = ["--standalone"]
     if spec.nodes > 1:
         host, _, port = node.master.rpartition(":")
         where = ["--nnodes", str(spec.nodes), "--node-rank", str(node.index)]
         where += ["--master-addr", host, "--master-port", port]
-    command = [sys.executable, "-m", "torch.distributed.run", *where]
+    command = [*_PYTHON, "-m", "torch.distributed.run", *where]
     command += ["--nproc-per-node", str(spec.processes), "--max-restarts", "0"]
     grace = str(int(spec.grace))
     command = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *command]
     environment = {
         **os.environ,
-        "PYTHONSAFEPATH": "1",  # as in the worker: do not put the working folder into sys.path
         # the signals that it forwards, and how long it waits then, for older and newer versions
         **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
         **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
     }
-    command += ["-m", "pipeline.worker.rank", str(call)]
+    command += ["--no-python", *_PYTHON, "-u", "-m", "pipeline.worker.rank", str(call)]
     with unobserved():  # the ranks observe themselves
         process = subprocess.Popen(command, env=environment, pass_fds=_devices())
     stopping.heeded = True  # the ranks poll; ranks that do not poll end at once

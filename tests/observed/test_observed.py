@@ -745,17 +745,20 @@ def test_processes_of_joblib_are_observed(project: Project) -> None:
 
 def test_ranks_are_observed(project: Project) -> None:
     write_pieces(project)
+    project.write("tools/count.py", "import few\n")
+    project.write("tools/few.py", "")
     project.step(
         """
-        import os
+        import os, subprocess, sys
         result = [work(1), work(2)][int(os.environ["RANK"])] if name == "a" else 0
+        subprocess.run([sys.executable, HERE / "tools" / "count.py"], check=True)
         """,
         f"from {project.name}.piece import work",
     )
     step = project.look().on(processes=2)
     run({"look": step}, project.store, console=Console(quiet=True))
     found = {"helper_1:*", "helper_2:*", "data_1.txt", "data_2.txt"}
-    assert project.discovered() == found
+    assert project.discovered() == found | {"tools", "tools/count.py", "tools/few.py"}
     assert project.is_cached()
     project.write("helper_2.py", "def value():\n    return 5\n")
     assert project.reason() == "helper_2, which it imported, changed"
