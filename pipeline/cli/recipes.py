@@ -231,7 +231,10 @@ def words_for(script: Path) -> list[str]:
 
 
 def _is_module(name: str) -> bool:
-    """Whether ``python -m`` runs a module of this name. Nothing of it is imported."""
+    """Whether ``python -m`` runs a module of this name that is not Python's own. Nothing of it is
+    imported."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return False
     folders: Sequence[str] = [os.getcwd(), *sys.path]
     for part in name.split("."):
         spec = PathFinder.find_spec(part, folders)
