@@ -976,6 +976,24 @@ def test_a_folder_that_lacks_a_part_of_a_file_or_has_two_copies_is_refused(tmp_p
         files_at(str(tmp_path))
 
 
+def test_parts_of_a_file_may_have_hashes_in_their_names(tmp_path: Path) -> None:
+    """As older versions of datasets wrote them: each part of the file has its own."""
+    for name in ("train-00000-of-00002-a09b74b3ef9c3b56", "train-00001-of-00002-6df5cb4e5c7d1e0f"):
+        write(tmp_path / f"{name}.jsonl")
+    assert len(files_at(str(tmp_path))) == 2
+    write(tmp_path / "train-00001-of-00002.jsonl")
+    with pytest.raises(ValueError, match=r"holds parts of train-\*\.jsonl twice; its rows"):
+        files_at(str(tmp_path))
+
+
+def test_a_split_may_have_folders_with_files_of_its_name(tmp_path: Path) -> None:
+    for name in ("train/2024/train", "train/2025/train", "train/more", "test/2024/test"):
+        write(tmp_path / f"{name}.jsonl")
+    train = PreferenceData(path=str(tmp_path)).train_source()
+    assert isinstance(train, Files)
+    assert train.names == ("train/2024/train.jsonl", "train/2025/train.jsonl", "train/more.jsonl")
+
+
 def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
     for split in ("train_prefs", "train_sft", "test_prefs", "test_sft"):
         write(tmp_path / f"data/{split}-00000-of-00001.jsonl", split)

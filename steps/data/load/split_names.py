@@ -71,12 +71,11 @@ def require_one(url: str, files: Sequence[Named], *, one_split: bool) -> None:
 
 def _place(file: Named) -> tuple[str, str]:
     """The folder of a file's data set, and the split in its name, or else in its folder's name;
-    empty if there is none."""
+    empty if there is none. Of folders with the split's name, the outermost is in that folder."""
     parts = file.name.split("/")
-    for index in reversed(range(len(parts))):
-        if found := _SPLIT.search(parts[index]):
-            return "/".join(parts[:index]), found["split"]
-    return "", ""
+    named = [found["split"] if (found := _SPLIT.search(part)) else "" for part in parts]
+    split = next(filter(None, reversed(named)), "")
+    return "/".join(parts[: named.index(split)]) if split else "", split
 
 
 def _pattern(named: Mapping[str, Sequence[Any]]) -> str:
