@@ -364,11 +364,11 @@ def test_a_row_is_as_large_as_its_own_values(
 
 
 def test_a_map_is_an_object_and_one_with_a_key_twice_costs_its_row(tmp_path: Path) -> None:
-    """As Spark writes messages."""
-    said = [[("role", "user"), ("content", "q"), ("name", None)]]
+    """As Spark writes messages. An empty map is no empty list, which Arrow makes of it."""
+    said = [[("role", "user"), ("content", "q"), ("name", None)], []]
     maps = pa.array([said, [[("a", "b"), ("a", "c")]]], pa.list_(pa.map_(pa.string(), pa.string())))
     pq.write_table(pa.table({"messages": maps}), tmp_path / "rows.parquet")
-    found = [(1, {"messages": [{"role": "user", "content": "q"}]}), (2, "unreadable value")]
+    found = [(1, {"messages": [{"role": "user", "content": "q"}, {}]}), (2, "unreadable value")]
     assert read(tmp_path / "rows.parquet") == found
 
 

@@ -67,16 +67,8 @@ def _set_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _set_keys(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        is_map = bool(value) and isinstance(value[0], tuple)
-        return _set_keys(_of_map(value)) if is_map else [_set_keys(item) for item in value]
+        return [_set_keys(item) for item in value]
     return value
-
-
-def _of_map(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """The object that a map stands for; ValueError if it has a key twice."""
-    if len(found := dict(entries)) < len(entries):
-        raise ValueError("a map has a key twice")
-    return found
 
 
 def _from(start: int, items: Iterable[Item]) -> Iterator[Item]:
@@ -159,7 +151,7 @@ def _records(batch: "pa.RecordBatch", is_sound: bool) -> list[Mapping | Malforme
         if not is_sound:
             batch.validate(full=True)
         if batch.nbytes <= MAX_ROW_BYTES:
-            return [without_nulls(record) for record in batch.to_pylist()]
+            return [without_nulls(record) for record in _objects(batch)]
     except (ValueError, OverflowError, pa.ArrowException):
         pass  # the code below finds the invalid row
     return [_record(batch.slice(index, 1), is_sound) for index in range(batch.num_rows)]
@@ -171,7 +163,7 @@ def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
     try:
         if not is_sound:
             row.validate(full=True)
-        (record,) = row.to_pylist()
+        (record,) = _objects(row)
         # Rows can share values (dictionaries, views): Arrow then counts those of all rows.
         if row.nbytes > MAX_ROW_BYTES and (size := _size(record)) > MAX_ROW_BYTES:
             return too_large(size)
@@ -179,6 +171,15 @@ def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
     except (ValueError, OverflowError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)
+
+
+def _objects(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
+    """The rows of a batch, whose maps are objects, too; ValueError if a map has a key twice."""
+    has_maps = any("map<" in str(kind) for kind in batch.schema.types)
+    try:  # Arrow is several times faster where it need not look for maps
+        return batch.to_pylist(maps_as_pydicts="strict" if has_maps else None)
+    except KeyError as error:
+        raise ValueError("a map has a key twice") from error
 
 
 def _size(value: Any) -> int:
