@@ -426,7 +426,7 @@ def test_completions_that_are_all_equally_good_are_a_tie() -> None:
     ("spelled", "label"),
     [
         (1, True), (0, False), (1.0, True), ("True", True), ("false", False), ("0", False),
-        ("correct", True), ("Unsafe", False),
+        ("correct", True), ("Unsafe", False), ("pos", True), ("harmful", False),
     ],
 )  # fmt: skip
 def test_a_verdict_on_one_completion_may_be_a_number_or_a_word(spelled: Any, label: bool) -> None:

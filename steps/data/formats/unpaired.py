@@ -104,11 +104,11 @@ _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 _CHATS = ("messages", "conversations", "conversation")
 _GOOD = (
     "true", "1", "1.0", "yes", "good", "desirable", "chosen", "preferred", "correct", "right",
-    "safe", "positive", "pass", "thumbs_up",
+    "safe", "harmless", "acceptable", "accepted", "positive", "pos", "pass", "thumbs_up",
 )  # fmt: skip
 _BAD = (
     "false", "0", "0.0", "no", "bad", "undesirable", "rejected", "dispreferred", "incorrect",
-    "wrong", "unsafe", "negative", "fail", "thumbs_down",
+    "wrong", "unsafe", "harmful", "unacceptable", "negative", "neg", "fail", "thumbs_down",
 )  # fmt: skip
 _LABELS: Mapping[str, bool] = {**dict.fromkeys(_GOOD, True), **dict.fromkeys(_BAD, False)}
 
