@@ -994,6 +994,13 @@ def test_a_split_may_have_folders_with_files_of_its_name(tmp_path: Path) -> None
     assert train.names == ("train/2024/train.jsonl", "train/2025/train.jsonl", "train/more.jsonl")
 
 
+def test_a_held_out_split_beside_files_of_no_split_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "eval/a.jsonl")
+    write(tmp_path / "rows.jsonl")
+    with pytest.raises(ValueError, match=r"\(files of no split, eval\), .*/rows.jsonl, or"):
+        files_at(str(tmp_path))
+
+
 def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
     for split in ("train_prefs", "train_sft", "test_prefs", "test_sft"):
         write(tmp_path / f"data/{split}-00000-of-00001.jsonl", split)

@@ -79,8 +79,10 @@ def _place(file: Named) -> tuple[str, str]:
 
 
 def _pattern(named: Mapping[str, Sequence[Any]]) -> str:
-    """A pattern for the files of the first training split."""
+    """A pattern for the files of the first training split, or the first file of no split."""
     split = next((split for split in named if split.startswith("train")), next(iter(named)))
+    if not split:
+        return named[split][0].name
     folder, _, own = named[split][0].name.rpartition("/")
     before, found, _ = own.partition(split)
     return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
