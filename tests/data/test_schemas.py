@@ -1014,7 +1014,7 @@ def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
         PreferenceData(path=str(tmp_path), train_split="train_gen").train_source()
 
 
-@pytest.mark.parametrize("split", ["test", "evaluation", "held_out", "heldout", "holdout"])
+@pytest.mark.parametrize("split", ["test", "evaluation", "held_out", "heldout", "hold-out"])
 def test_a_split_may_follow_a_name(tmp_path: Path, split: str) -> None:
     for name in ("my_train.jsonl", f"my_{split}.jsonl", "train_more.jsonl"):
         write(tmp_path / name)

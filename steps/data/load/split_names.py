@@ -25,7 +25,7 @@ _SPLIT = re.compile(
 _HELD_OUT = re.compile(r"(test|valid|val|dev|eval|h[eo]ld)", re.IGNORECASE)
 USUALLY_HELD_OUT = (
     "validation", "valid", "val", "dev", "eval", "evaluation", "held_out", "held-out",
-    "heldout", "holdout",
+    "heldout", "hold_out", "hold-out", "holdout",
 )  # fmt: skip
 """Usual names of held-out splits, besides `test`, the likeliest first."""
 
