@@ -719,6 +719,13 @@ def test_a_blank_answer_is_none(answer: str | None) -> None:
     assert row.answer is None
 
 
+def test_an_answer_in_json_is_no_solution() -> None:
+    """It tells what is checked, such as the box that an answer must have."""
+    answer = json.dumps({"must_contain": r"\boxed{1}"})
+    (row,) = loaded([{"prompt": "q", "answer": answer}], PromptRow)
+    assert row.answer == answer
+
+
 def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
     record = {"messages": [user("Hi"), assistant("Hello."), user("q"), assistant("a")], "label": 0}
     (row,) = loaded([record], UnpairedRow)

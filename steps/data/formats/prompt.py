@@ -8,7 +8,13 @@ from typing import Any, ClassVar, Self
 from steps.checking.boxed import boxed_answer
 from steps.data.formats import RecordFormat
 from steps.data.records.conversations import prompt_messages, read_system, unpacked, with_system
-from steps.data.records.record_fields import for_template, found, is_list, text
+from steps.data.records.record_fields import (
+    for_template,
+    found,
+    is_list,
+    parsed_json,
+    text,
+)
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.turn_order import check_prompt, merged
 
@@ -74,6 +80,8 @@ def _answer(value: Any, field: str) -> str | None:
     said = text(value, field, "answer not a string")
     if not said.strip():
         return None
+    if not isinstance(parsed_json(said), str):  # what checks an answer, and no solution
+        return said
     if boxed := boxed_answer(said, anywhere=True):
         return boxed
     marked = _MARKED.fullmatch(said.rstrip())
