@@ -55,8 +55,8 @@ class Unnormalised(Judgement):
 
 @dataclass(frozen=True)
 class Disturbing(Checker):
-    """Does to the pipe through which its verdicts go what the text says. A process that leaves it
-    open, and says no more, writes its id to `journal` first."""
+    """Does to the pipe through which its verdicts go what the text says. Before a process leaves it
+    open, and says no more, its id is in `journal`."""
 
     name: ClassVar[str] = "disturbing"
 
@@ -80,9 +80,10 @@ class Disturbing(Checker):
         if answered.text == "close":
             for fd in sockets:
                 os.close(fd)
-        if answered.text == "orphan" and os.fork():
+        if answered.text == "orphan" and (left := os.fork()):
+            Path(self.journal).write_text(str(left))
             os._exit(3)
-        if answered.text in {"a part", "orphan"}:
+        if answered.text == "a part":
             Path(self.journal).write_text(str(os.getpid()))
         if answered.text in {"a part", "close", "orphan"}:
             time.sleep(3600)
