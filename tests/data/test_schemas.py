@@ -1082,6 +1082,21 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
         files_at(str(tmp_path / "one"))
 
 
+def test_a_data_set_that_was_saved_without_rows_is_refused(tmp_path: Path) -> None:
+    """As `datasets` saves it: a state.json that names no file. The other split was all of it."""
+    for split, files in (("test", []), ("train", [{"filename": "data.arrow"}])):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "state.json").write_text(json.dumps({"_data_files": files}))
+    write(tmp_path / "train/data.arrow")
+    told = r"a data set without rows: test/state.json names no file"
+    with pytest.raises(TemperError, match=told):
+        PreferenceData(path=str(tmp_path)).train_source()
+    for path in ("test", "test/*", "*/*"):
+        with pytest.raises(ValueError, match=r"a data set without rows: (test/)?state.json names"):
+            files_at(f"{tmp_path}/{path}")
+    assert [shard.name for shard in files_at(str(tmp_path / "train"))] == ["data.arrow"]
+
+
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)

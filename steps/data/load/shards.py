@@ -174,7 +174,7 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         found = [name for name in found if not _is_hidden(name, root)]
         _refuse_broken_links(filesystem, names, url, root)
-        files = _saved_by_datasets(filesystem, found, url) or found
+        files = _saved_by_datasets(filesystem, found, url, root) or found
         _refuse_copies(files, url, root)
         return _files(filesystem, files, root)
     if filesystem.isfile(path):
@@ -335,7 +335,7 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             "pattern"
         )
     readable = [name for name in found if name.lower().endswith(SUFFIXES)]
-    files = _saved_by_datasets(filesystem, found, url) or readable
+    files = _saved_by_datasets(filesystem, found, url, root) or readable
     _refuse_copies(files, url, root)
     kinds = sorted({_kind(name)[0] for name in files})
     if len(kinds) > 1:
@@ -349,29 +349,35 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
     return shards
 
 
-def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str) -> list[str]:
+def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str, root: str) -> list[str]:
     """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files: a
     folder's `state.json` names its files, and others may be of what was saved there before."""
     states = [name for name in found if name.endswith("/state.json")]
+    listed = {state: _named_in(filesystem, state) for state in states}
+    if empty := [state for state, named in listed.items() if named == []]:
+        raise ValueError(
+            f"{url} holds a data set without rows: {_few(empty, root)} names no file; save rows "
+            "there, or remove its folder"
+        )
     arrow = {name.rpartition("/")[0] for name in found if name.endswith(".arrow")}
     if not arrow or not arrow <= {name.rpartition("/")[0] for name in states}:
         return []
-    named = [file for state in states for file in _named_in(filesystem, state)]
+    named = [file for state in states for file in listed[state] or ()]
     if missing := sorted({*named} - {*found}):
         raise ValueError(
-            f"{url} lacks {_few(missing, url)}, which its state.json names; copy the whole folder, "
-            "or save it again"
+            f"{url} lacks {_few(missing, root)}, which its state.json names; copy the whole "
+            "folder, or save it again"
         )
     return named
 
 
-def _named_in(filesystem: Any, state: str) -> list[str]:
-    """The files that a `state.json` of `datasets` names, in order; none if it is another's."""
+def _named_in(filesystem: Any, state: str) -> list[str] | None:
+    """The files that a `state.json` of `datasets` names, in order; `None` if it is another's."""
     try:
         listed = json.loads(filesystem.cat_file(state))["_data_files"]
         return [f"{state.rpartition('/')[0]}/{file['filename']}" for file in listed]
     except (ValueError, KeyError, TypeError):
-        return []
+        return None
 
 
 def _refuse_links(filesystem: Any, root: str, url: str) -> None:
