@@ -1105,17 +1105,33 @@ def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> N
     assert read(tmp_path / "*") == [{"text": "a"}]
 
 
-def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "said", [ConnectionError("no route to host"), FileNotFoundError("b/bucket/o"), ValueError("?")]
+)
+def test_a_store_that_does_not_answer_is_named(
+    said: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fsspec
 
     def unreachable(url: str) -> Any:
-        raise ConnectionError("no route to host")
+        raise said
 
     monkeypatch.setattr(fsspec, "url_to_fs", unreachable)
-    with pytest.raises(
-        ValueError, match=r"gs://bucket/rows\.jsonl cannot be read: ConnectionError"
-    ):
+    told = rf"gs://bucket/rows\.jsonl cannot be read: {type(said).__name__}: .*; check its name"
+    with pytest.raises(ValueError, match=told):
         files_at("gs://bucket/rows.jsonl")
+
+
+def test_an_object_with_two_slashes_in_its_name_is_read(gcs_bucket: str) -> None:
+    """A listing of gcsfs has it as an empty folder: its rows were left out, without a word."""
+    import fsspec
+
+    for name in ("rows/1.jsonl", "rows//2.jsonl"):
+        with fsspec.open(f"{gcs_bucket}/{name}", "w") as file:
+            file.write('{"text": "a"}\n')
+    source = source_of(f"{gcs_bucket}/rows")
+    reader = Reader(source)
+    assert [reader.next() is not None for _ in range(3)] == [True, True, False]
 
 
 def test_a_pattern_is_read_below_folders_with_brackets_in_their_names(

@@ -118,6 +118,9 @@ def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
         return
     kind, codec = _kind(shard.url)
     filesystem, path = fsspec.url_to_fs(shard.url)
+    # A listing may be out of date, and gcsfs takes an object with // in its name for an empty
+    # folder, of which it reads nothing, if it has listed what lies above.
+    filesystem.invalidate_cache()
     with filesystem.open(path, "rb") as opened:
         if kind in _TABLE_READERS:
             yield from _TABLE_READERS[kind](opened, start_row)
@@ -196,9 +199,9 @@ def reaching(source: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, ValueError):
-        raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError | ValueError) and source in str(error):
+            raise  # it is one of ours
         told = kept(error)
         said = " ".join(str(told).split())[:300]
         raise ValueError(
