@@ -21,7 +21,7 @@ from steps.data.load.shards import Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
 from steps.glue.load import check_load
-from steps.sources import Files, PreferenceData
+from steps.sources import Files, PreferenceData, split_files
 
 Records = Sequence[dict[str, Any]]
 
@@ -1120,6 +1120,22 @@ def test_a_store_that_does_not_answer_is_named(
     told = rf"gs://bucket/rows\.jsonl cannot be read: {type(said).__name__}: .*; check its name"
     with pytest.raises(ValueError, match=told):
         files_at("gs://bucket/rows.jsonl")
+
+
+def test_an_object_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder need not be listed for one that may be."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError("Forbidden")
+
+    MemoryFileSystem().pipe_file("/denied/rows.jsonl", b'{"text": "a"}\n')
+    monkeypatch.setattr(MemoryFileSystem, "isdir", refused)
+    assert split_files("memory://denied/rows.jsonl") == {}
+    monkeypatch.setattr(MemoryFileSystem, "open", refused)
+    told = r"memory://denied/rows\.jsonl cannot be read: PermissionError: Forbidden; check"
+    with pytest.raises(ValueError, match=told):
+        Reader(source_of("memory://denied/rows.jsonl")).next()
 
 
 def test_an_object_with_two_slashes_in_its_name_is_read(gcs_bucket: str) -> None:

@@ -18,7 +18,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,16 +112,20 @@ def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
 
     Raises:
         OSError: the file is missing or cannot be read. Invalid content is never an error.
+        ValueError: the same, where it is not on this machine.
     """
     if isinstance(shard, HubShard):
-        yield from _hub_rows(shard, start_row)
+        with reaching(f"{shard.repo} on the Hub"):
+            yield from _hub_rows(shard, start_row)
         return
     kind, codec = _kind(shard.url)
     filesystem, path = fsspec.url_to_fs(shard.url)
     # A listing may be out of date, and gcsfs takes an object with // in its name for an empty
     # folder, of which it reads nothing, if it has listed what lies above.
     filesystem.invalidate_cache()
-    with filesystem.open(path, "rb") as opened:
+    is_here = isinstance(filesystem, LocalFileSystem)
+    naming = nullcontext() if is_here else reaching(shard.url)
+    with naming, filesystem.open(path, "rb") as opened:
         if kind in _TABLE_READERS:
             yield from _TABLE_READERS[kind](opened, start_row)
         else:
