@@ -120,9 +120,8 @@ def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
         return
     kind, codec = _kind(shard.url)
     filesystem, path = fsspec.url_to_fs(shard.url)
-    # A listing may be out of date, and gcsfs takes an object with // in its name for an empty
-    # folder, of which it reads nothing, if it has listed what lies above.
-    filesystem.invalidate_cache()
+    if "//" in path:  # gcsfs takes the object for an empty folder if it has listed those above it
+        filesystem.invalidate_cache()
     is_here = isinstance(filesystem, LocalFileSystem)
     naming = nullcontext() if is_here else reaching(shard.url)
     with naming, filesystem.open(path, "rb") as opened:
