@@ -17,7 +17,7 @@ from pipeline import TemperError
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
 from steps.data.load.loading import Load, Reading, load_rows, part_of
-from steps.data.load.shards import Reader, files_at, source_of
+from steps.data.load.shards import FileShard, Reader, files_at, open_shard, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
 from steps.glue.load import check_load
@@ -1120,6 +1120,19 @@ def test_a_store_that_does_not_answer_is_named(
     told = rf"gs://bucket/rows\.jsonl cannot be read: {type(said).__name__}: .*; check its name"
     with pytest.raises(ValueError, match=told):
         files_at("gs://bucket/rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("rows.ndjson", r"rename it to \.jsonl, which is the same"),
+        ("rows.zip", "is an archive; unpack it"),
+        ("https://a.example/rows.jsonl?download=true", r"leave out what begins with \?"),
+    ],
+)
+def test_a_name_that_tells_no_format_is_refused_with_what_to_do(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        list(open_shard(FileShard(name, "file")))
 
 
 def test_an_object_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

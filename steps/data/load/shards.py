@@ -162,8 +162,9 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     with reaching(url):
         filesystem, path = fsspec.url_to_fs(url)
         shards = _shards_at(filesystem, path, url, one_split)
+        is_folder = not shards and filesystem.isdir(path)
     if not shards:
-        what = "the folder holds no data file" if filesystem.isdir(path) else "no such file"
+        what = "the folder holds no data file" if is_folder else "no such file"
         raise FileNotFoundError(f"{url}: {what}; check the path of the data")
     for shard in shards:
         _kind(shard.url)
@@ -298,6 +299,8 @@ _SAME = {
 def _unknown_ending(url: str) -> str:
     """Why a file is not read, and what to do."""
     ending = Path(url).suffix.lower()
+    if url.startswith(("http://", "https://")) and "?" in url:
+        return "has a query after its name; leave out what begins with ?, or download the file"
     if ending in _SAME:
         return f"cannot be read under this name; rename it to {_SAME[ending]}, which is the same"
     if ending in (".zip", ".tar", ".tgz", ".7z", ".rar"):
