@@ -1155,9 +1155,9 @@ def test_an_object_with_two_slashes_in_its_name_is_read(gcs_bucket: str) -> None
     """A listing of gcsfs has it as an empty folder: its rows were left out, without a word."""
     import fsspec
 
+    filesystem, root = fsspec.url_to_fs(gcs_bucket)
     for name in ("rows/1.jsonl", "rows//2.jsonl"):
-        with fsspec.open(f"{gcs_bucket}/{name}", "w") as file:
-            file.write('{"text": "a"}\n')
+        filesystem.pipe_file(f"{root}/{name}", b'{"text": "a"}\n')
     source = source_of(f"{gcs_bucket}/rows")
     reader = Reader(source)
     assert [reader.next() is not None for _ in range(3)] == [True, True, False]
