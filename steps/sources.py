@@ -147,7 +147,8 @@ def split_files(path: str) -> dict[str, Files]:
     try:
         with reaching(path):
             filesystem, within = fsspec.url_to_fs(path)
-            if is_glob(path) or not filesystem.isdir(within):
+            # Who may read an object need not be allowed to list what lies beside it.
+            if is_glob(path) or filesystem.isfile(within) or not filesystem.isdir(within):
                 return {}
         named = splits_of(files_at(path, one_split=True))
     except (FileNotFoundError, ValueError) as error:

@@ -97,13 +97,15 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{reading.name} has no valid row: all {tally.rows} were dropped: "
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
-        if rated := tally.dropped.get("label is a rating"):
+        rated = tally.dropped.get("label is a rating")
+        if rated and split in loaded.numbered:
             raise TemperError(
                 f"{reading.name}: {rated.count} of {tally.rows} labels are numbers besides 0 and "
                 f"1, so it is not certain what these mean (first in {rated.rows[0]}): "
                 f"{rated.detail}"
             )
-        if len(loaded.labels) == 1 and (unread := tally.dropped.get("label not a boolean")):
+        unread = tally.dropped.get("label not a boolean") or rated
+        if unread and len(loaded.labels) == 1:
             raise TemperError(
                 f"{reading.name}: every valid row is {_GOOD[loaded.labels[0]]}, since other "
                 f"labels were not understood ({unread.count} of {tally.rows} rows): {unread.detail}"

@@ -210,7 +210,7 @@ def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path
         "bare": ("What?", in_base64, "…': too long for a path; an image as text begins as data:"),
         "number": ("What?", [3], "no image: images[0] is int, expected a path"),
         "cut": ("What?", ["pictures/cut.png"], "broken image: images[0] cannot be read: OSError"),
-        "text": ("What?", ["pictures/text.png"], "broken image: images[0] cannot be read"),
+        "text": ("What?", ["pictures/text.png"], "is damaged or in none of the formats PNG, JPEG"),
         "deep": ("What?", ["pictures/deep.png"], "convert it to 8-bit RGB"),
         "huge": ("What?", ["pictures/huge.png"], "image too large: images[0] has 20000 x 4000"),
         "more": (asked("?", images=2), ["pictures/one.png"], "has 1 images, its prompt marks 2"),

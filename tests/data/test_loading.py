@@ -477,6 +477,25 @@ def test_labels_with_a_number_that_is_neither_0_nor_1_are_ratings(tmp_path: Path
     assert made["rows"] == made["train"] + made.get("test", 0) == 4
 
 
+@pytest.mark.parametrize("said", [(True, False), ("good", "bad")])
+def test_one_number_among_labels_that_are_no_numbers_is_one_bad_row(
+    tmp_path: Path, said: tuple[Any, Any]
+) -> None:
+    """It puts the meaning of no other label in doubt, as it would beside 0 and 1."""
+    rows = [{"prompt": f"Q{n}", "completion": "A", "label": said[n % 2]} for n in range(9)]
+    rows[4]["label"] = 7
+    source = File(write(tmp_path / "rows.jsonl", rows))
+    made = load_unpaired.function(Folder(tmp_path / "out"), source)
+    assert made
+    assert made["dropped_by_reason"] == {"label is a rating": {"count": 1, "rows": ["file:5"]}}
+
+    rows = [row | {"label": said[0] if n % 2 else 7} for n, row in enumerate(rows)]
+    source = File(write(tmp_path / "others.jsonl", rows))
+    told = r"every valid row is good, since other labels were not understood \(5 of 9 rows\)"
+    with pytest.raises(TemperError, match=told):
+        load_unpaired.function(Folder(tmp_path / "o"), source, config=LoadConfig(max_dropped=0.9))
+
+
 def test_a_label_that_is_not_understood_is_one_row_where_bad_rows_are_over_the_limit(
     tmp_path: Path,
 ) -> None:

@@ -17,11 +17,11 @@ from pipeline import TemperError
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
 from steps.data.load.loading import Load, Reading, load_rows, part_of
-from steps.data.load.shards import Reader, files_at, source_of
+from steps.data.load.shards import FileShard, Reader, files_at, open_shard, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
 from steps.glue.load import check_load
-from steps.sources import Files, PreferenceData
+from steps.sources import Files, PreferenceData, split_files
 
 Records = Sequence[dict[str, Any]]
 
@@ -1082,6 +1082,21 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
         files_at(str(tmp_path / "one"))
 
 
+def test_a_data_set_that_was_saved_without_rows_is_refused(tmp_path: Path) -> None:
+    """As `datasets` saves it: a state.json that names no file. The other split was all of it."""
+    for split, files in (("test", []), ("train", [{"filename": "data.arrow"}])):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "state.json").write_text(json.dumps({"_data_files": files}))
+    write(tmp_path / "train/data.arrow")
+    told = r"a data set without rows: test/state.json names no file"
+    with pytest.raises(TemperError, match=told):
+        PreferenceData(path=str(tmp_path)).train_source()
+    for path in ("test", "test/*", "*/*"):
+        with pytest.raises(ValueError, match=r"a data set without rows: (test/)?state.json names"):
+            files_at(f"{tmp_path}/{path}")
+    assert [shard.name for shard in files_at(str(tmp_path / "train"))] == ["data.arrow"]
+
+
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
@@ -1090,17 +1105,62 @@ def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> N
     assert read(tmp_path / "*") == [{"text": "a"}]
 
 
-def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "said", [ConnectionError("no route to host"), FileNotFoundError("b/bucket/o"), ValueError("?")]
+)
+def test_a_store_that_does_not_answer_is_named(
+    said: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fsspec
 
     def unreachable(url: str) -> Any:
-        raise ConnectionError("no route to host")
+        raise said
 
     monkeypatch.setattr(fsspec, "url_to_fs", unreachable)
-    with pytest.raises(
-        ValueError, match=r"gs://bucket/rows\.jsonl cannot be read: ConnectionError"
-    ):
+    told = rf"gs://bucket/rows\.jsonl cannot be read: {type(said).__name__}: .*; check its name"
+    with pytest.raises(ValueError, match=told):
         files_at("gs://bucket/rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("rows.ndjson", r"rename it to \.jsonl, which is the same"),
+        ("rows.zip", "is an archive; unpack it"),
+        ("https://a.example/rows.jsonl?download=true", r"leave out what begins with \?"),
+    ],
+)
+def test_a_name_that_tells_no_format_is_refused_with_what_to_do(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        list(open_shard(FileShard(name, "file")))
+
+
+def test_an_object_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder need not be listed for one that may be."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError("Forbidden")
+
+    MemoryFileSystem().pipe_file("/denied/rows.jsonl", b'{"text": "a"}\n')
+    monkeypatch.setattr(MemoryFileSystem, "isdir", refused)
+    assert split_files("memory://denied/rows.jsonl") == {}
+    monkeypatch.setattr(MemoryFileSystem, "open", refused)
+    told = r"memory://denied/rows\.jsonl cannot be read: PermissionError: Forbidden; check"
+    with pytest.raises(ValueError, match=told):
+        Reader(source_of("memory://denied/rows.jsonl")).next()
+
+
+def test_an_object_with_two_slashes_in_its_name_is_read(gcs_bucket: str) -> None:
+    """A listing of gcsfs has it as an empty folder: its rows were left out, without a word."""
+    import fsspec
+
+    filesystem, root = fsspec.url_to_fs(gcs_bucket)
+    for name in ("rows/1.jsonl", "rows//2.jsonl"):
+        filesystem.pipe_file(f"{root}/{name}", b'{"text": "a"}\n')
+    source = source_of(f"{gcs_bucket}/rows")
+    reader = Reader(source)
+    assert [reader.next() is not None for _ in range(3)] == [True, True, False]
 
 
 def test_a_pattern_is_read_below_folders_with_brackets_in_their_names(

@@ -287,6 +287,17 @@ def test_an_end_of_turn_that_absorbs_white_space_is_trained_on_in_every_turn() -
     assert not result.findings.merged
 
 
+@pytest.mark.parametrize("train_on", [*TrainOn])
+def test_answers_that_are_only_read_are_found_unless_that_was_asked_for(train_on: TrainOn) -> None:
+    one = ConversationRow("one", (*PROMPT, *said("yes")))
+    two = ConversationRow("two", (*PROMPT, *said("yes"), *PROMPT, *said("no")))
+    numbers = tokenization(letters(PLAIN), TokenizeConfig(train_on=train_on))
+
+    found = [made.findings for made in tokenize_conversations(numbers, [one, two])]  # pyright: ignore
+
+    assert [of.read_only for of in found] == [False, train_on == TrainOn.answer]
+
+
 def test_a_conversation_that_the_template_rejects_is_refused_with_its_words() -> None:
     prompt: tuple[Message, ...] = ({"role": "system", "content": "s"}, *PROMPT)
 

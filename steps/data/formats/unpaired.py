@@ -90,6 +90,12 @@ class UnpairedFormat(RecordFormat):
             weight=weight(record, self.weight),
         )
 
+    def is_number(self, record: Mapping[str, Any]) -> bool:
+        """Whether the label is a number, such as 1, whose meaning other numbers put in doubt."""
+        value = found(record, self.label)
+        doubtful = self.good is None and value is not None and not isinstance(value, bool)
+        return doubtful and is_number(_spelled(value))
+
     def _verdict(self, record: Mapping[str, Any]) -> bool:
         if self.good is None:
             return _label(found(record, self.label), self.label)

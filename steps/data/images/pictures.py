@@ -69,7 +69,7 @@ def pixels(content: bytes) -> "Image":
 
 
 def _readable(content: bytes, where: str) -> "Image":
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
@@ -77,6 +77,12 @@ def _readable(content: bytes, where: str) -> "Image":
             return _turned(opened)
     except MalformedRow:
         raise
+    except UnidentifiedImageError:
+        raise MalformedRow(
+            "broken image",
+            f"{where}, of {len(content):,} bytes, is damaged or in none of the formats "
+            f"{', '.join(FORMATS)}; get it again, or convert it to PNG",
+        ) from None
     except Exception as error:  # decoders have no common base class of errors
         said = re.sub(r" at 0x\w+", "", " ".join(str(error).split()))[:200]
         raise MalformedRow(

@@ -112,6 +112,7 @@ class Loaded:
         ended: the number of rows of which a response ends with the text of a token that ends turns.
         ignored: columns and keys of messages that are not read, with the number of rows.
         labels: the verdicts of valid single completions that occur, over a limit or not.
+        numbered: the splits' sources in which a valid verdict is a number, 0 or 1.
         verdicts: for each part, values of `better` that were read as not `first`.
         named: for each part, those of the columns named in the config that a row has.
         ended_by: for each split, the part that ended the mixture while others had more rows.
@@ -128,6 +129,7 @@ class Loaded:
     asked_again: int
     ended: int
     labels: list[bool]
+    numbered: list[str]
     verdicts: dict[str, list[str]]
     named: dict[str, list[str]]
 
@@ -271,6 +273,8 @@ class _Work:
         self._note_ignored(parsed.ignored)
         self._note_verdict(parsed.verdict, f"{split} {index}")
         self._note_named(parsed.named, f"{split} {index}")
+        if parsed.numbered and split not in self.state["numbered"]:
+            self.state["numbered"].append(split)
         for made in parsed.rows:
             entry = self._judge_row(made, name + made.row.row, part, shard, parsed.pictures)
             yield entry, None if entry.outcome == "dropped" else made.row, made.size
@@ -401,6 +405,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "ended": 0,
         "ignored": {},
         "labels": [],
+        "numbered": [],
         "verdicts": {},
         "named": {},
         "drawn": {name: [] for name in names},

@@ -13,6 +13,7 @@ from steps.data.formats import RecordFormat
 from steps.data.formats.choice import IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.rated import RatedFormat, of_one_prompt
+from steps.data.formats.unpaired import UnpairedFormat
 from steps.data.images.finding import ImageColumn, Pictures, with_images
 from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard
@@ -50,6 +51,7 @@ class Parsed(NamedTuple):
         ignored: columns and keys of messages that are not read.
         verdict: a value of `better` that was read as not `first`.
         named: those of the columns named in a config that it has.
+        numbered: whether its verdict is a number, 0 or 1.
     """
 
     label: str
@@ -59,6 +61,7 @@ class Parsed(NamedTuple):
     ignored: tuple[str, ...] = ()
     verdict: str | None = None
     named: tuple[str, ...] = ()
+    numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Parser:
             tuple(sorted(ignored.of(record))),
             bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
             tuple(name for name in self.named if found(record, name) is not None),
+            isinstance(bare, UnpairedFormat) and bare.is_number(record),
         )
 
     def _row(self, row: Row, pictures: Pictures) -> ParsedRow:

@@ -18,7 +18,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,13 +112,19 @@ def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
 
     Raises:
         OSError: the file is missing or cannot be read. Invalid content is never an error.
+        ValueError: the same, where it is not on this machine.
     """
     if isinstance(shard, HubShard):
-        yield from _hub_rows(shard, start_row)
+        with reaching(f"{shard.repo} on the Hub"):
+            yield from _hub_rows(shard, start_row)
         return
     kind, codec = _kind(shard.url)
     filesystem, path = fsspec.url_to_fs(shard.url)
-    with filesystem.open(path, "rb") as opened:
+    if "//" in path:  # gcsfs takes the object for an empty folder if it has listed those above it
+        filesystem.invalidate_cache()
+    is_here = isinstance(filesystem, LocalFileSystem)
+    naming = nullcontext() if is_here else reaching(shard.url)
+    with naming, filesystem.open(path, "rb") as opened:
         if kind in _TABLE_READERS:
             yield from _TABLE_READERS[kind](opened, start_row)
         else:
@@ -156,8 +162,9 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     with reaching(url):
         filesystem, path = fsspec.url_to_fs(url)
         shards = _shards_at(filesystem, path, url, one_split)
+        is_folder = not shards and filesystem.isdir(path)
     if not shards:
-        what = "the folder holds no data file" if filesystem.isdir(path) else "no such file"
+        what = "the folder holds no data file" if is_folder else "no such file"
         raise FileNotFoundError(f"{url}: {what}; check the path of the data")
     for shard in shards:
         _kind(shard.url)
@@ -174,7 +181,7 @@ def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[F
         found = [name for name in sorted(names) if filesystem.isfile(name)]
         found = [name for name in found if not _is_hidden(name, root)]
         _refuse_broken_links(filesystem, names, url, root)
-        files = _saved_by_datasets(filesystem, found, url) or found
+        files = _saved_by_datasets(filesystem, found, url, root) or found
         _refuse_copies(files, url, root)
         return _files(filesystem, files, root)
     if filesystem.isfile(path):
@@ -196,9 +203,9 @@ def reaching(source: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, ValueError):
-        raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError | ValueError) and source in str(error):
+            raise  # it is one of ours
         told = kept(error)
         said = " ".join(str(told).split())[:300]
         raise ValueError(
@@ -292,6 +299,8 @@ _SAME = {
 def _unknown_ending(url: str) -> str:
     """Why a file is not read, and what to do."""
     ending = Path(url).suffix.lower()
+    if url.startswith(("http://", "https://")) and "?" in url:
+        return "has a query after its name; leave out what begins with ?, or download the file"
     if ending in _SAME:
         return f"cannot be read under this name; rename it to {_SAME[ending]}, which is the same"
     if ending in (".zip", ".tar", ".tgz", ".7z", ".rar"):
@@ -335,7 +344,7 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
             "pattern"
         )
     readable = [name for name in found if name.lower().endswith(SUFFIXES)]
-    files = _saved_by_datasets(filesystem, found, url) or readable
+    files = _saved_by_datasets(filesystem, found, url, root) or readable
     _refuse_copies(files, url, root)
     kinds = sorted({_kind(name)[0] for name in files})
     if len(kinds) > 1:
@@ -349,29 +358,35 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
     return shards
 
 
-def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str) -> list[str]:
+def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str, root: str) -> list[str]:
     """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files: a
     folder's `state.json` names its files, and others may be of what was saved there before."""
     states = [name for name in found if name.endswith("/state.json")]
+    listed = {state: _named_in(filesystem, state) for state in states}
+    if empty := [state for state, named in listed.items() if named == []]:
+        raise ValueError(
+            f"{url} holds a data set without rows: {_few(empty, root)} names no file; save rows "
+            "there, or remove its folder"
+        )
     arrow = {name.rpartition("/")[0] for name in found if name.endswith(".arrow")}
     if not arrow or not arrow <= {name.rpartition("/")[0] for name in states}:
         return []
-    named = [file for state in states for file in _named_in(filesystem, state)]
+    named = [file for state in states for file in listed[state] or ()]
     if missing := sorted({*named} - {*found}):
         raise ValueError(
-            f"{url} lacks {_few(missing, url)}, which its state.json names; copy the whole folder, "
-            "or save it again"
+            f"{url} lacks {_few(missing, root)}, which its state.json names; copy the whole "
+            "folder, or save it again"
         )
     return named
 
 
-def _named_in(filesystem: Any, state: str) -> list[str]:
-    """The files that a `state.json` of `datasets` names, in order; none if it is another's."""
+def _named_in(filesystem: Any, state: str) -> list[str] | None:
+    """The files that a `state.json` of `datasets` names, in order; `None` if it is another's."""
     try:
         listed = json.loads(filesystem.cat_file(state))["_data_files"]
         return [f"{state.rpartition('/')[0]}/{file['filename']}" for file in listed]
     except (ValueError, KeyError, TypeError):
-        return []
+        return None
 
 
 def _refuse_links(filesystem: Any, root: str, url: str) -> None:

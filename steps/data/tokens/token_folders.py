@@ -152,6 +152,11 @@ _NOTICED: Mapping[str, tuple[str, str]] = {
         "pairs part before their last turn and are trained on every turn in which their sides "
         "differ; tokenize.train_on=last_turn trains on the last one alone",
     ),
+    "read_only": (
+        "earlier_turns_not_trained",
+        "conversations have answers before their last turn, which are not trained on; "
+        "tokenize.train_on=all_turns trains on them, too, and last_turn says that none is meant",
+    ),
     "spelled": (
         "special_tokens_spelled",
         "rows spell special tokens in their own text, which become those tokens and may look "

@@ -64,6 +64,7 @@ class Findings:
         calls_lost: whether the template does not write a call of an earlier turn.
         reasoning_lost: whether the template does not write the reasoning of a trained turn.
         several_turns: whether a side of the pair has other trained turns besides its last.
+        read_only: whether earlier answers of a conversation are not trained on, by default.
         spelled: whether the row's own text contains special tokens, which become real ones.
         unended: whether a trained turn ends without an end-of-turn token.
         unknown: the number of trained tokens for text outside the vocabulary.
@@ -78,6 +79,7 @@ class Findings:
     calls_lost: bool = False
     reasoning_lost: bool = False
     several_turns: bool = False
+    read_only: bool = False
     spelled: bool = False
     unended: bool = False
     unknown: int = 0
@@ -195,7 +197,9 @@ def tokenize_conversations(
         start = text.spans[0][0]
         prompt, rest, found = _finished(tokenization, row.row, text, start, pieces)
         tokens = Tokens(prompt.ids + rest.ids, prompt.mask + rest.mask)
-        return TokenizedConversation(row.row, tokens, found)
+        by_default = tokenization.config.train_on == TrainOn.answer
+        earlier = by_default and len(assistant_turns(row.messages)) > 1
+        return TokenizedConversation(row.row, tokens, replace(found, read_only=earlier))
 
     return in_one_batch(rows, render_row, partial(_pieces, tokenization), finish)
 
