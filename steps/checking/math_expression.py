@@ -1,6 +1,5 @@
 """Equality of mathematical expressions, by `math-verify` (the extra ``math``)."""
 
-import math
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -44,7 +43,9 @@ class MathExpression(Checker):
         if not gold:
             return no_verdict(f"the row's answer {answered.answer!r} is no expression")
         box = boxed_answer(text, anywhere=True)
-        texts = [text] if box is None else [text, rf"\boxed{{{box}}}"]
+        if written.strip() in (text.strip(), box):
+            return judged(True)
+        texts = [text] if box is None else [text, rf"\boxed{{{box.removesuffix('.')}}}"]
         found = [expressions for t in texts if (expressions := _expressions(t))]
         if not found:
             return judged(False, "no expression")
@@ -87,12 +88,25 @@ _WORD = re.compile(
 _IN_PARTS = re.compile(
     r"""\s*\$?\d+(?:(?::\d+)+|(?:-\d+){2,}|(?:\.\d+){2,}|'\s*\d+")\$?(?:\s*[ap]m)?\s*"""
     r"|\s*(?:\d+\s*[A-Za-z]+,?\s+(?:and\s+)?)+\d+\s*[A-Za-z]{3,}\s*"
+    r"|[^\d]*\\\{\s*(?:\([^()]*\)|[A-Za-z][^,:|]*?)\s*(?::|\||\\mid\b|\\colon\b).*"
+    r"|.*,.*\\in\b.*|.*\d\)?\s*\(?mod\b.*"
 )
-"""Times, ratios, dates, versions and sums of several units, of which `math-verify` takes one
-number."""
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!: ]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+"""Times, ratios, dates, versions, sums of several units, sets by a condition and remainders, of
+which `math-verify` takes one number."""
+_THOUSANDS = re.compile(
+    r"(?<=\d)(?:\\[,!: ]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
+    r"|(?:^|(?<=[{$=]))\s*-?[1-9]\d{0,2}(?: \d{3})+(?=\s*(?:$|[}$]))"
+    r"|(?<![\w.,/:^+*-])[1-9]\d{0,2}(?: \d{3})*? 0\d\d(?: \d{3})*(?![\w/:^*+-]|[., ]\d)"
+)
+"""Gaps in numbers. Within other text `3 200` may be two numbers, and `3 000` is one."""
 _PERCENT = re.compile(r"(?<=\d)\s*%")
-_SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][+-]?\d{1,2}(?![\w.]\d|\w)")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.]\d|\w)")
+_POWER_OF_TEN = re.compile(
+    r"(?<![\w.,/:^÷])(?<![/^÷] )(?<!\\div )(\d+(?:\.\d+)?)~(?:\\times|\\cdot|[×·])~10\^"
+    r"(?:\{([+-]?\d{1,3})\}|(?=\d(?!\.?\d))(\d))(?!\s*[!^])".replace("~", r"(?:\s|\\[,;:! ])*")
+)
+"""A decimal times a power of ten. `math-verify` rounds such a product, so it would not be equal to
+the number that it is."""
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d+)\}")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
@@ -112,10 +126,22 @@ def _readable(text: str) -> str:
     text = _SUPERSCRIPT.sub(lambda f: f"^{{{unicodedata.normalize('NFKC', f[0])}}}", text)
     text = _ROOT.sub(lambda f: rf"\sqrt{{{f[1] or f[2]}}}", text)
     text = _REPEATING.sub(_as_ratio, text)
-    text = _THOUSANDS.sub("", plain_numerals(text)).replace(r"\%", "%")
+    text = _THOUSANDS.sub(_without_gaps, plain_numerals(text)).replace(r"\%", "%")
+    text = text.replace(r"\varnothing", r"\emptyset")
     text = _QUANTITY.sub(r"\1", text)
-    text = _SCIENTIFIC.sub(lambda found: format(Decimal(found[0]), "f"), text)
+    text = _POWER_OF_TEN.sub(_written_out, _SCIENTIFIC.sub(_written_out, text))
     return _MIXED.sub(lambda f: str(int(f[1]) + Fraction(int(f[2]), int(f[3]))), text)
+
+
+def _without_gaps(found: re.Match[str]) -> str:
+    """`1 000` as `1000`; of gaps that are written in LaTeX, each is found alone."""
+    return found[0].replace(" ", "") if found[0][-1].isdigit() else ""
+
+
+def _written_out(found: re.Match[str]) -> str:
+    """`1.5e3` as `1500`."""
+    power = next(filter(None, found.groups()[1:]))
+    return format(Decimal(f"{found[1]}e{power}"), "f")
 
 
 def _as_fraction(found: re.Match[str]) -> str:
@@ -135,7 +161,7 @@ def _as_ratio(found: re.Match[str]) -> str:
 def _decimals(gold: Any) -> int:
     """To how many decimals numbers are compared: six, and more for an answer near 0."""
     try:
-        size = abs(float(gold))
-    except (TypeError, ValueError, OverflowError):
+        size = Decimal(str(gold.evalf(15)))  # a float has no 1e-400
+    except (AttributeError, ArithmeticError):
         return 6
-    return 6 - min(0, math.floor(math.log10(size))) if 0 < size < math.inf else 6
+    return 6 - min(0, size.adjusted()) if size.is_finite() else 6
