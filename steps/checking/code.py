@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +26,8 @@ class Code(Checker):
 
     The program is the last code block of the text that is marked as Python's; without one, the last
     that is not marked as anything; without any, the whole text. The tests
-    are Python statements such as ``assert add(2, 3) == 5``, which run after the program.
+    are Python statements such as ``assert add(2, 3) == 5``, which run after the program. Without
+    such tests there is no verdict.
 
     The program runs in a separate interpreter: without the user's environment variables, in an
     empty folder, without a network, within `seconds` and `memory_mb`, and without the right to
@@ -53,6 +55,10 @@ class Code(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no tests")
+        try:
+            compile(answered.answer, "tests", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            return no_verdict(f"the row's tests are no Python: {error}")
         told = {
             "program": _program(answered.text),
             "tests": answered.answer,
@@ -70,7 +76,7 @@ def _program(text: str) -> str:
     for mark, block in _BLOCK.findall(text):
         language = mark.strip().lower()
         if language in ("", "py", "python", "python3"):
-            blocks[bool(language)] = block
+            blocks[bool(language)] = textwrap.dedent(block)  # it may be in a list
     return blocks.get(True, blocks.get(False, text))
 
 

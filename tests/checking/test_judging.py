@@ -105,6 +105,7 @@ TESTS = "assert add(2, 3) == 5"
         ("import os; assert os.listdir() == [] == [n for n in os.environ if 'PATH' in n]\n"
          "def add(a, b): return a + b", RIGHT, ""),
         ("no program at all", WRONG, "SyntaxError"),
+        ("1. So:\n   ```python\n   def add(a, b):\n     return a + b\n   ```\n", RIGHT, ""),
     ],
 )  # fmt: skip
 def test_a_program_is_right_if_it_runs_to_the_end_of_the_tests(
@@ -115,6 +116,12 @@ def test_a_program_is_right_if_it_runs_to_the_end_of_the_tests(
     )
     assert judgement.verdict is verdict
     assert reason in judgement.reason
+
+
+def test_tests_that_are_no_python_say_nothing_of_a_program() -> None:
+    judgement = Code().check(Answered(ADD, "assert add(2, 3) =="))
+    assert judgement.verdict is NONE
+    assert "the row's tests are no Python: invalid syntax" in judgement.reason
 
 
 def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
