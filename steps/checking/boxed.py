@@ -48,24 +48,40 @@ def boxed_answer(text: str, anywhere: bool = False) -> str | None:
     Args:
         anywhere: take the last box of any text that is in no other box.
     """
-    content = _in_last_box(text, anywhere)
-    while content is not None and (inner := _in_last_box(content, False)) is not None:
-        content = inner
-    return content
-
-
-def _in_last_box(text: str, anywhere: bool) -> str | None:
     text = text.strip()
-    boxes = [(a, b) for a, b in _boxes(text) if anywhere or (a.start(), b) == (0, len(text))]
-    boxes = [(start, stop) for start, stop in boxes if start[1] == "boxed"] or boxes
-    if not boxes:
-        return None
-    start, stop = max(boxes, key=lambda box: box[1])  # it ends behind all that it holds
-    return text[start.end() : stop - 1].strip()
+    boxes = {start.start(): (start, stop) for start, stop in _boxes(text)}
+    found = _last_box(boxes.values(), None if anywhere else len(text))
+    while found is not None:
+        begin, end = _without_space(text, found[0].end(), found[1] - 1)
+        inner = boxes.get(begin)
+        if inner is None or inner[1] != end:
+            return text[begin:end]
+        found = inner
+    return None
 
 
-def _boxes(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """Boxes whose braces are closed: their start up to the brace, and where they stop."""
+_Box = tuple[re.Match[str], int]
+"""The start of a box up to its brace, and where the box stops."""
+
+
+def _last_box(boxes: Iterable[_Box], length: int | None) -> _Box | None:
+    """The box that is a whole text of some length, or the last one of any text."""
+    found = [(a, b) for a, b in boxes if length is None or (a.start(), b) == (0, length)]
+    found = [(start, stop) for start, stop in found if start[1] == "boxed"] or found
+    return max(found, key=lambda box: box[1], default=None)  # it ends behind all that it holds
+
+
+def _without_space(text: str, begin: int, end: int) -> tuple[int, int]:
+    """The place of what is left of a part of the text without the white space around it."""
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return begin, end
+
+
+def _boxes(text: str) -> Iterator[_Box]:
+    """Boxes whose braces are closed."""
     opened: list[re.Match[str]] = []
     for found in _BRACE.finditer(text):
         if found[0] == "}" and opened:

@@ -32,6 +32,11 @@ def test_anything_else_is_wrong(text: str) -> None:
     assert not is_correct(text, "42")
 
 
+def test_boxes_in_boxes_are_read_once_however_many_they_are() -> None:
+    count = 20_000  # read once for each of them, they would take minutes
+    assert boxed_answer(r"\boxed{ " * count + "4" + " }" * count) == "4"
+
+
 def test_the_boxed_answer_is_read_only_when_it_is_all_there_is() -> None:
     assert boxed_answer(r" \boxed{ a + b } ") == "a + b"
     assert boxed_answer(r"so \boxed{7}") is None
