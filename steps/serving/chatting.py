@@ -22,7 +22,7 @@ from pipeline import TemperError
 from pipeline.show.terminal import make_console
 from pipeline.text import clean, visible
 from steps.models.config import Dtype
-from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened
+from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors
 
 if TYPE_CHECKING:
     from steps.data.rows.rows import Message
@@ -66,7 +66,7 @@ def chat(
     With a prompt, from --prompt or standard input, print the answer and end.
     """
     once = _prompt(prompt)
-    with ExitStack() as stack, _told_as_errors():
+    with ExitStack() as stack, told_as_errors():
         models = [stack.enter_context(opened(name, store))]
         if beside is not None:
             models.insert(0, stack.enter_context(opened(beside, store)))
@@ -224,12 +224,3 @@ def _columns(talks: Sequence[_Talk]) -> Table:
         table.add_column(visible(talk.model.name), ratio=1, overflow="fold")
     table.add_row(*(Text(clean(talk.said)) for talk in talks))
     return table
-
-
-@contextmanager
-def _told_as_errors() -> Iterator[None]:
-    """Turn a ValueError of the libraries into an error message of the command line."""
-    try:
-        yield
-    except ValueError as error:
-        raise TemperError(str(error)) from error

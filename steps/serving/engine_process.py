@@ -13,7 +13,7 @@ import typer
 
 from pipeline import TemperError
 from steps.models.config import Dtype
-from steps.serving.named_models import ModelName, StoreUrl, opened
+from steps.serving.named_models import ModelName, StoreUrl, opened, told_as_errors
 
 
 def engine(
@@ -28,6 +28,7 @@ def engine(
     Prints the address and the token, which runs take from TEMPER_ENGINE_TOKEN. Ctrl-C ends it.
     """
     with opened(name, store) as model:
+        model.require_whole()
         from steps.generation.remote.connecting import TOKEN  # torch is slow to import
         from steps.generation.remote.engine_server import EngineServer
         from steps.generation.slots import SlotEngine
@@ -36,7 +37,9 @@ def engine(
 
         given = os.environ.get(TOKEN)
         token = given or secrets.token_hex()
-        drawing = SlotEngine(load_model(model.folder, dtype), model_digest(model.folder), slots)
+        with told_as_errors():
+            loaded = load_model(model.folder, dtype)
+        drawing = SlotEngine(loaded, model_digest(model.folder), slots)
     try:
         server = EngineServer(drawing, token, port)
     except OSError as error:

@@ -79,6 +79,15 @@ class NamedModel:
 
 
 @contextmanager
+def told_as_errors() -> Iterator[None]:
+    """Turn a ValueError of the libraries into an error message of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        raise TemperError(str(error)) from error
+
+
+@contextmanager
 def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[NamedModel]:
     """The model with this name. An artifact in a remote store is copied to this machine while the
     block runs.

@@ -32,7 +32,7 @@ import typer
 from pipeline import TemperError
 from pipeline.extras import how_to_install
 from pipeline.store.stored import is_file
-from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened
+from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors
 
 LOOPBACK = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -89,7 +89,9 @@ def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str
     from steps.serving.openai_app import app_of  # torch is slow to import
     from steps.serving.replies import Speaker
 
-    app = app_of(Speaker(model.folder), served, _names_of(taken))
+    with told_as_errors():
+        speaker = Speaker(model.folder)
+    app = app_of(speaker, served, _names_of(taken))
     settings = uvicorn.Config(
         app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=3
     )

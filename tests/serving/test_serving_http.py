@@ -3,10 +3,12 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,7 @@ from waiting import HANGS_SECONDS
 
 from pipeline import TemperError
 from steps.data.rows.rows import Message
+from steps.serving.engine_process import engine
 from steps.serving.named_models import NamedModel
 from steps.serving.openai_app import LARGEST_BODY
 from steps.serving.replies import Drawing, Speaker
@@ -75,6 +78,20 @@ def test_an_address_that_this_machine_does_not_have_is_refused_as_such(
     for host in ("256.1.1.1", "192.0.2.1"):
         with pytest.raises(TemperError, match=rf"cannot listen on {host}:8000 .*--host"):
             serve("model", host=host, port=8000, through=Server.transformers)
+
+
+@pytest.mark.parametrize("command", [partial(serve, through=Server.transformers), engine])
+def test_a_model_that_cannot_be_loaded_is_told_in_a_sentence(
+    command: Callable[..., None], chat_model: Path, tmp_path: Path
+) -> None:
+    model, torn = (Path(shutil.copytree(chat_model, tmp_path / name)) for name in ("new", "torn"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
+    with pytest.raises(TemperError, match="unheard-of"):
+        command(str(model), port=free_port())
+    (torn / "model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(TemperError, match="cannot be used: it has a model"):
+        command(str(torn), port=free_port())
 
 
 @pytest.fixture(scope="module")
