@@ -388,6 +388,24 @@ def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_n
         Slurm(SlurmConfig()).shortage(NOTHING)
 
 
+def test_an_option_of_sbatch_may_be_a_flag(
+    store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 1")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    options = {"contiguous": "True", "exclusive": "user"}
+    task = leave_a_record(store, count_to(2, journal), str(tmp_path))
+    assert Slurm(SlurmConfig(folder=str(tmp_path), options=options)).submit(task) == "1"
+    script = (tmp_path / f"{task.name}.sh").read_text().splitlines()
+    assert {"#SBATCH --contiguous", "#SBATCH --exclusive=user"} <= {*script}
+
+
+def test_an_option_of_slurm_by_which_jobs_are_found_is_refused() -> None:
+    with pytest.raises(ValueError, match="options sets job-name, and every driver finds jobs"):
+        SlurmConfig(options={"job-name": "mine"})
+
+
 def test_an_address_of_ray_that_takes_no_jobs_is_refused() -> None:
     for address in ("ray://head:10001", "head:8265", ""):
         with pytest.raises(ValueError, match="is not that of a dashboard, as in http://HEAD:8265"):
