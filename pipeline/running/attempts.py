@@ -27,6 +27,7 @@ from pipeline.plan.resolver import Resolver
 from pipeline.price.experience import hardware_in
 from pipeline.price.pricing import Pricer
 from pipeline.redaction import shown
+from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
@@ -248,7 +249,8 @@ class Executor:
         that is its artifact, unless its discovered dependencies differ here: then this attempt
         becomes the next generation."""
         while True:
-            committed = self.resolver.store.commit(made)
+            store = self.resolver.store
+            committed = despite_outages(store, store.commit, made)
             self.resolver.catalog.add(committed)
             if committed.attempt == made.attempt or not self.resolver.outdated(step, committed):
                 return committed
@@ -322,7 +324,7 @@ class Executor:
         if task.is_new or self._report(task) is None:
             with self._log(task) as file:
                 ended = launcher.run(task, file, lost)
-        report = None if lost.is_set() else self._report(task)
+        report = None if lost.is_set() else despite_outages(store, self._report, task)
         is_good = report is not None and report.error is None and ended.status in (0, None)
         # An attempt also fails if a new holder of the lease has removed its scratch. So a failure
         # counts only if this driver still holds the lease; after a sleep it may not know yet.
@@ -402,7 +404,8 @@ class Executor:
                 over.set()
                 sending.join()
                 file.flush()
-                store.objects.replace(path, Path(name).read_bytes())
+                with contextlib.suppress(OSError):  # it must not cost the step that it tells of
+                    store.objects.replace(path, Path(name).read_bytes())
 
     def _discard_content(self, task: Task) -> None:
         """Delete half-written files, which only cost space; spec, report and log are kept."""
