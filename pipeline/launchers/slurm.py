@@ -85,12 +85,14 @@ class Slurm:
             return words
         status, _, number = fields.get("ExitCode", "").partition(":")
         reason = f"slurm job {job}: {words}"
+        if why == "JobLaunchFailure":  # Slurm reports a signal that does not exist
+            return Ended(None, f"{reason}; can its node write to {self._folder}?")
         if state == "CANCELLED":
             return Ended(None, reason, cancelled=True)
         if state in TAKEN_AWAY or not status:
             seen = state not in ("NODE_FAIL", "BOOT_FAIL", "forgotten")
             return Ended(None, reason, preempted=True, confirmed=seen)
-        if state == "OUT_OF_MEMORY":  # Slurm reports a signal that does not exist
+        if state == "OUT_OF_MEMORY":  # here, too
             return Ended(-signal.SIGKILL, reason)
         code = -int(number) if number not in ("", "0") else int(status)
         return Ended(code, reason)
@@ -179,10 +181,10 @@ export OMP_NUM_THREADS=$(( threads > 0 ? threads : 1 ))
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol --oneliner show node "$first" | grep -o 'NodeAddr=[^ ]*')
 export TEMPER_MASTER=${{address#NodeAddr=}}:$(( {port} + SLURM_JOB_ID % {ports} ))
-[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export SLURM_EXPORT_ENV=ALL  # otherwise --export=NONE would keep all of this from the workers
 trap '' TERM  # it is for the workers
-{srun} --ntasks-per-node=1 bash -c 'TEMPER_NODE=$SLURM_NODEID exec "$@"' worker \
+{srun} --ntasks-per-node=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \
+    bash -c 'TEMPER_NODE=$SLURM_NODEID exec "$@"' worker \
     {worker}
 """
 
@@ -237,7 +239,7 @@ class _Nodes:
 
 
 def _line(option: str, value: str) -> str:
-    given = "" if str(value).lower() == FLAG else f"={value}"
+    given = "" if str(value).lower() == FLAG else f"={shlex.quote(str(value))}"
     return f"#SBATCH --{option}{given}"
 
 

@@ -375,30 +375,41 @@ def _python(code: str, path: str) -> str:
     ).stdout  # fmt: skip
 
 
+def as_program(folder: Path, name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sinfo = tmp_path / "sinfo"
-    sinfo.write_text(
-        "#!/bin/sh\necho 'sinfo: fatal: Unable to process configuration file' >&2\nexit 1"
-    )
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    told = "echo 'sinfo: fatal: Unable to process configuration file' >&2; exit 1"
+    as_program(tmp_path, "sinfo", told, monkeypatch)
     with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm"):
         Slurm(SlurmConfig()).shortage(NOTHING)
 
 
-def test_an_option_of_sbatch_may_be_a_flag(
+def test_an_option_of_sbatch_may_be_a_flag_or_have_a_space(
     store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 1")
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    options = {"contiguous": "True", "exclusive": "user"}
+    as_program(tmp_path, "sbatch", "echo 1", monkeypatch)
+    options = {"contiguous": "True", "comment": "for a paper"}
     task = leave_a_record(store, count_to(2, journal), str(tmp_path))
     assert Slurm(SlurmConfig(folder=str(tmp_path), options=options)).submit(task) == "1"
     script = (tmp_path / f"{task.name}.sh").read_text().splitlines()
-    assert {"#SBATCH --contiguous", "#SBATCH --exclusive=user"} <= {*script}
+    assert {"#SBATCH --contiguous", "#SBATCH --comment='for a paper'"} <= {*script}
+
+
+def test_a_job_that_its_node_could_not_begin_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53"
+    as_program(tmp_path, "scontrol", f"echo {said}", monkeypatch)
+    ended = Slurm(SlurmConfig(folder=str(tmp_path))).state("7")
+    assert isinstance(ended, Ended)
+    assert ended.status is None
+    assert f"JobLaunchFailure; can its node write to {tmp_path}?" in ended.reason
 
 
 def test_an_option_of_slurm_by_which_jobs_are_found_is_refused() -> None:
