@@ -29,7 +29,7 @@ from pipeline.price.pricing import Pricer
 from pipeline.redaction import shown
 from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
-from pipeline.store.lease import Lease, Leases
+from pipeline.store.lease import TTL, Lease, Leases
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
 from pipeline.wire.launcher import PREEMPTED, Ended, Launcher, Task
 from pipeline.wire.presence import begun
@@ -38,6 +38,8 @@ from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 LOG_SECONDS = 10.0
 """How often the log of a running step is copied into a remote store."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+MOST_LOSSES, SOON_SECONDS = 3, 60.0
+"""If leases of a step are lost so often, each within this time, no attempt will ever end."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
@@ -107,6 +109,7 @@ class Executor:
         """
         place = self.placement.place(step)
         self._require_no_store_within(step)
+        losses = 0
         while True:
             inputs = self.resolver.inputs(step)
             resolved = self.resolver.key_and_recipe(step)
@@ -120,11 +123,14 @@ class Executor:
                 found = self.resolver.artifact(step)
                 if found is not None:
                     return found  # it existed, or another driver has made it meanwhile
+                began = time.monotonic()
                 with contextlib.suppress(LeaseLost):
                     if lease is not None:
                         return self._make(_Work(step, key, recipe, inputs, lease, place))
                 if lease is not None:
                     self._require_room(lease)
+                    losses = losses + 1 if time.monotonic() - began < SOON_SECONDS else 0
+                    self._require_answers(step, losses)
 
     def _make(self, work: _Work) -> Manifest:
         """Run one attempt, and as many more as the step allows after failures and preemptions."""
@@ -265,6 +271,15 @@ class Executor:
                 f"({lease.failure.strerror}), so the step was stopped; make room (temper gc shows "
                 "what nobody needs), then run again"
             ) from lease.failure
+
+    def _require_answers(self, step: Step, losses: int) -> None:
+        """Give up if leases were lost so often, each soon: the step would begin again for ever."""
+        if losses == MOST_LOSSES:
+            raise TemperError(
+                f"{step.name}: its lease was lost {losses} times in a row, since the store "
+                f"{self.resolver.store.url} answers too slowly to renew it within {TTL:.0f} s; "
+                "look at the network and at what else burdens the store, then run again"
+            )
 
     def _require_no_store_within(self, step: Step) -> None:
         """Refuse an input folder that holds the store: each run changes it."""

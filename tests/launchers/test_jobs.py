@@ -31,7 +31,7 @@ from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
-from pipeline.running.attempts import Executor, StepFailed
+from pipeline.running.attempts import Executor, LeaseLost, StepFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import Manifest
@@ -151,6 +151,17 @@ def test_a_driver_that_lost_its_lease_leaves_the_job_to_the_one_that_took_over(
     assert len(made) == 2
     assert len(lines(journal)) == 7
     assert len(engine.jobs) == 1
+
+
+def test_a_store_too_slow_for_leases_is_told_and_the_step_does_not_begin_for_ever(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(executor: Executor, work: Any) -> Manifest:
+        raise LeaseLost
+
+    monkeypatch.setattr(Executor, "_make", lose)
+    with pytest.raises(TemperError, match="lost 3 times in a row, since the store"):
+        drive(store, engine, count_to(2, journal))
 
 
 def test_a_job_that_comes_late_does_not_begin(
