@@ -34,7 +34,7 @@ class SlurmConfig:
         folder: for job scripts and output; it must be on a file system that all nodes share.
         python: the interpreter on the nodes; by default the path of this one.
         setup: lines of shell that run on the first node before the workers, ``module load …``.
-        options: further options of ``sbatch``, such as ``{qos: high, reservation: temper}``.
+        options: further options of ``sbatch``, such as ``{qos: high, contiguous: true}``.
         poll_seconds: how often a waiting step asks Slurm for the state of its job.
         account: the account that jobs are charged to; by default Slurm's own default.
         grace_seconds: how long a job has for its checkpoint after it was asked to stop.
@@ -48,6 +48,13 @@ class SlurmConfig:
     options: dict[str, str] = field(default_factory=dict)
     grace_seconds: float = 60.0
     poll_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if taken := [name for name in ("job-name", "output", "array") if name in self.options]:
+            raise ValueError(
+                f"options sets {taken[0]}, and every driver finds jobs and output by what Temper "
+                "sets there; leave it out"
+            )
 
 
 @dataclass

@@ -34,6 +34,8 @@ TAKEN_AWAY = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "REVOKED"}
 NO_ANSWER = re.compile("timed out|unable to contact|communication|standby|zero bytes", re.I)
 """Messages of ``sbatch`` about an unavailable or busy controller, rather than about the job."""
 FIRST_PORT, PORTS = 20000, 20000
+FLAG = "true"
+"""The value of an option of ``sbatch`` that takes none."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,14 @@ class Slurm:
             return words
         status, _, number = fields.get("ExitCode", "").partition(":")
         reason = f"slurm job {job}: {words}"
+        if why == "JobLaunchFailure":  # Slurm reports a signal that does not exist
+            return Ended(None, f"{reason}; can its node write to {self._folder}?")
         if state == "CANCELLED":
             return Ended(None, reason, cancelled=True)
         if state in TAKEN_AWAY or not status:
             seen = state not in ("NODE_FAIL", "BOOT_FAIL", "forgotten")
             return Ended(None, reason, preempted=True, confirmed=seen)
-        if state == "OUT_OF_MEMORY":  # Slurm reports a signal that does not exist
+        if state == "OUT_OF_MEMORY":  # here, too
             return Ended(-signal.SIGKILL, reason)
         code = -int(number) if number not in ("", "0") else int(status)
         return Ended(code, reason)
@@ -130,8 +134,10 @@ class Slurm:
 
     def _spelled(self, kind: str | None) -> str | None:
         """A kind of GPU in the cluster's spelling."""
+        if not kind:
+            return None
         known = {name.lower(): name for nodes in self._partitions for name in nodes.gpus}
-        return known.get(kind.lower(), kind) if kind else None
+        return known.get(kind.lower(), kind)
 
     def _script(self, task: Task) -> str:
         """The script of a job: the resources that it requests, and the start of a worker on each
@@ -141,7 +147,7 @@ class Slurm:
             "comment": f"temper:{task.step}",
             "output": str(self._folder / f"{task.name}.log"),
             "open-mode": "append",
-            "no-requeue": None,
+            "no-requeue": FLAG,
             "partition": self.config.partition,
             "account": self.config.account,
             # Slurm signals the workers while there is time left for a checkpoint
@@ -149,11 +155,7 @@ class Slurm:
             **_asked(task.resources, self._spelled(task.resources.accelerator)),
             **self.config.options,
         }
-        lines = [
-            f"#SBATCH --{name}" + ("" if value is None else f"={value}")
-            for name, value in options.items()
-            if value is not None or name == "no-requeue"
-        ]
+        lines = [_line(name, value) for name, value in options.items() if value is not None]
         python = self.config.python or sys.executable
         worker = shlex.join([python, "-P", "-m", "pipeline.worker.attempt", task.spec_url])
         environment = {**job_environment(self.config.python), **task.environment}
@@ -164,7 +166,8 @@ class Slurm:
             processes=task.resources.num_processes,
             port=FIRST_PORT,
             ports=PORTS,
-            srun=f"srun --kill-on-bad-exit=1 --ntasks={task.resources.num_nodes}",
+            # overlap: a step that calls srun would wait for the processors that it has itself
+            srun=f"srun --overlap --kill-on-bad-exit=1 --ntasks={task.resources.num_nodes}",
             worker=worker,
         )
 
@@ -178,9 +181,10 @@ export OMP_NUM_THREADS=$(( threads > 0 ? threads : 1 ))
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol --oneliner show node "$first" | grep -o 'NodeAddr=[^ ]*')
 export TEMPER_MASTER=${{address#NodeAddr=}}:$(( {port} + SLURM_JOB_ID % {ports} ))
-[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export SLURM_EXPORT_ENV=ALL  # otherwise --export=NONE would keep all of this from the workers
 trap '' TERM  # it is for the workers
-{srun} --ntasks-per-node=1 bash -c 'TEMPER_NODE=$SLURM_NODEID exec "$@"' worker \
+{srun} --ntasks-per-node=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \
+    bash -c 'TEMPER_NODE=$SLURM_NODEID exec "$@"' worker \
     {worker}
 """
 
@@ -232,6 +236,11 @@ class _Nodes:
         if self.longest is not None:
             parts.append(f"time={self.longest}s")
         return f"{self.partition}: {', '.join(parts)}"
+
+
+def _line(option: str, value: str) -> str:
+    given = "" if str(value).lower() == FLAG else f"={shlex.quote(str(value))}"
+    return f"#SBATCH --{option}{given}"
 
 
 def _asked(resources: Resources, accelerator: str | None) -> dict[str, str | None]:

@@ -27,8 +27,9 @@ from pipeline.plan.resolver import Resolver
 from pipeline.price.experience import hardware_in
 from pipeline.price.pricing import Pricer
 from pipeline.redaction import shown
+from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
-from pipeline.store.lease import Lease, Leases
+from pipeline.store.lease import TTL, Lease, Leases
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
 from pipeline.wire.launcher import PREEMPTED, Ended, Launcher, Task
 from pipeline.wire.presence import begun
@@ -37,6 +38,8 @@ from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 LOG_SECONDS = 10.0
 """How often the log of a running step is copied into a remote store."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+MOST_LOSSES, SOON_SECONDS = 3, 60.0
+"""If leases of a step are lost so often, each within this time, no attempt will ever end."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
@@ -106,6 +109,7 @@ class Executor:
         """
         place = self.placement.place(step)
         self._require_no_store_within(step)
+        losses = 0
         while True:
             inputs = self.resolver.inputs(step)
             resolved = self.resolver.key_and_recipe(step)
@@ -119,11 +123,14 @@ class Executor:
                 found = self.resolver.artifact(step)
                 if found is not None:
                     return found  # it existed, or another driver has made it meanwhile
+                began = time.monotonic()
                 with contextlib.suppress(LeaseLost):
                     if lease is not None:
                         return self._make(_Work(step, key, recipe, inputs, lease, place))
                 if lease is not None:
                     self._require_room(lease)
+                    losses = losses + 1 if time.monotonic() - began < SOON_SECONDS else 0
+                    self._require_answers(step, losses)
 
     def _make(self, work: _Work) -> Manifest:
         """Run one attempt, and as many more as the step allows after failures and preemptions."""
@@ -248,7 +255,8 @@ class Executor:
         that is its artifact, unless its discovered dependencies differ here: then this attempt
         becomes the next generation."""
         while True:
-            committed = self.resolver.store.commit(made)
+            store = self.resolver.store
+            committed = despite_outages(store, store.commit, made)
             self.resolver.catalog.add(committed)
             if committed.attempt == made.attempt or not self.resolver.outdated(step, committed):
                 return committed
@@ -263,6 +271,15 @@ class Executor:
                 f"({lease.failure.strerror}), so the step was stopped; make room (temper gc shows "
                 "what nobody needs), then run again"
             ) from lease.failure
+
+    def _require_answers(self, step: Step, losses: int) -> None:
+        """Give up if leases were lost so often, each soon: the step would begin again for ever."""
+        if losses == MOST_LOSSES:
+            raise TemperError(
+                f"{step.name}: its lease was lost {losses} times in a row, since the store "
+                f"{self.resolver.store.url} answers too slowly to renew it within {TTL:.0f} s; "
+                "look at the network and at what else burdens the store, then run again"
+            )
 
     def _require_no_store_within(self, step: Step) -> None:
         """Refuse an input folder that holds the store: each run changes it."""
@@ -322,7 +339,7 @@ class Executor:
         if task.is_new or self._report(task) is None:
             with self._log(task) as file:
                 ended = launcher.run(task, file, lost)
-        report = None if lost.is_set() else self._report(task)
+        report = None if lost.is_set() else despite_outages(store, self._report, task)
         is_good = report is not None and report.error is None and ended.status in (0, None)
         # An attempt also fails if a new holder of the lease has removed its scratch. So a failure
         # counts only if this driver still holds the lease; after a sleep it may not know yet.
@@ -402,7 +419,8 @@ class Executor:
                 over.set()
                 sending.join()
                 file.flush()
-                store.objects.replace(path, Path(name).read_bytes())
+                with contextlib.suppress(OSError):  # it must not cost the step that it tells of
+                    store.objects.replace(path, Path(name).read_bytes())
 
     def _discard_content(self, task: Task) -> None:
         """Delete half-written files, which only cost space; spec, report and log are kept."""

@@ -1,19 +1,35 @@
-"""Whether anything answers at an address, before a client of it tries for long.
+"""How long to wait for a bucket that does not answer.
 
-Clients of buckets repeat a request for half a minute. That is right for a network that fails for a
-moment, and too long for an address that is wrong, or a machine without a network.
+Clients of buckets repeat a request for some seconds, of some kinds for half a minute. That is right
+for a network that fails for a moment. It is too long for an address that is wrong, or a machine
+without a network. And it is too short for what a step has made in hours, which exists only in its
+worker until the bucket has it.
 """
 
+import errno
 import functools
 import socket
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from pipeline.errors import TemperError
+
+if TYPE_CHECKING:
+    from pipeline.store.layout import Store
 
 PATIENCE_SECONDS = 3.0
 """How long an address may give no answer; a network that is slow has no such limit."""
 _CONNECT_SECONDS = 3.0
 _PAUSE_SECONDS = 0.5
 _PORTS = {"http": 80, "https": 443}
+OUTAGE_SECONDS = 600.0
+LONGEST_PAUSE_SECONDS = 20.0
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -35,3 +51,44 @@ def require_answer(url: str) -> None:
             time.sleep(_PAUSE_SECONDS)
         else:
             return
+
+
+def despite_outages(
+    store: "Store",
+    ask: Callable[..., T],
+    *arguments: Any,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> T:
+    """Call a function that needs the store; while a bucket fails, again for ``OUTAGE_SECONDS``.
+
+    Args:
+        ask: may be called again after any part of its work.
+        tell: called with a sentence before each pause.
+
+    Raises:
+        OSError, TemperError: what the function raised at last. An error that does not pass by
+            itself, as without permission, is raised at once.
+    """
+    if store.is_local:
+        return ask(*arguments)
+    retrying = Retrying(
+        retry=retry_if_exception(_may_pass),
+        stop=stop_after_delay(OUTAGE_SECONDS),
+        wait=wait_exponential(1.0, max=LONGEST_PAUSE_SECONDS),
+        before_sleep=lambda state: tell(
+            f"the store does not answer ({state.outcome and state.outcome.exception()}); "
+            "it is asked again"
+        ),
+        reraise=True,
+    )
+    return retrying(ask, *arguments)
+
+
+def _may_pass(error: BaseException) -> bool:
+    cause = error.__cause__ if isinstance(error, TemperError) else error
+    return (
+        isinstance(cause, OSError)
+        and not isinstance(cause, PermissionError | FileNotFoundError)
+        and cause.errno not in (errno.ENOSPC, errno.EDQUOT)
+        and "forbidden" not in str(cause).lower()  # as gcsfs says it
+    )

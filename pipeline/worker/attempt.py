@@ -29,6 +29,7 @@ from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.inputs import forget_sources, source_identity
 from pipeline.errors import TemperError
+from pipeline.store.answering import despite_outages
 from pipeline.store.layout import Store
 from pipeline.store.objects import make_folder
 from pipeline.store.staging import Staging
@@ -92,7 +93,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
             report = run_attempt(spec, store, stopping, node)
         except Exception as error:
             report = _failed(spec, store, stopping, error)
-        _write_report(store, spec, node, report)
+        despite_outages(store, _write_report, store, spec, node, report, tell=_say)
     if report.error is None:
         return 0
     return PREEMPTED if report.preempted else 1
@@ -108,7 +109,8 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
         _check_sources(spec)
         files = describe_files(ran.content)
         if not store.is_local:
-            store.objects.upload(ran.content, f"{spec.attempt}/content")
+            place = f"{spec.attempt}/content"
+            despite_outages(store, store.objects.upload, ran.content, place, tell=_say)
     result, seconds = ran.result, time.monotonic() - began
     took = spent(result.devices, spec.nodes * spec.processes, ran.resumed, seconds)
     return Report(
@@ -131,7 +133,7 @@ def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
         if report.preempted:
             stopping.report()
             return PREEMPTED
-        _write_report(store, spec, node, report)
+        despite_outages(store, _write_report, store, spec, node, report, tell=_say)
         return 1
     return 0
 
@@ -171,6 +173,10 @@ def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
 def _write_report(store: Store, spec: StepSpec, node: Node, report: Report) -> None:
     name = f"report-{node.index}.json" if node.index else "report.json"
     store.objects.replace(f"{spec.attempt}/{name}", report.to_json())
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)
 
 
 @dataclass(frozen=True)

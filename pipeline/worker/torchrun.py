@@ -57,18 +57,25 @@ _OF_A_RANK = (
 """What ``torchrun`` sets for a rank, and Kubernetes for the pods of a training job. Told to use an
 agent's store, even a step that makes a group of its own would wait for that agent."""
 _OF_A_TASK = (
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     *("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_"),
 )
 """How the names begin of what ``srun`` and ``mpirun`` set for each of their processes. JAX and MPI
 look for them, also in a process that is none of these."""
+_SETTINGS = "PMIX_MCA_"
+"""How the names of PMIx's settings begin, which people set for the ``mpirun`` of a step."""
+_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
+"""How many tasks a step of ``srun`` has or, if it has one, an allocation: a step that calls
+``srun`` itself starts so many."""
 
 
 def forget_other_ranks() -> None:
     """Remove the variables of a rank that this worker may have from whoever started the driver: a
     step in one process would wait for the other ranks."""
+    is_alone = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
     for name in list(os.environ):
-        if name in _OF_A_RANK or name.startswith(_OF_A_TASK):
+        is_of_task = name.startswith(_OF_A_TASK) and not name.startswith(_SETTINGS)
+        if name in _OF_A_RANK or is_of_task or (name in _TASKS and not is_alone):
             del os.environ[name]
 
 

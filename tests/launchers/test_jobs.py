@@ -31,7 +31,7 @@ from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
-from pipeline.running.attempts import Executor, StepFailed
+from pipeline.running.attempts import Executor, LeaseLost, StepFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import Manifest
@@ -151,6 +151,17 @@ def test_a_driver_that_lost_its_lease_leaves_the_job_to_the_one_that_took_over(
     assert len(made) == 2
     assert len(lines(journal)) == 7
     assert len(engine.jobs) == 1
+
+
+def test_a_store_too_slow_for_leases_is_told_and_the_step_does_not_begin_for_ever(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(executor: Executor, work: Any) -> Manifest:
+        raise LeaseLost
+
+    monkeypatch.setattr(Executor, "_make", lose)
+    with pytest.raises(TemperError, match="lost 3 times in a row, since the store"):
+        drive(store, engine, count_to(2, journal))
 
 
 def test_a_job_that_comes_late_does_not_begin(
@@ -375,17 +386,46 @@ def _python(code: str, path: str) -> str:
     ).stdout  # fmt: skip
 
 
+def as_program(folder: Path, name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sinfo = tmp_path / "sinfo"
-    sinfo.write_text(
-        "#!/bin/sh\necho 'sinfo: fatal: Unable to process configuration file' >&2\nexit 1"
-    )
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    told = "echo 'sinfo: fatal: Unable to process configuration file' >&2; exit 1"
+    as_program(tmp_path, "sinfo", told, monkeypatch)
     with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm"):
         Slurm(SlurmConfig()).shortage(NOTHING)
+
+
+def test_an_option_of_sbatch_may_be_a_flag_or_have_a_space(
+    store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_program(tmp_path, "sbatch", "echo 1", monkeypatch)
+    options = {"contiguous": "True", "comment": "for a paper"}
+    task = leave_a_record(store, count_to(2, journal), str(tmp_path))
+    assert Slurm(SlurmConfig(folder=str(tmp_path), options=options)).submit(task) == "1"
+    script = (tmp_path / f"{task.name}.sh").read_text().splitlines()
+    assert {"#SBATCH --contiguous", "#SBATCH --comment='for a paper'"} <= {*script}
+
+
+def test_a_job_that_its_node_could_not_begin_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53"
+    as_program(tmp_path, "scontrol", f"echo {said}", monkeypatch)
+    ended = Slurm(SlurmConfig(folder=str(tmp_path))).state("7")
+    assert isinstance(ended, Ended)
+    assert ended.status is None
+    assert f"JobLaunchFailure; can its node write to {tmp_path}?" in ended.reason
+
+
+def test_an_option_of_slurm_by_which_jobs_are_found_is_refused() -> None:
+    with pytest.raises(ValueError, match="options sets job-name, and every driver finds jobs"):
+        SlurmConfig(options={"job-name": "mine"})
 
 
 def test_an_address_of_ray_that_takes_no_jobs_is_refused() -> None:

@@ -15,6 +15,7 @@ from drivers import start_driver
 from job_steps import (
     add_ranks,
     at_most,
+    call,
     count_to,
     counted,
     gang,
@@ -96,11 +97,13 @@ run([count_to(6, journal, heed=False)], store, launcher=config)
 def test_steps_run_as_jobs_and_make_what_they_make_here(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, tmp_path: Path
 ) -> None:
+    launcher.slurm.options = {"export": "NONE"}  # as some clusters have it
     roots: list[Step] = [
         count_to(3, journal, 0.01),
         where(journal).on(gpus=1, accelerator="toy", cpus=2),
+        call("srun --ntasks=1 hostname"),
     ]
-    counted, placed = run(roots, store, jobs=2, console=console, launcher=launcher).values()
+    counted, placed, _ = run(roots, store, jobs=3, console=console, launcher=launcher).values()
     assert re.match(r"\[slurm job \d+: submitted\]", log_of(store, counted.manifest))
     assert placed.metrics["devices"] in ("0", "1")
     assert placed.metrics["threads"] == "2"

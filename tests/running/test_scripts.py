@@ -193,13 +193,24 @@ def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``torchrun``, ``srun`` and ``mpirun`` tell each of their processes which one it is."""
-    told = ("WORLD_SIZE", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE", "PMI_RANK")
-    for name in told:
+    told = ("RANK", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_RANK")
+    for name in (*told, "SLURM_STEP_NUM_TASKS"):
         monkeypatch.setenv(name, "8")
     script = Script(tmp_path, "import os, numpy", f"len({{*{told}}} & {{*os.environ}})")
     assert script.run() == ("0", True)
     [log] = tmp_path.glob("store/attempts/look/*/*/log.txt")
     assert "begins again" not in log.read_text()
+
+
+def test_a_step_may_start_the_tasks_of_the_allocation_in_which_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own ``srun`` reads their number; PMIx reads settings."""
+    told = ("SLURM_NTASKS", "SLURM_NPROCS", "PMIX_MCA_gds")
+    for name in told:
+        monkeypatch.setenv(name, "4")
+    script = Script(tmp_path, "import os", f"len({{*{told}}} & {{*os.environ}})")
+    assert script.run() == ("3", True)
 
 
 def test_steps_run_their_assertions_however_python_was_started(

@@ -1,7 +1,9 @@
 """The same pipeline on object stores: real clients against servers that enforce preconditions."""
 
 import secrets
+from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from manifests import manifest
@@ -11,7 +13,9 @@ from toy_steps import Times, journal_lines, multiply, numbers
 from pipeline import File, Step, Store, TemperError, look_again, run
 from pipeline.dag.canonical import hash_json
 from pipeline.plan.planning import make_plan
+from pipeline.store import answering
 from pipeline.store.catalog import Catalog
+from pipeline.store.objects import Objects
 
 
 @pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.attack)])
@@ -74,6 +78,37 @@ def test_an_evicted_input_is_made_again_where_it_is_needed(
     run_product(2)
     run_product(3)
     assert journal_lines(journal) == ["numbers", "multiply", "numbers", "multiply"]
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_what_a_step_made_is_kept_although_its_bucket_fails_for_a_while(
+    gcs_bucket: str, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numbers.txt").write_text("1 2 3 4")
+    url, journal = f"{gcs_bucket}/{secrets.token_hex(4)}", str(tmp_path / "journal.txt")
+    failed = []
+    for name, place in (("put", "/content/"), ("replace", "/report.json"), ("create", "manifests")):
+
+        def fail_once(objects: Objects, given: Any, *data: Any, ask: Any, place: str) -> Any:
+            if place in str(given) and place not in failed:
+                failed.append(place)
+                raise OSError("503: try again later")
+            return ask(objects, given, *data)
+
+        method = partialmethod(fail_once, ask=getattr(Objects, name), place=place)
+        monkeypatch.setattr(Objects, name, method)
+    monkeypatch.setattr(answering, "LONGEST_PAUSE_SECONDS", 0.0)
+    run([numbers(File(str(tmp_path / "numbers.txt")), journal)], url, console=console)
+    assert journal_lines(journal) == ["numbers"]
+    assert len(failed) == 3
+
+
+def test_a_bucket_that_refuses_is_not_asked_for_long(gcs_bucket: str) -> None:
+    def refuse() -> None:
+        raise OSError("Forbidden: temper-tests/report.json")
+
+    with pytest.raises(OSError, match="Forbidden"):
+        answering.despite_outages(Store(gcs_bucket), refuse)
 
 
 def test_input_files_in_a_bucket_are_known_by_what_is_in_them(

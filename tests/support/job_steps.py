@@ -58,6 +58,13 @@ def count_to(
 
 
 @step(version="1")
+def call(out: Output, command: str) -> dict:
+    """Runs a program."""
+    subprocess.run(command.split(), check=True)
+    return {}
+
+
+@step(version="1")
 def always_fails(out: Output) -> dict:
     """Fails."""
     raise ValueError("this step always fails")
