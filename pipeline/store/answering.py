@@ -14,8 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
-
 from pipeline.errors import TemperError
 
 if TYPE_CHECKING:
@@ -71,6 +69,8 @@ def despite_outages(
     """
     if store.is_local:
         return ask(*arguments)
+    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
         stop=stop_after_delay(OUTAGE_SECONDS),
