@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,11 @@ class EngineProcess:
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("engine") / "policy")
+def policy(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    folder = model_folder(tmp_path_factory.mktemp("engine") / "policy")
+    for file in tiny_model.glob("*token*"):  # an engine refuses a folder that is not whole
+        shutil.copy(file, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
