@@ -85,14 +85,14 @@ class Slurm:
             return words
         status, _, number = fields.get("ExitCode", "").partition(":")
         reason = f"slurm job {job}: {words}"
-        if why == "JobLaunchFailure":  # Slurm reports a signal that does not exist
+        if why == "JobLaunchFailure":  # its status is a signal that does not exist
             return Ended(None, f"{reason}; can its node write to {self._folder}?")
         if state == "CANCELLED":
             return Ended(None, reason, cancelled=True)
         if state in TAKEN_AWAY or not status:
             seen = state not in ("NODE_FAIL", "BOOT_FAIL", "forgotten")
             return Ended(None, reason, preempted=True, confirmed=seen)
-        if state == "OUT_OF_MEMORY":  # here, too
+        if state == "OUT_OF_MEMORY":  # likewise
             return Ended(-signal.SIGKILL, reason)
         code = -int(number) if number not in ("", "0") else int(status)
         return Ended(code, reason)

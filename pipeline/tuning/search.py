@@ -61,9 +61,9 @@ class Goal:
                 owner, _, metric = name.rpartition(".")
                 if name in owners:
                     raise TemperError(f"{option} {text}: name the metric too: {name}.METRIC")
-                advice = hint(owner, known) if owner else f"known: {', '.join(known)}"
                 raise TemperError(
-                    f"{option} {text}: name its owner, as in {known[-1]}.{metric}; {advice}"
+                    f"{option} {text}: name its owner, as in {known[-1]}.{metric}; "
+                    f"{hint(owner, known)}"
                 )
             (owner,), metric = owners, name
         falls = _FALLS.fullmatch(metric) is not None

@@ -363,7 +363,7 @@ def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str, root: st
     folder's `state.json` names its files, and others may be of what was saved there before."""
     states = [name for name in found if name.endswith("/state.json")]
     listed = {state: _named_in(filesystem, state) for state in states}
-    if empty := [state for state, named in listed.items() if named == []]:
+    if empty := [state for state, files in listed.items() if files == []]:
         raise ValueError(
             f"{url} holds a data set without rows: {_few(empty, root)} names no file; save rows "
             "there, or remove its folder"
@@ -371,13 +371,13 @@ def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str, root: st
     arrow = {name.rpartition("/")[0] for name in found if name.endswith(".arrow")}
     if not arrow or not arrow <= {name.rpartition("/")[0] for name in states}:
         return []
-    named = [file for state in states for file in listed[state] or ()]
-    if missing := sorted({*named} - {*found}):
+    saved = [file for files in listed.values() for file in files or ()]
+    if missing := sorted({*saved} - {*found}):
         raise ValueError(
             f"{url} lacks {_few(missing, root)}, which its state.json names; copy the whole "
             "folder, or save it again"
         )
-    return named
+    return saved
 
 
 def _named_in(filesystem: Any, state: str) -> list[str] | None:
@@ -466,7 +466,7 @@ def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
     rows = _streamed(shard.repo, shard.revision, shard.split)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
-    kinds = {column: getattr(kind, "names", None) for column, kind in (rows.features or {}).items()}
-    classes = {column: names for column, names in kinds.items() if names}
+    kinds = (rows.features or {}).items()
+    classes = {column: kind.names for column, kind in kinds if getattr(kind, "names", None)}
     records = (named(without_nulls(record), classes) for record in rows.skip(start_row - 1))
     yield from enumerate(records, start=start_row)
