@@ -43,7 +43,14 @@ from typing import Any
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.errors import TemperError
 from pipeline.store.manifest import Manifest
-from pipeline.store.objects import Entry, LocalObjects, make_folder, open_objects
+from pipeline.store.objects import (
+    Entry,
+    LocalObjects,
+    make_folder,
+    open_objects,
+    scan,
+    target_within,
+)
 from pipeline.store.stored import is_step, parse_json
 
 LAYOUT_VERSION = 2
@@ -335,6 +342,7 @@ class Store:
                 with tempfile.TemporaryDirectory(dir=folder, prefix=".copy-") as copying:
                     copy = Path(copying) / "scratch"
                     shutil.copytree(before, copy, dirs_exist_ok=True, symlinks=True)
+                    _link_within(copy, before)
                     os.replace(copy, path)
         return path
 
@@ -433,6 +441,14 @@ def _scratch_before(folder: Path, key: str, epoch: int) -> Path | None:
             epochs[int(number)] = path
     earlier = [number for number in epochs if number < epoch]
     return epochs[max(earlier)] if earlier else None
+
+
+def _link_within(copy: Path, before: Path) -> None:
+    """Let each link of a copied folder that led into the folder lead into the copy."""
+    for name, item in list(scan(str(copy), "", True)):
+        if item.is_symlink() and (to := target_within(before, before / name)) is not None:
+            os.unlink(copy / name)
+            os.symlink(to, copy / name)
 
 
 def object_name(key: str, generation: int, loss: DataLoss | None = None) -> str:

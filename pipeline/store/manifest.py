@@ -7,7 +7,7 @@ one is the artifact of the key.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -226,13 +226,13 @@ def files_digest(files: Mapping[str, FileEntry]) -> str:
     return hash_json({name: [entry.size, entry.blake3] for name, entry in files.items()})
 
 
-def file_entries(data: Any) -> dict[str, FileEntry]:
+def file_entries(data: Any, is_name: Callable[[object], bool] = is_file) -> dict[str, FileEntry]:
     """Parse the description of files in JSON. Raise `ValueError`, `TypeError` or `AttributeError`
     for an invalid name, size or digest."""
     found = {}
     for name, entry in data.items():
         described = FileEntry(**entry)
-        if not (is_file(name) and is_count(described.size) and is_blake3(described.blake3)):
+        if not (is_name(name) and is_count(described.size) and is_blake3(described.blake3)):
             raise ValueError(f"it names the file {name!r:.80} with {entry!r:.120}")
         found[name] = described
     if sum(entry.size for entry in found.values()) > LARGEST:

@@ -378,7 +378,7 @@ class LocalObjects(Objects):
         self.require_own(folder)
         listing = Listing()
         with naming_what_blocks(folder):
-            found = list(_scan(folder, "", recursive))
+            found = list(scan(folder, "", recursive))
         for path, item in found:
             if item.is_dir(follow_symlinks=False):
                 listing.folders.append(path)
@@ -506,24 +506,42 @@ def strangers(folder: str, known: Collection[str]) -> list[str]:
                for n in range(1, len(parts))}  # fmt: skip
     return sorted(
         path
-        for path, item in _scan(folder, "", True)
+        for path, item in scan(folder, "", True)
         if path not in (parents if item.is_dir(follow_symlinks=False) else known)
         or item.is_symlink()
     )
 
 
-def _scan(folder: str, below: str, recursive: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def scan(folder: str, below: str, recursive: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Everything in a folder, by relative path; links to folders are not followed."""
     with os.scandir(folder) as items:
         for item in items:
             yield below + item.name, item
             if recursive and item.is_dir(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
-                    yield from _scan(item.path, f"{below}{item.name}/", recursive)
+                    yield from scan(item.path, f"{below}{item.name}/", recursive)
+
+
+def is_within(folder: Path, path: Path) -> bool:
+    """Whether a path, with all links followed, leads to a place in the folder or to itself."""
+    real = os.path.realpath(folder)
+    return os.path.commonpath([real, os.path.realpath(path)]) == real
+
+
+def target_within(folder: Path, link: Path) -> str | None:
+    """The target of a link in a folder, such that it holds in a copy of the folder: relative, and
+    itself a link where the link leads to one. ``None`` if the link leads out of the folder."""
+    if not is_within(folder, link):
+        return None
+    target = link.parent / os.readlink(link)
+    place = Path(os.path.realpath(target.parent), target.name)
+    if target.name == ".." or not is_within(folder, place.parent):
+        place = Path(os.path.realpath(target))
+    return os.path.relpath(place, os.path.realpath(link.parent))
 
 
 def _local_sizes(folder: Path) -> dict[str, int]:
-    found = _scan(str(folder), "", True)
+    found = scan(str(folder), "", True)
     return {path: item.stat().st_size for path, item in found if item.is_file()}
 
 

@@ -3,6 +3,10 @@
     scratch/<step>/<key>/<epoch>/<node>/<number>.json   a snapshot: {path: {"size", "blake3"}}
                                         <blake3>        the bytes of its files
 
+A link within the folder, such as ``last.ckpt`` to the last checkpoint, is ``{"link": TARGET}`` in a
+snapshot, and an empty folder ``{"folder": true}``. A link that leads out of the folder is in none:
+another machine may lack what it leads to, and a store must not lead a step to write elsewhere.
+
 A step writes scratch on local disk, as always. A thread checks every few seconds whether the folder
 has changed and is stable, and then takes a snapshot. It does not send files again that the last
 snapshot has. It writes the snapshot last, so the store has either the old or the new one, never a
@@ -25,15 +29,16 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from pipeline.dag.files import FileEntry, describe
 from pipeline.store.layout import RECORDS
 from pipeline.store.manifest import file_entries
-from pipeline.store.objects import Objects
-from pipeline.store.stored import parse_json
+from pipeline.store.objects import Objects, is_within, scan, target_within
+from pipeline.store.stored import is_path, parse_json
 
 EVERY_SECONDS = 10.0
 KEPT = 2
@@ -45,8 +50,22 @@ FREEZE_SECONDS = 0.05
 
 _SNAPSHOT = re.compile(r"(([0-9]{1,9})/[0-9]{1,9})/([0-9]{8,9})\.json")
 
-State = Mapping[str, tuple[int, int, int]]
-"""Size, modification time and inode of each file of a folder."""
+
+@dataclass
+class State:
+    """The content of a folder at one moment.
+
+    Attributes:
+        files: size, modification time and inode of each file.
+        links: the target of each link, relative to the folder that holds the link.
+        folders: the empty folders.
+        outward: links that lead out of the folder.
+    """
+
+    files: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
+    outward: set[str] = field(default_factory=set)
 
 
 class Damaged(OSError):
@@ -59,11 +78,41 @@ _NOT_AS_KEPT = (Damaged, FileNotFoundError, FileExistsError, IsADirectoryError, 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state of the folder on one node. ``place`` is its ``<epoch>/<node>``."""
+    """A state of the folder on one node.
+
+    Attributes:
+        place: its ``<epoch>/<node>``.
+        links: the targets of links, each relative to the folder that holds the link.
+        folders: empty folders.
+    """
 
     place: str
     number: int
     files: Mapping[str, FileEntry]
+    links: Mapping[str, str] = field(default_factory=dict)
+    folders: Collection[str] = ()
+
+    @classmethod
+    def from_json(cls, place: str, number: int, data: bytes) -> "Snapshot":
+        """Raise `ValueError`, `TypeError` or `AttributeError` if the data is none of a snapshot."""
+        files: dict[str, Any] = {}
+        links: dict[str, str] = {}
+        folders: list[str] = []
+        for name, entry in parse_json(data).items():
+            match entry:
+                case {"link": str(target)} if is_path(name) and "\0" not in target:
+                    links[name] = target
+                case {"folder": True} if is_path(name):
+                    folders.append(name)
+                case _:
+                    files[name] = entry
+        return cls(place, number, file_entries(files, is_path), links, folders)
+
+    def to_json(self) -> bytes:
+        entries: dict[str, Any] = {name: asdict(entry) for name, entry in self.files.items()}
+        entries |= {name: {"link": target} for name, target in self.links.items()}
+        entries |= {name: {"folder": True} for name in self.folders}
+        return json.dumps(entries).encode()
 
     @property
     def name(self) -> str:
@@ -96,7 +145,8 @@ class Staging:
         self._mark = local.with_name(f".{local.name}.staged-{node}")
         self._turn = threading.Lock()
         self._over = threading.Event()
-        self._kept: State = {}
+        self._kept = State()
+        self._told: set[str] = set()
         self._known: dict[tuple[str, tuple[int, int, int]], FileEntry] = {}
         self._own: list[Snapshot] = []
         self.is_used = False
@@ -156,7 +206,7 @@ class Staging:
         """A snapshot; ``None`` if it is damaged or was removed meanwhile."""
         data = self._objects.read(f"{self._remote}/{place}/{number:08d}.json")
         try:
-            return Snapshot(place, number, file_entries(parse_json(data or b"")))
+            return Snapshot.from_json(place, number, data or b"")
         except (ValueError, TypeError, AttributeError):
             return None
 
@@ -182,8 +232,30 @@ class Staging:
                     (target / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(blobs[blob], target / name)
                 blobs[blob].unlink()
+            for snapshot in snapshots:
+                for name in snapshot.folders:
+                    (target / name).mkdir(parents=True, exist_ok=True)
+            self._link(
+                target, {n: to for snapshot in snapshots for n, to in snapshot.links.items()}
+            )
             shutil.rmtree(self._local, ignore_errors=True)
             os.replace(target, self._local)
+
+    def _link(self, folder: Path, links: Mapping[str, str]) -> None:
+        """Make links last, so that nothing is written through one.
+
+        Raises:
+            Damaged: a link leads out of the folder.
+        """
+        for name, to in links.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_within(folder, path.parent):
+                raise Damaged(f"the copy of {name} lies behind a link")
+            os.symlink(to, path)
+        for name in links:
+            if not is_within(folder, folder / name):
+                raise Damaged(f"the copy of {name} is a link out of the scratch folder")
 
     def _marked(self) -> str:
         with contextlib.suppress(OSError):
@@ -203,17 +275,19 @@ class Staging:
             OSError: the store cannot be written.
         """
         with self._turn:
-            if _look(self._local) == self._kept:
+            state = _look(self._local)
+            self._tell_of(state.outward)
+            if state == self._kept:
                 return True
             with _beside(self._local, "frozen") as frozen:
                 state = self._freeze(frozen)
                 if state is None:
                     return False
-                files = {name: self._describe(frozen, name, state[name]) for name in state}
+                files = {n: self._describe(frozen, n, seen) for n, seen in state.files.items()}
                 self._send(frozen, files)
-                if any(_changed(frozen / name, state[name]) for name in state):
+                if any(_changed(frozen / name, seen) for name, seen in state.files.items()):
                     return False  # something appends to a large file
-                self._publish(files)
+                self._publish(files, state)
                 self._kept = state
         return True
 
@@ -230,12 +304,21 @@ class Staging:
             except OSError as error:  # perhaps temporary; the step continues meanwhile
                 print(f"scratch could not be kept: {error}", flush=True)
 
+    def _tell_of(self, outward: set[str]) -> None:
+        for name in sorted(outward - self._told):
+            print(
+                f"scratch: {name} is a link out of the scratch folder, so it is in no copy; if the "
+                "step goes on on another machine, it is missing",
+                flush=True,
+            )
+        self._told |= outward
+
     def _freeze(self, frozen: Path) -> State | None:
         """Copy the folder as it is at one moment; return ``None`` if it keeps changing."""
         for _ in range(FREEZE_TRIES):
             state = _look(self._local)
             with contextlib.suppress(FileNotFoundError):
-                for name, (size, _, _) in state.items():
+                for name, (size, _, _) in state.files.items():
                     (frozen / name).parent.mkdir(parents=True, exist_ok=True)
                     _copy_or_link(self._local / name, frozen / name, size)
                 if _look(self._local) == state:
@@ -265,11 +348,10 @@ class Staging:
             if sizes.get(blob.rpartition("/")[2]) != size:
                 raise OSError(f"{self._objects.url_of(blob)} is not what was sent")
 
-    def _publish(self, files: Mapping[str, FileEntry]) -> None:
+    def _publish(self, files: Mapping[str, FileEntry], state: State) -> None:
         number = self._own[-1].number + 1 if self._own else 1
-        snapshot = Snapshot(self._place, number, files)
-        data = json.dumps({name: asdict(entry) for name, entry in files.items()}).encode()
-        self._objects.replace(f"{self._remote}/{snapshot.name}", data)
+        snapshot = Snapshot(self._place, number, files, state.links, state.folders)
+        self._objects.replace(f"{self._remote}/{snapshot.name}", snapshot.to_json())
         self.is_used = True
         if self._nodes == 1:
             self._note(snapshot.name)
@@ -283,16 +365,32 @@ class Staging:
                     self._objects.remove(f"{self._remote}/{self._place}/{blob}")
 
 
-def _look(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """The files of the folder; none, if all are records of what its files depend on."""
-    found = {}
-    for path in folder.rglob("*"):
+def _look(folder: Path) -> State:
+    """The content of the folder; nothing, if all files are records of what its files depend on."""
+    found = State()
+    if not folder.is_dir():
+        return found
+    for name, item in scan(str(folder), "", True):
         with contextlib.suppress(FileNotFoundError):
-            if path.is_file() and not path.is_symlink():
-                stat = path.stat()
-                name = str(PurePosixPath(path.relative_to(folder)))
-                found[name] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    return found if any(not name.startswith(f"{RECORDS}/") for name in found) else {}
+            if item.is_symlink():
+                _add_link(found, folder, name)
+            elif item.is_dir():
+                found.folders.add(name)
+            elif item.is_file():
+                stat = item.stat()
+                found.files[name] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    if all(name.startswith(f"{RECORDS}/") for name in found.files):
+        return State()
+    holding = {name.rpartition("/")[0] for name in (*found.files, *found.links, *found.folders)}
+    found.folders -= holding
+    return found
+
+
+def _add_link(found: State, folder: Path, name: str) -> None:
+    if (to := target_within(folder, folder / name)) is None:
+        found.outward.add(name)
+    else:
+        found.links[name] = to
 
 
 def _copy_or_link(source: Path, target: Path, size: int) -> None:

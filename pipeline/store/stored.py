@@ -21,10 +21,10 @@ LATEST = 1e11
 """The largest valid time, in seconds."""
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_NO_FILE = re.compile(
-    r"(?:^|/)\.{0,2}(?:/|\Z)"  # an empty component, `.` or `..`, also at the ends
-    r"|(?:^|[/\\])\.\.(?:[/\\]|\Z)|\0"  # also with the separators of other systems
-)
+_NO_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)|\0")
+"""An empty component, ``.`` or ``..``, also at the ends."""
+_NO_FILE = re.compile(rf"{_NO_PATH.pattern}|(?:^|[/\\])\.\.(?:[/\\]|\Z)")
+"""Also with the separators of other systems."""
 _LONGEST_FILE = 4096
 _LONGEST_STEP = 100
 _BRACKETS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
@@ -52,6 +52,12 @@ is_attempt = _form("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 def is_file(name: object) -> bool:
     """Whether it is a valid name of a file or part: a path that stays below its folder."""
     return isinstance(name, str) and len(name) <= _LONGEST_FILE and not _NO_FILE.search(name)
+
+
+def is_path(name: object) -> bool:
+    """Whether it is a valid name of a file for this machine alone, as of a copy of scratch: a path
+    that stays below its folder, where a backslash is a letter like others."""
+    return isinstance(name, str) and len(name) <= _LONGEST_FILE and not _NO_PATH.search(name)
 
 
 def is_reference(name: object) -> bool:

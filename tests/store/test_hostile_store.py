@@ -531,6 +531,18 @@ def test_a_lease_that_was_taken_very_often_costs_nothing(tmp_path: Path) -> None
     assert (store.scratch_path("write", "0" * 32, 999_999_999) / "state").read_text() == "kept"
 
 
+def test_a_link_of_scratch_leads_into_the_scratch_of_the_new_holder(tmp_path: Path) -> None:
+    """The old holder may still be writing to its own."""
+    store = Store(str(tmp_path / "store"))
+    first = store.scratch_path("write", "0" * 32)
+    first.mkdir(parents=True)
+    (first / "step_1").write_text("old")
+    (first / "last").symlink_to(first / "step_1")
+    second = store.scratch_path("write", "0" * 32, 1)
+    (first / "step_1").write_text("written since")
+    assert (second / "last").read_text() == "old"
+
+
 def test_objects_that_are_none_of_a_lease_are_passed_over(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     (made,) = make(store, write())

@@ -1,5 +1,6 @@
 """Scratch that survives its machine. A machine is a folder here, except where a process matters."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -263,3 +264,80 @@ def test_after_a_kill_another_machine_loses_at_most_one_interval(
     counts = [int(line.split()[-1]) for line in ran if line.startswith("count")]
     assert int(ran[resumed].split()[-1]) >= 1
     assert sorted(set(counts)) == list(range(1, 7))
+
+
+def test_links_and_empty_folders_of_scratch_are_kept(objects: Objects, tmp_path: Path) -> None:
+    """As `last.ckpt`, which Lightning links to the last checkpoint, or to its absolute path."""
+    here, there = tmp_path / "one" / "key-0", tmp_path / "other" / "key-1"
+    write(here, ckpt__step_1="1", ckpt__step_2="2")
+    (here / "empty" / "below").mkdir(parents=True)
+    (here / "last.ckpt").symlink_to("latest")
+    (here / "latest").symlink_to(here / "ckpt" / "step_2")
+    (here / "best").symlink_to(Path("..") / "key-0" / "ckpt")
+    (here / "ckpt" / "later").symlink_to("step_3")
+    first = staging(objects, tmp_path / "one")
+    assert first.keep()
+    staging(objects, tmp_path / "other", epoch=1).restore()
+    assert (there / "empty" / "below").is_dir()
+    links = {str(p.relative_to(there)): os.readlink(p) for p in there.rglob("*") if p.is_symlink()}
+    assert links == {
+        "last.ckpt": "latest",
+        "latest": "ckpt/step_2",
+        "best": "ckpt",
+        "ckpt/later": "step_3",
+    }
+    assert (there / "last.ckpt").read_text() == "2"
+    (here / "latest").unlink()
+    (here / "latest").symlink_to("ckpt/step_1")
+    assert first.keep()
+    staging(objects, tmp_path / "third").restore()
+    assert (tmp_path / "third" / "key-0" / "last.ckpt").read_text() == "1"
+
+
+def test_a_link_out_of_scratch_is_in_no_copy_and_is_told_once(
+    objects: Objects, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "elsewhere", weights="theirs")
+    write(tmp_path / "one" / "key-0", step="1")
+    (tmp_path / "one" / "key-0" / "cache").symlink_to(tmp_path / "elsewhere")
+    first = staging(objects, tmp_path / "one")
+    first.keep()
+    write(tmp_path / "one" / "key-0", step="2")
+    first.keep()
+    assert capfd.readouterr().out.count("cache is a link out of the scratch folder") == 1
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"step": "2"}
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"out": "../../elsewhere"},
+        {"out": "/"},
+        {"here": ".", "out": "here/.."},
+        {"a/b/c": "../../d", "d/x": "../a/b/c/../..", "out": "d/x"},
+        {"up": "..", "up/out": "elsewhere"},
+    ],
+    ids=str,
+)
+def test_a_copy_whose_links_lead_out_of_scratch_is_damaged(
+    objects: Objects, tmp_path: Path, links: dict[str, str]
+) -> None:
+    """A step would write where whoever can write to the bucket wants."""
+    first = staging(objects, tmp_path / "one")
+    write(tmp_path / "one" / "key-0", step="1")
+    first.keep()
+    entries = {name: {"link": to} for name, to in links.items()}
+    objects.replace(f"{REMOTE}/0/0/00000002.json", json.dumps(entries).encode())
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"step": "1"}
+    assert not (tmp_path / "other" / "key-0" / "out").is_symlink()
+
+
+def test_any_name_of_a_scratch_file_is_kept(objects: Objects, tmp_path: Path) -> None:
+    """A backslash separates folders on other systems alone, and a name may be no UTF-8."""
+    names = [r"dir\..\x", "..\\", "a\nb", "a\udcff", "ä" * 100]
+    write(tmp_path / "one" / "key-0", **dict.fromkeys(names, "1"))
+    assert staging(objects, tmp_path / "one").keep()
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == dict.fromkeys(names, "1")
