@@ -258,7 +258,7 @@ def _missing(load: Load, loaded: Loaded) -> Iterator[str]:
                 )
 
 
-_EXTRA = ", ".join(EXTRA_KEYS)
+_EXTRA = f"{', '.join(EXTRA_KEYS)}, and of answers in conversations for SFT train, weight or loss"
 
 
 def _doubtful(loaded: Loaded) -> Iterator[str]:

@@ -726,8 +726,56 @@ def test_an_answer_in_json_is_no_solution() -> None:
     assert row.answer == answer
 
 
-def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
-    record = {"messages": [user("Hi"), assistant("Hello."), user("q"), assistant("a")], "label": 0}
+@pytest.mark.parametrize(
+    ("key", "no", "yes"),
+    [("weight", 0, 1), ("weight", 0.0, 1.0), ("train", False, True), ("loss", False, None)],
+)
+def test_answers_say_whether_they_are_trained_on(key: str, no: object, yes: object) -> None:
+    asked, bad, again, good = user("q"), assistant("bad"), user("Sure?"), assistant("good")
+    turns = [{**asked, key: no}, {**bad, key: no}, {**again, key: no}, {**good, key: yes}]
+    for spelled in (turns, json.dumps(turns)):
+        (row,) = loaded([{"messages": spelled}], ConversationRow, system="Be kind.")
+        assert [m.get("trained") for m in row.messages] == [None, None, False, None, True]
+    assert not IgnoredKeys(ChatFormat()).of({"messages": turns})
+    (plain,) = loaded([{"messages": [{**m, key: None} for m in turns]}], ConversationRow)
+    assert plain.messages == (asked, bad, again, good)
+
+
+def test_a_key_of_ones_own_says_which_answers_are_trained_on() -> None:
+    turns = [
+        {"from": "human", "value": "q", "learn": 1},
+        {"from": "gpt", "value": "a", "learn": 0, "weight": 1},
+        {"from": "human", "value": "b"},
+        {"from": "gpt", "value": "c"},
+    ]
+    named = {"messages": "conversations", "trained": "learn"}
+    (row,) = loaded([{"conversations": turns}], ConversationRow, name="chat", fields=named)
+    assert [m.get("trained") for m in row.messages] == [None, False, None, True]
+    unread = IgnoredKeys(ChatFormat(**named)).of({"conversations": turns})
+    assert unread == {"conversations[].learn", "conversations[].weight"}  # a user's is not trained
+
+
+def test_what_does_not_say_whether_an_answer_is_trained_on_refuses_the_row() -> None:
+    half = [user("q"), {**assistant("a"), "weight": 0.5}]
+    both = [user("q"), {**assistant("a"), "weight": 1, "train": False}]
+    with pytest.raises(MalformedRow, match=r"messages\[1\].weight is float 0.5, expected 1 or 0"):
+        ChatFormat().parse({"messages": half}, "1")
+    with pytest.raises(MalformedRow, match="train and weight, which contradict each other"):
+        ChatFormat().parse({"messages": both}, "1")
+    assert ChatFormat(trained="learn").parse({"messages": half}, "1").messages == (
+        user("q"),
+        assistant("a"),
+    )
+
+
+def test_a_list_of_one_answer_is_that_answer() -> None:
+    record = {"messages": [user("q")], "ground_truth": ["7"], "dataset": ["math"]}
+    assert loaded([record], PromptRow)[0].answer == "7"
+
+
+@pytest.mark.parametrize("name", ["messages", "completion"])
+def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn(name: str) -> None:
+    record = {name: [user("Hi"), assistant("Hello."), user("q"), assistant("a")], "label": 0}
     (row,) = loaded([record], UnpairedRow)
     assert len(row.prompt) == 3
     assert row.completion == (assistant("a"),)

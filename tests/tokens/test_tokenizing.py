@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +296,31 @@ def test_answers_that_are_only_read_are_found_unless_that_was_asked_for(train_on
     found = [made.findings for made in tokenize_conversations(numbers, [one, two])]  # pyright: ignore
 
     assert [of.read_only for of in found] == [False, train_on == TrainOn.answer]
+
+
+def test_a_conversation_that_says_which_answers_are_trained_on_is_trained_on_those() -> None:
+    tokenizer = letters(PLAIN)
+
+    def trained(train_on: TrainOn, *told: bool) -> str | None:
+        turns = [
+            (*PROMPT, Message(role="assistant", content=word, trained=value))
+            for word, value in zip(("yes", "no", "so"), told, strict=True)
+        ]
+        row = ConversationRow("one", tuple(chain.from_iterable(turns)))
+        (made,) = tokenize_conversations(
+            tokenization(tokenizer, TokenizeConfig(train_on=train_on)), [row]
+        )
+        if isinstance(made, MalformedRow):
+            return None
+        assert not made.findings.read_only
+        return text(tokenizer, list(compress(made.tokens.ids, made.tokens.mask)))
+
+    for train_on in (TrainOn.answer, TrainOn.all_turns):
+        assert trained(train_on, False, True, False) == "no</s>"
+        assert trained(train_on, True, False, True) == "yes</s>so</s>"
+        assert trained(train_on, False, False, False) is None
+    assert trained(TrainOn.last_turn, True, True, True) == "so</s>"
+    assert trained(TrainOn.last_turn, True, True, False) is None
 
 
 def test_a_conversation_that_the_template_rejects_is_refused_with_its_words() -> None:

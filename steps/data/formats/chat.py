@@ -30,6 +30,7 @@ from steps.data.records.record_fields import (
     show,
     text,
 )
+from steps.data.records.trained_turns import TRAINED, with_trained
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages
 from steps.data.rows.turn_order import ordered
@@ -66,9 +67,13 @@ _WHOLE = re.compile(f"{THOUGHTS.pattern}|attempt|generations|respons|definition"
 @dataclass(frozen=True)
 class ChatFormat(RecordFormat):
     """A list of messages in the field `messages`, or of texts of user and assistant in turn, or one
-    text with the marks of the speakers (`### Human:`, `USER:`)."""
+    text with the marks of the speakers (`### Human:`, `USER:`).
+
+    `trained` is the key of a message that says whether that is trained on.
+    """
 
     messages: str = "messages"
+    trained: str = TRAINED
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
@@ -100,6 +105,8 @@ class ChatFormat(RecordFormat):
         if not value:
             raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
         listed = told or (in_turn if are_texts(value) else messages)(value, self.messages)
+        if not told:
+            listed = with_trained(listed, value, self.messages, self.trained)
         system = read_system(record, self.system_field)
         if told and system is not None:
             system = system.removeprefix("SYSTEM:").strip()

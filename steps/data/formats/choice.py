@@ -9,12 +9,14 @@ from typing import Any
 
 from steps.data.formats import RecordFormat
 from steps.data.formats.by_name import FORMATS
+from steps.data.formats.chat import ChatFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
 from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS, THOUGHTS
 from steps.data.records.one_message import READ_KEYS, is_second
 from steps.data.records.record_fields import are_texts, found, is_list, is_object
+from steps.data.records.trained_turns import tells, told_by
 from steps.data.rows.turn_order import TURNS
 
 AUTO = "auto"
@@ -122,7 +124,7 @@ def choose_format(
     return choice.format_named(name, names)
 
 
-_NO_TURNS = ("tools", "completions", *SETTINGS)
+_NO_TURNS = ("tools", "completions", "trained", *SETTINGS)
 _TELLING = frozenset(
     (
         "input", "labels", "label",
@@ -154,6 +156,7 @@ class IgnoredKeys:
         inputs = INPUTS if getattr(chosen, "input", None) == "input" else ()
         self._read = {*inputs, *(str(name).partition(".")[0] for name in self._names)}
         self._answer = chosen.answer if isinstance(chosen, PromptFormat) else None
+        self._told = told_by(chosen.trained) if isinstance(chosen, ChatFormat) else ()
 
     def of(self, record: Mapping[str, Any]) -> set[str]:
         """Names as above."""
@@ -164,7 +167,9 @@ class IgnoredKeys:
             for turn in turns
             if is_object(turn) and (len(turn) > 2 or not turn.keys() <= READ_KEYS)
             for key, value in turn.items()
-            if not _is_read(key, turn) and value is not None and str(key).isprintable()
+            if not (_is_read(key, turn) or tells(key, turn, self._told))
+            and value is not None
+            and str(key).isprintable()
         }
 
     def _matters(self, name: Any, value: Any, record: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from steps.data.records.record_fields import (
     parsed_json,
     text,
 )
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.turn_order import check_prompt, merged
 
@@ -31,9 +32,9 @@ _MARKED = re.compile(r"(?:.*\n)?#### *(\S[^\n]*)", re.DOTALL)
 class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
-    `answer` is a string or a whole number, and may be absent or blank. Of a solution whose last
-    line begins with `####`, as in GSM8K, the rest of that line is the answer; of one with boxes, as
-    in MATH, what the last box holds.
+    `answer` is a string or a whole number, or a list of one, and may be absent or blank. Of a
+    solution whose last line begins with `####`, as in GSM8K, the rest of that line is the answer;
+    of one with boxes, as in MATH, what the last box holds.
     """
 
     prompt: str = "prompt"
@@ -73,8 +74,15 @@ class PromptFormat(RecordFormat):
 
 
 def _answer(value: Any, field: str) -> str | None:
+    if is_list(value) and len(value) == 1:
+        (value,) = value
     if value is None:
         return None
+    if is_list(value):
+        raise MalformedRow(
+            "answer not a string",
+            f"{field} holds {len(value)} answers; name one: data.fields.answer={field}.0",
+        )
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     said = text(value, field, "answer not a string")

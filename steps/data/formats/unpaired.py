@@ -107,7 +107,7 @@ class UnpairedFormat(RecordFormat):
 _VERDICTS = ("label", "kto_tag")
 _ANSWERS = ("completion", "response", "output")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
-_CHATS = ("messages", "conversations", "conversation")
+_CHATS = ("messages", "conversations", "conversation", "completion")
 _GOOD = (
     "true", "1", "1.0", "yes", "good", "desirable", "chosen", "preferred", "correct", "right",
     "safe", "harmless", "acceptable", "accepted", "positive", "pos", "pass", "thumbs_up",

@@ -50,6 +50,13 @@ def read_message(item: Any, field: str) -> Message:
         role, content, calls = "assistant", None, _call_in(content, f"{field}.{key}")
     if isinstance(role, str) and role not in ROLES:
         role = _OTHER_ROLES.get(role.lower(), role.lower())
+    if role is None:
+        told = [repr(key) for key, value in item.items() if value is not None][:5]
+        keys = ", ".join(told) or "no keys"
+        raise MalformedRow(
+            "unknown role",
+            f"{field} has {keys} and no role; call them role and content, or from and value",
+        )
     if role not in ROLES:
         expected = ", ".join(ROLES)
         raise MalformedRow(
@@ -84,9 +91,14 @@ def is_bare(side: Any) -> bool:
     """Whether a side of a pair is an answer without its prompt, or missing."""
     if side is None or isinstance(side, str | Mapping):
         return True
-    first = side[0] if is_list(side) and side else None
-    role = first.get("role", first.get("from")) if isinstance(first, Mapping) else None
-    return isinstance(role, str) and _OTHER_ROLES.get(role.lower(), role) == "assistant"
+    return is_list(side) and bool(side) and is_answer(side[0])
+
+
+def is_answer(item: Any) -> bool:
+    """Whether an item of a record's messages is one of the assistant's, calls included."""
+    role = item.get("role", item.get("from")) if isinstance(item, Mapping) else None
+    known = isinstance(role, str) and _OTHER_ROLES.get(role.lower(), role)
+    return known == "assistant"
 
 
 def _calls(item: Mapping[str, Any], field: str) -> Any:

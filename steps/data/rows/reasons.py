@@ -30,6 +30,7 @@ Reason = Literal[
     "label is a rating",  # a number that is neither 0 nor 1: then those are ratings, too
     "score not a number",
     "weight not a number",  # or below 0, or missing in a field that was named
+    "trained not a boolean",  # of a message, or its keys contradict each other
     "answer not a string",
     "tools not a list of objects",
     "template arguments not an object",

@@ -14,7 +14,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Message(TypedDict):
-    """One turn of a conversation; `role` is one of `ROLES`, `content` may be empty."""
+    """One turn of a conversation; `role` is one of `ROLES`, `content` may be empty. `trained`, in
+    conversations for training, says whether an assistant's turn is trained on."""
 
     role: str
     content: str
@@ -23,6 +24,7 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
     reasoning_content: NotRequired[str]
     images: NotRequired[list[dict[str, Any]]]
+    trained: NotRequired[bool]
 
 
 EXTRA_KEYS = ("tool_calls", "name", "tool_call_id", "reasoning_content")
@@ -53,7 +55,10 @@ class PreferenceRow:
 
 @dataclass(frozen=True)
 class ConversationRow:
-    """One conversation for training; it ends with the assistant."""
+    """One conversation for training; it ends with the assistant.
+
+    Either none of the assistant's messages says whether it is `trained`, or each.
+    """
 
     row: str
     messages: Messages

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from steps.data.images.finding import images_of
 from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
+from steps.data.rows.rows import ConversationRow, Message, Messages, UnpairedRow
 from steps.data.tokens.config import Inserted, Lost, TokenizeConfig, TrainOn
 from steps.data.tokens.encoding import Encoder, Pieces, encoder
 from steps.data.tokens.lengths import RowTooLong, fit
@@ -187,21 +187,50 @@ def tokenize_conversations(
     """
 
     def render_row(row: ConversationRow) -> Rendered:
-        chat = Chat(row.messages, row.tools, row.template_kwargs)
-        turns = assistant_turns(chat.messages)
-        everything = tokenization.config.train_on == TrainOn.all_turns
-        turns = turns if everything else turns[-1:]
-        return _rendered(tokenization, chat, turns, turns[-1:])
+        turns = _trained_turns(row.messages, tokenization.config.train_on)
+        chat = Chat(_without_trained(row.messages), row.tools, row.template_kwargs)
+        return _rendered(tokenization, chat.until(turns[-1] + 1), turns, turns[-1:])
 
     def finish(row: ConversationRow, text: Rendered, pieces: Pieces) -> TokenizedConversation:
         start = text.spans[0][0]
         prompt, rest, found = _finished(tokenization, row.row, text, start, pieces)
         tokens = Tokens(prompt.ids + rest.ids, prompt.mask + rest.mask)
-        by_default = tokenization.config.train_on == TrainOn.answer
+        by_default = tokenization.config.train_on == TrainOn.answer and not _is_told(row.messages)
         earlier = by_default and len(assistant_turns(row.messages)) > 1
         return TokenizedConversation(row.row, tokens, replace(found, read_only=earlier))
 
     return in_one_batch(rows, render_row, partial(_pieces, tokenization), finish)
+
+
+def _trained_turns(messages: Messages, train_on: TrainOn) -> list[int]:
+    """The answers of a conversation that are trained on: those of which it says so, if it says it
+    of any.
+
+    Raises:
+        MalformedRow: there is none.
+    """
+    turns = assistant_turns(messages)
+    one = train_on == TrainOn.last_turn or (train_on == TrainOn.answer and not _is_told(messages))
+    wanted = [turn for turn in turns[-1 if one else 0 :] if messages[turn].get("trained", True)]
+    if not wanted:
+        which = "its last answer" if one else "every answer"
+        raise MalformedRow("no trained token", f"the row says of {which} that it is not trained on")
+    return wanted
+
+
+def _is_told(messages: Messages) -> bool:
+    """Whether a conversation says itself which of its turns are trained on."""
+    return any("trained" in message for message in messages)
+
+
+def _without_trained(messages: Messages) -> Messages:
+    """The messages as a template gets them."""
+    if not _is_told(messages):
+        return messages
+    return tuple(
+        Message(**{key: value for key, value in message.items() if key != "trained"})
+        for message in messages
+    )
 
 
 def tokenize_completions(
