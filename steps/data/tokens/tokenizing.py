@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from steps.data.images.finding import images_of
 from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import ConversationRow, Message, Messages, UnpairedRow
+from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
 from steps.data.tokens.config import Inserted, Lost, TokenizeConfig, TrainOn
 from steps.data.tokens.encoding import Encoder, Pieces, encoder
 from steps.data.tokens.lengths import RowTooLong, fit
@@ -227,10 +227,10 @@ def _without_trained(messages: Messages) -> Messages:
     """The messages as a template gets them."""
     if not _is_told(messages):
         return messages
-    return tuple(
-        Message(**{key: value for key, value in message.items() if key != "trained"})
-        for message in messages
-    )
+    plain = tuple(message.copy() for message in messages)
+    for message in plain:
+        message.pop("trained", None)
+    return plain
 
 
 def tokenize_completions(
