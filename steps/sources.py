@@ -20,6 +20,7 @@ from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching
 from steps.data.load.split_names import USUALLY_HELD_OUT, splits_of
+from steps.models.config import ADAPTER_ALONE, ADAPTER_FILE
 from steps.models.folder_check import fault_of, has_chat_template
 
 
@@ -450,12 +451,8 @@ def refuse_no_model(
     if path.is_file() and path.suffix != ".gguf":
         raise TemperError(f"model {source.url} is neither a folder nor a .gguf file; {want}")
     if path.is_dir() and not (path / "config.json").is_file():
-        if (path / "adapter_config.json").is_file():
-            raise TemperError(
-                f"model {source.url} holds an adapter without its base; merge them with peft "
-                "(PeftModel.from_pretrained(BASE, FOLDER).merge_and_unload()), save that with the "
-                "base's tokenizer, and name the folder with model.path"
-            )
+        if (path / ADAPTER_FILE).is_file():
+            raise TemperError(f"model {source.url} {ADAPTER_ALONE}")
         found = _models_in(path)
         meant = f"; did you mean {' or '.join(found)}?" if found else f"; {want}"
         raise TemperError(f"model {source.url} is no model: it has no config.json{meant}")

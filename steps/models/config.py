@@ -53,6 +53,12 @@ DEQUANTISED = ("mxfp4", "fp8")
 
 ADAPTER_FILE = "adapter_config.json"
 """The file of an adapter. Where it lies beside a whole model, transformers loads both."""
+ADAPTER_ALONE = (
+    "holds an adapter without its base; merge them with peft (PeftModel.from_pretrained(BASE, "
+    "FOLDER).merge_and_unload()), save that with the base's tokenizer, and name the folder with "
+    "model.path"
+)
+"""What is wrong with a model that has the file of an adapter and no config, and what to do."""
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none

@@ -5,7 +5,7 @@ transformers (which is in config.json). They contain no path and no time.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -88,15 +88,9 @@ def language_model_of(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
-def became_blind(
-    model: PreTrainedModel, source: Path | str, where: Mapping[str, Any] | None = None
-) -> str | None:
-    """A notice if `source` reads images and `model` does not, which is all that was loaded of it.
-
-    Args:
-        where: what else transformers is told about the source.
-    """
-    config = AutoConfig.from_pretrained(source, **(where or {}), trust_remote_code=False)
+def became_blind(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
+    """A notice if the model that `config` describes reads images, and `model`, which is all that
+    was loaded of it, does not."""
     sees = "vision_config" in config.sub_configs
     return _blind(model) if sees and "vision_config" not in model.config.sub_configs else None
 

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from steps.data.images.placeholders import PROCESSOR_FILES
-from steps.models.config import ADAPTER_FILE, DEQUANTISED, Dtype
+from steps.models.config import ADAPTER_ALONE, ADAPTER_FILE, DEQUANTISED, Dtype
 from steps.models.folders import (
     became_blind,
     language_model_of,
@@ -53,7 +53,9 @@ def import_pretrained(
         with _loading("tokenizer", source):
             tokenizer = AutoTokenizer.from_pretrained(source, **where, trust_remote_code=False)
         with _loading("model", source):
-            model, found = _kind(source, where).from_pretrained(
+            config = None if quantized else _config(source, where)
+            kind = AutoModelForCausalLM if config is None else language_model_of(config)
+            model, found = kind.from_pretrained(
                 source,
                 dtype=getattr(torch, dtype),
                 output_loading_info=True,
@@ -76,10 +78,10 @@ def import_pretrained(
     _say_whether_tied(model)
     save_model(model, output)
     counts = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
-    blind = None if quantized else became_blind(model, source, where)
-    if blind is not None:
-        return counts | {"notices": [blind]}
-    _copy_processor(source, where, output)
+    if config is not None:
+        if blind := became_blind(model, config):
+            return counts | {"notices": [blind]}
+        _copy_processor(source, where, output)
     return counts | _left_out(sorted(found["unexpected_keys"]))
 
 
@@ -109,18 +111,16 @@ def _left_out(names: list[str]) -> dict[str, list[str]]:
     }
 
 
-def _kind(source: str, where: dict[str, Any]) -> Any:
-    """The auto class for the language model of a source; raises ValueError if its weights are
-    quantised, an adapter lies beside them, or the adapter is all there is."""
-    if "gguf_file" in where:
-        return AutoModelForCausalLM
+def _config(source: str, where: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a source; raises ValueError if its weights are quantised, an adapter lies
+    beside them, or the adapter is all there is."""
     is_adapted = _file_of(source, ADAPTER_FILE, where) is not None
     if is_adapted and _file_of(source, "config.json", where) is None:
         raise ValueError("an adapter without its base")
     config = AutoConfig.from_pretrained(source, **where, trust_remote_code=False)
     _require_floats(config)
     require_no_adapter(is_adapted, source)
-    return language_model_of(config)
+    return config
 
 
 def _require_floats(config: PreTrainedConfig) -> None:
@@ -139,8 +139,6 @@ def _file_of(source: str, name: str, where: dict[str, Any]) -> str | None:
 
 def _copy_processor(source: str, where: dict[str, Any], output: Path) -> None:
     """Copy what says how images are read, where a model reads some."""
-    if "gguf_file" in where:
-        return
     for name in PROCESSOR_FILES:
         if found := _file_of(source, name, where):
             shutil.copyfile(found, output / name)
@@ -160,9 +158,7 @@ _MEANINGS = {
     "were made from",
     "both a whole model and an adapter": "an adapter (adapter_config.json) lies beside a whole "
     "model, which may have it merged already; take a folder with the one of them that you mean",
-    "an adapter without its base": "it holds an adapter without its base; merge them with peft "
-    "(PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()), save that with the base's "
-    "tokenizer, and name the folder",
+    "an adapter without its base": f"it {ADAPTER_ALONE}",
     "trust_remote_code": "it brings code of its own, which is not run; take a model whose "
     "architecture transformers has",
     "Unrecognized configuration class": "its config.json describes no language model that "

@@ -196,10 +196,11 @@ def _tried(
         require_causal(model, groups)
     expected = _own_numbers(model, pack, probe)
     by_length = rescaled_rotation(model, longest(groups)[1] + 1)  # with the last token
-    fault = None if exact is None else exact.why_not
+    known = exact or Packing(wanted)  # which says nothing
+    fault = known.why_not
     if wanted is not Attention.padded:
-        near = None if exact is None else exact.read
-        read = fault or by_place or by_length or _try_packed(model, pack, probe, expected, near)
+        why_not = fault or by_place or by_length
+        read = why_not or _try_packed(model, pack, probe, expected, known.read)
         if isinstance(read, Tensor):
             return Packing(Attention.packed, compared=compared, read=read)
         fault = read
@@ -208,8 +209,7 @@ def _tried(
             require_causal(model, groups)
         if wanted is Attention.packed:
             raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
-    why_alone = None if exact is None else exact.why_alone
-    why_alone = why_alone or by_length or _try_batched(model, pack, probe, expected)
+    why_alone = known.why_alone or by_length or _try_batched(model, pack, probe, expected)
     return Packing(Attention.padded, fault, why_alone)
 
 

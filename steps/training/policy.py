@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
@@ -197,7 +197,7 @@ class TorchPolicy:
             slow,
             "the layers are not compiled, as the model is not packed" if plain else None,
             _rounded(model),
-            became_blind(model, self._folder),
+            became_blind(model, AutoConfig.from_pretrained(self._folder, trust_remote_code=False)),
         )
         scored_by = replace(packed, attention=packing.attention)
         return scored_by, [notice for notice in told if notice]

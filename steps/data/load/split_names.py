@@ -17,17 +17,13 @@ class Named(Protocol):
 
 File = TypeVar("File", bound=Named)
 
-_SPLIT = re.compile(
-    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval|evaluation"
-    r"|h[eo]ld[-_]?out)(_[a-z]+)?)(?=[-_. \d]|$)",
-    re.IGNORECASE,
-)
-_HELD_OUT = re.compile(r"(test|valid|val|dev|eval|h[eo]ld)", re.IGNORECASE)
 USUALLY_HELD_OUT = (
     "validation", "valid", "val", "dev", "eval", "evaluation", "held_out", "held-out",
     "heldout", "hold_out", "hold-out", "holdout",
 )  # fmt: skip
 """Usual names of held-out splits, besides `test`, the likeliest first."""
+_NAMES = "|".join(("train", "training", "test", "testing", *USUALLY_HELD_OUT))
+_SPLIT = re.compile(rf"(?:^|[-_. ])(?P<split>({_NAMES})(_[a-z]+)?)(?=[-_. \d]|$)", re.IGNORECASE)
 
 
 def splits_of(files: Sequence[File]) -> dict[str, tuple[File, ...]]:
@@ -36,7 +32,7 @@ def splits_of(files: Sequence[File]) -> dict[str, tuple[File, ...]]:
     found: dict[str, list[File]] = {}
     for file in files:
         found.setdefault(_place(file)[1], []).append(file)
-    if not any(map(_HELD_OUT.match, found)):
+    if all(split.lower().startswith("train") for split in found if split):
         return {"": tuple(files)}
     return {split: tuple(of_split) for split, of_split in sorted(found.items())}
 
