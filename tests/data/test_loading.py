@@ -845,8 +845,7 @@ def test_shards_are_in_the_order_of_the_source_and_none_is_over_the_limit(tmp_pa
 MEMORY = """
 import resource, sys, tempfile
 from pathlib import Path
-support = Path("tests/support")
-sys.path[:0] = map(str, [support, support / "models", support / "outside", "tests/data"])
+sys.path[:0] = [*map(str, Path("tests/support").glob("**/")), "tests/data"]
 from test_loading import load, loading
 loading.ROWS_PER_SHARD = 1000
 for file in sys.argv[1:]:

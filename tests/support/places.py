@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 SUPPORT = Path(__file__).resolve().parent
-"""Steps that workers import, and modules that several tests import; below it ``models`` has models
-and what they should compute, and ``outside`` processes, servers, clocks and browsers."""
-SUPPORT_PATH = os.pathsep.join(str(SUPPORT / name) for name in ("", "models", "outside"))
+"""The toy steps, and modules that several tests import; below it ``small_steps`` has other steps,
+``models`` models and what they should compute, ``processes`` what starts processes, and
+``outside`` servers, clocks and browsers."""
+_ROOMS = ("", "small_steps", "models", "processes", "outside")
+SUPPORT_PATH = os.pathsep.join(str(SUPPORT / name) for name in _ROOMS)
 """The folders of all these modules, for the PYTHONPATH of a process that a test starts."""
 TESTS = SUPPORT.parent
 GOLDEN = TESTS / "golden"

@@ -1,10 +1,12 @@
 """The policy-gradient losses beside TRL's own, in float64: losses and gradients.
 
-`TRL` holds what TRL 1.16.0 gave for the made-up completions; where TRL is installed it is asked
-again, with a model's outputs that are made up, so that it is its arithmetic that is run.
+`golden/trl_policy_losses.json` holds what TRL 1.16.0 gave for the made-up completions (this file as
+a program writes it anew); where TRL is installed it is asked again, with a model's outputs that are
+made up, so that it is its arithmetic that is run.
 """
 
 import importlib
+import json
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from made_up import made_up
+from places import GOLDEN
 from test_policy_loss import LONGEST, loss_and_gradient
 from torch import Tensor
 
@@ -51,85 +54,9 @@ CASES = {
     ),
 }
 
-TRL: dict[str, tuple[float, str]] = {
-    "grpo": (
-        -0.3948576393299983,
-        """
-        0.02168880039286 0.01969188757006 0 0 0.003283606966243 0.002654676874366
-        0.002878503676692 0 0 0.01189556998773 -0.03549078190072 0 0 -0.05526823111325
-        -0.1681494993205 0 -0.01678932505986 0 0 -0.01527475732202 -0.01908081084328
-        """,
-    ),
-    "grpo with KL": (
-        -0.38625781866388587,
-        """
-        0.02258357181641 0.0179690305109 -0.001559247152887 -0.005635697531558 0.004032734122617
-        0.002458861206192 0.003107420107246 -0.0009057672799028 -0.001044145607123
-        0.01404129352769 -0.0361231211369 9.461504954441e-05 0.0009810903150986 -0.0550408942774
-        -0.1700829175577 0.0006301627388305 -0.01598732245961 0.0001274242000355
-        -0.0002720511292451 -0.01608956003787 -0.01945249821471
-        """,
-    ),
-    "grpo with unbiased KL": (
-        -0.3867879525233096,
-        """
-        0.02315780465215 0.01820615101207 -0.0007472747226188 -0.001246594289165
-        0.004468917201337 0.002495545616575 0.003115693684108 -0.0005197378896651
-        -0.0006770420097881 0.01668998332872 -0.03591596749339 0.0001307403490716
-        0.002268793043387 -0.05496635443609 -0.1700163498151 0.001323181874054 -0.01519739494124
-        0.0001954158192523 -0.0003504728286413 -0.01589740891597 -0.01948887218883
-        """,
-    ),
-    "dr_grpo": (
-        -0.17138437108006896,
-        """
-        0.008133300147321 0.007384457838772 0 0 0.002052254353902 0.001659173046478
-        0.001799064797932 0 0 0.002973892496932 -0.01774539095036 0 0 -0.02763411555663
-        -0.02101868741507 0 -0.01259199379489 0 0 -0.01145606799151 -0.01431060813246
-        """,
-    ),
-    "dapo": (
-        -0.3917357053258719,
-        """
-        0.01859040033673 0.01687876077434 0 0 0.004690867094632 0.003792395534808
-        0.00411214810956 0 0 0.006797468564417 -0.04056089360083 0 0 -0.06316369270086
-        -0.04804271409158 0 -0.02878170010261 0 0 -0.02618529826631 -0.03270996144563
-        """,
-    ),
-    "dapo from a sampler": (
-        -0.28856134689893737,
-        """
-        0.01467120163401 0.02778581875287 0 0 0.003486672844392 0.004143924394912
-        0.01078117349295 0 0 0.006168485671813 -0.02789468040318 0 0 -0.1002710973578
-        -0.04262044958232 0 -0.01803975540633 0 0 -0.0159600702988 -0.0265017703008
-        """,
-    ),
-    "cispo": (
-        0.52696797779424,
-        """
-        0.01854722138658 0.01687876077434 0.009165848328534 0.002461587429518 0.004690867094632
-        0.003792395534808 0.00411214810956 0.003274141843133 0.003635406134781 0.006242992470421
-        -0.04056089360083 -0.06545952589108 -0.06545952589108 -0.06316369270086
-        -0.04804271409158 -0.03289835614261 -0.02878170010261 -0.03289835614261
-        -0.03289835614261 -0.02618529826631 -0.03270996144563
-        """,
-    ),
-    "gspo": (
-        -0.4163778804914841,
-        """
-        0.01659131384085 0.01659131384085 0.01659131384085 0.002507308031401 0.002507308031401
-        0.002507308031401 0.002507308031401 0.002507308031401 0.008699376368032
-        0.008699376368032 -0.05331290687286 -0.05331290687286 -0.05331290687286
-        -0.05331290687286 -0.1681494993205 -0.01911433134919 -0.01911433134919 -0.01911433134919
-        -0.01911433134919 -0.01911433134919 -0.01911433134919
-        """,
-    ),
-}
+RECORD = GOLDEN / "trl_policy_losses.json"
+TRL: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
 """Of each case the loss, and its gradient for each token's logp."""
-
-
-def numbers(text: str) -> list[float]:
-    return list(map(float, text.split()))
 
 
 def padded(values: Tensor, lengths: Tensor) -> Tensor:
@@ -200,23 +127,25 @@ class _Lists(dict[str, list[float]]):
         return self.setdefault(name, [])
 
 
+def assert_as_recorded(name: str, loss: float, gradient: Tensor) -> None:
+    assert loss == pytest.approx(TRL[name]["loss"], rel=1e-10)
+    assert gradient.tolist() == pytest.approx(TRL[name]["gradient"], rel=1e-10, abs=1e-15)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_those_that_trl_gave(name: str) -> None:
-    case, (loss, gradient) = CASES[name], TRL[name]
-    found, own, _ = loss_and_gradient(case.ours, made_up(), case.weighted)
-    assert found == pytest.approx(loss, rel=1e-10)
-    assert own.tolist() == pytest.approx(numbers(gradient), rel=1e-10, abs=1e-15)
+    case = CASES[name]
+    loss, gradient, _ = loss_and_gradient(case.ours, made_up(), case.weighted)
+    assert_as_recorded(name, loss, gradient)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_trl_still_gives_what_it_gave(name: str) -> None:
     pytest.importorskip("trl", minversion="1.16")
-    loss, gradient = by_trl(CASES[name])
-    assert loss == pytest.approx(TRL[name][0], rel=1e-10)
-    assert gradient.tolist() == pytest.approx(numbers(TRL[name][1]), rel=1e-10, abs=1e-15)
+    assert_as_recorded(name, *by_trl(CASES[name]))
 
 
 if __name__ == "__main__":
-    for name, case in CASES.items():
-        loss, gradient = by_trl(case)
-        print(f"    {name!r}: ({loss!r}, {' '.join(map(repr, gradient.tolist()))!r}),")
+    found = {name: by_trl(case) for name, case in CASES.items()}
+    record = {name: {"loss": loss, "gradient": g.tolist()} for name, (loss, g) in found.items()}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
