@@ -469,11 +469,6 @@ def _searching(folder: Path | None) -> AbstractContextManager[Any]:
     return nullcontext() if GlobalHydra.instance().is_initialized() else _initialized(folder)
 
 
-def _settings_of_job() -> list[str]:
-    """The settings of a job, as typed."""
-    return _typed(HydraConfig.get())
-
-
 def _typed(of_hydra: "DictConfig | HydraConf") -> list[str]:
     """The settings that a config was composed with, as typed: a reference in them, as in
     ``rl.seed=${seed}``, is one to a setting of the experiment, and not to one of Hydra's."""
@@ -483,7 +478,7 @@ def _typed(of_hydra: "DictConfig | HydraConf") -> list[str]:
 
 def _show_job(typed: list[str]) -> None:
     """Show which job of ``-m`` begins: its value of each setting with several values."""
-    overrides = _settings_of_job()
+    overrides = _typed(HydraConfig.get())
     values = [setting for setting in overrides if setting not in typed] or overrides
     number = HydraConfig.get().job.num + 1
     named = visible(", ".join(without_secrets(values)))
@@ -527,7 +522,7 @@ def _tune(call: _Call, asked: dict[str, Any]) -> None:
 
 def _command_for(words: Sequence[str], step: str) -> str:
     """The command that makes only one step, with the settings of this job."""
-    settings = [o for o in _settings_of_job() if not o.startswith("only=")]
+    settings = [o for o in _typed(HydraConfig.get()) if not o.startswith("only=")]
     return shlex.join([*words, *without_secrets(settings), f"only=[{step}]"])
 
 

@@ -35,7 +35,7 @@ from pipeline.taken_names import hidden
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILE = (errno.EMFILE, errno.ENFILE)
 _SAID_OF_NO_ROOM = (
     "No space left on device",
@@ -207,7 +207,7 @@ def _limit(error: BaseException, places: Iterable[str]) -> str | None:
 
 
 def _is_no_room(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         return True
     said = text_of(error)
     return not isinstance(error, TemperError) and any(s in said for s in _SAID_OF_NO_ROOM)

@@ -204,6 +204,11 @@ class _Finder:
     def is_local(self, name: str) -> bool:
         return name in self.local or name in self.opaque
 
+    def global_path(self, node: ast.expr) -> Dotted | None:
+        """The dotted name that an expression is, unless it begins with a local one."""
+        path = dotted(node)
+        return None if path is None or self.is_local(path[0]) else path
+
     # --- statements --------------------------------------------------------------------------
 
     def body(self, node: ast.FunctionDef) -> None:
@@ -366,8 +371,7 @@ class _Finder:
         if node is None or self.is_future:
             return
         for owner in worked_with(node):
-            path = dotted(owner)
-            if path is not None and not self.is_local(path[0]):
+            if path := self.global_path(owner):
                 self.need(HINTED, path)
         if any(self.is_local(path[0]) for path in subscripted(node)):
             raise Acts
@@ -393,8 +397,8 @@ class _Finder:
             if isinstance(base, ast.Call):
                 self.plain(base)
                 continue
-            path = dotted(base.value if isinstance(base, ast.Subscript) else base)
-            if path is None or self.is_local(path[0]):
+            path = self.global_path(base.value if isinstance(base, ast.Subscript) else base)
+            if path is None:
                 raise Acts
             self.need(INHERITED, path)
         for keyword in node.keywords:
@@ -440,12 +444,11 @@ class _Finder:
                 self.harmless(inner)
                 self.bind(target)
             case ast.Call(func=func):
-                path = dotted(func)
-                if path is None or self.is_local(path[0]):
-                    self.plain(node)
-                else:
+                if path := self.global_path(func):
                     self.need(CALLED, path)
                     self.arguments(node, path, path)
+                else:
+                    self.plain(node)
             case ast.BinOp(op=ast.BitOr()) | ast.Subscript():
                 self.type_or_plain(node)
             case _:
@@ -487,13 +490,12 @@ class _Finder:
                 if name not in self.local:
                     self.need(PLAIN, [name])
             case ast.Attribute(value=value, attr=attribute):
-                path = dotted(node)
-                if path is not None and not self.is_local(path[0]):
+                if path := self.global_path(node):
                     self.need(PLAIN, path)
                 elif attribute in PLAIN_ATTRIBUTES:
                     self.plain(value)
                 else:
-                    self.field_of_parameter(path)
+                    self.field_of_parameter(dotted(node))
             case ast.Call():
                 self.plain_call(node)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
@@ -518,11 +520,10 @@ class _Finder:
             raise Acts
 
     def attribute(self, node: ast.Attribute) -> None:
-        path = dotted(node)
-        if path is None or self.is_local(path[0]):
-            self.plain(node)
-        else:
+        if path := self.global_path(node):
             self.need(READ, path)
+        else:
+            self.plain(node)
 
     def comprehension(self, node: Comprehension) -> None:
         outer = set(self.local)
@@ -547,7 +548,7 @@ class _Finder:
         path = dotted(node.func)
         if path is not None and path[-1] in _USED_UP and not self.is_consumed:
             raise Acts
-        if path is not None and not self.is_local(path[0]):
+        if path is not None and self.global_path(node.func):
             self.need(MAKES, path)
             self.arguments(node, path)
             return
@@ -560,10 +561,9 @@ class _Finder:
         """Arguments must be plain data, unless the called function stores or calls them. ``holder``
         is that function, if what it returns is only bound or stored."""
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            given = dotted(argument)
             if path[-1] in _KEEPS:
                 self.harmless(argument)
-            elif path[-1] in _GIVES_TO and given is not None and not self.is_local(given[0]):
+            elif path[-1] in _GIVES_TO and (given := self.global_path(argument)):
                 self.need(APPLIED, given)
             elif path[-1] in _GIVES_TO and isinstance(argument, ast.Lambda):
                 outer = set(self.local)
@@ -579,8 +579,8 @@ class _Finder:
 
     def handed(self, node: ast.expr, holder: Dotted) -> None:
         """An argument that must be plain data, unless the holder is a dataclass that stores it."""
-        path = dotted(node.func if isinstance(node, ast.Call) else node)
-        is_known = path is not None and not self.is_local(path[0]) and path[-1] not in _USED_UP
+        path = self.global_path(node.func if isinstance(node, ast.Call) else node)
+        is_known = path is not None and path[-1] not in _USED_UP
         if holder and isinstance(node, ast.Tuple | ast.List):
             for item in node.elts:
                 self.handed(item, holder)

@@ -21,7 +21,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
@@ -147,17 +147,24 @@ def discover(observation: Observation, home: Home, closure: Closure) -> Discover
         closure,
         lambda path, name: _file_of(name) == path,
     )
-
-    def named(path: str) -> list[str]:
-        return names.of(path, home.name(path, rules.roots, imported), rules.start)
-
-    digests = {path: _read_digest(path, reads[path]) for path in sorted(reads)}
-    files = {name: digest for path, digest in digests.items() for name in named(path)}
+    by_name = partial(_by_name, names, home, rules, imported)
+    files = by_name({path: _read_digest(path, reads[path]) for path in sorted(reads)})
     return Discovered(
         code=dict(sorted(code.items())),
         files=files if observation.is_complete else {**files, _UNKNOWN: UNSTEADY},
-        folders={name: folders[path] for path in sorted(folders) for name in named(path)},
+        folders=by_name(dict(sorted(folders.items()))),
     )
+
+
+def _by_name(
+    names: "_Names", home: Home, rules: Rules, imported: Mapping[str, str], of: Mapping[str, str]
+) -> dict[str, str]:
+    """What is known of files, by the names under which these are recorded."""
+    return {
+        name: value
+        for path, value in of.items()
+        for name in names.of(path, home.name(path, rules.roots, imported), rules.start)
+    }
 
 
 @dataclass(frozen=True)
@@ -188,15 +195,9 @@ def discover_earlier(folder: Path, home: Home, rules: Rules, closure: Closure) -
             reads[path], modules[path] = digest, name
     called = {path: name for path, (name, _) in loaded.items()}
     imported = _imported(called, closure, lambda _, name: _file_of(name) is not None)
-
-    def named(path: str) -> list[str]:
-        return names.of(path, home.name(path, rules.roots, imported), rules.start)
-
-    digests = {path: _read_digest(path, seen) for path, seen in reads.items()}
-    files = {name: digest for path, digest in digests.items() for name in named(path)}
-    listed = {name: digest for path, digest in folders.items() for name in named(path)}
-    of_files = {name: module for path, module in modules.items() for name in named(path)}
-    return Earlier(Discovered({}, files, listed), of_files)
+    by_name = partial(_by_name, names, home, rules, imported)
+    files = by_name({path: _read_digest(path, seen) for path, seen in reads.items()})
+    return Earlier(Discovered({}, files, by_name(folders)), by_name(modules))
 
 
 def with_earlier(found: Discovered, earlier: Earlier, observation: Observation) -> Discovered:

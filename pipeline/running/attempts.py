@@ -1,7 +1,6 @@
 """Runs one step: looks in the store, holds the lease, starts attempts, commits the artifact."""
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from pipeline.dag.inputs import source_identity
 from pipeline.dag.resources import MOST_PREEMPTIONS
 from pipeline.dag.step import Input, Step
 from pipeline.errors import TemperError
+from pipeline.foreseen import NO_ROOM
 from pipeline.launchers.jobs import JobRecord
 from pipeline.launchers.placement import Place, Placement
 from pipeline.plan.resolver import Resolver
@@ -37,7 +37,6 @@ from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 
 LOG_SECONDS = 10.0
 """How often the log of a running step is copied into a remote store."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 MOST_LOSSES, SOON_SECONDS = 3, 60.0
 """If leases of a step are lost so often, each within this time, no attempt will ever end."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0

@@ -45,7 +45,6 @@ from steps.training.trainer import (
     StepResult,
     Trainer,
     step_result,
-    values_by_group,
 )
 
 _SUMS = "noise_scale/sums"
@@ -141,8 +140,7 @@ class FunctionalTrainer(Trainer):
             parts.append(part)
             if self._measures_noise:
                 squares.append(_square(gradient))
-        values = values_by_group(parts)[:, torch.cat(batch.members).argsort()]
-        result = step_result(list(parts[0].metrics), values, batch.groups)
+        result = step_result(list(parts[0].metrics), self._values(batch, parts), batch.groups)
         if not self._measures_noise or self._pure.gradient is None:
             return result
         sums = self._pure.beside[_SUMS]

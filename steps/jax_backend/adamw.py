@@ -27,6 +27,7 @@ from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.stacked import Tree, by_name, stacked, to_numpy, to_torch
 from steps.models.sharded_tensors import Whole
 from steps.training.config import OptimizerConfig
+from steps.training.optimizer import below, of_same_names
 
 
 class JaxUpdater:
@@ -91,10 +92,10 @@ class JaxUpdater:
 
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
         """As `Updater.load_state`."""
-        trained = self._tree(_below(tensors, "model/"))
-        moments = [_below(tensors, f"optimizer/{key}/") for key in ("exp_avg", "exp_avg_sq")]
+        trained = self._tree(below(tensors, "model/"))
+        moments = [below(tensors, f"optimizer/{key}/") for key in ("exp_avg", "exp_avg_sq")]
         self._moments = (self._tree(moments[0]), self._tree(moments[1])) if moments[0] else None
-        steps = {float(count[...]) for count in _below(tensors, "optimizer/step/").values()}
+        steps = {float(count[...]) for count in below(tensors, "optimizer/step/").values()}
         if len(steps) > 1:
             raise ValueError(f"its parameters were updated {sorted(steps)} times, not all equally")
         self.trained, self._steps = trained, int(max(steps, default=0))
@@ -109,8 +110,7 @@ class JaxUpdater:
 
     def _tree(self, tensors: Mapping[str, Whole]) -> Tree:
         """Tensors of the host as weights on the devices; raises ValueError if they are others."""
-        if differing := sorted(tensors.keys() ^ self._shapes.keys()):
-            raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
+        of_same_names(tensors, "", self._shapes)
         held = jax.tree.leaves(self.trained)[0].dtype
 
         def read(name: str) -> np.ndarray:
@@ -157,7 +157,3 @@ def updated(
     new = jax.tree.map(of, weights, *moments, gradient, matrices)
     w, m, v = jax.tree.transpose(jax.tree.structure(weights), jax.tree.structure((0, 0, 0)), new)
     return w, (m, v)
-
-
-def _below(tensors: Mapping[str, Whole], prefix: str) -> dict[str, Whole]:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

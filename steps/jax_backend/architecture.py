@@ -20,6 +20,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from steps.models.folders import require_folder
+
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _ALL_LAYERS_SLIDE = ("mistral", "phi3")
 _SOME_LAYERS_SLIDE = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
@@ -119,9 +121,7 @@ class Architecture:
 
 def read_architecture(folder: Path) -> Architecture:
     """The architecture of a model folder; raises ValueError for one that the decoder lacks."""
-    if not (folder / "config.json").is_file():
-        fault = "has no config.json" if folder.is_dir() else "does not exist"
-        raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
+    require_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder)
     except StrictDataclassError as error:

@@ -47,7 +47,7 @@ from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import OptimizerConfig, TrainConfig
 from steps.training.policy import Role, put_weights
-from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result, values_by_group
+from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result
 from steps.training.usage import PackCosts, Usage
 
 if TYPE_CHECKING:
@@ -171,9 +171,7 @@ class JaxTrainer(Trainer):
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         assert isinstance(batch, RoundsBatch)
         parts = [part for one in batch.rounds for part in self._of_round(one, batch, loss)]
-        names = list(parts[0].metrics)
-        values = values_by_group(parts)[:, torch.cat(batch.members).argsort()]
-        return step_result(names, values, batch.groups)
+        return step_result(list(parts[0].metrics), self._values(batch, parts), batch.groups)
 
     def _of_round(self, one: Round, batch: Batch, loss: BatchLoss) -> list[Scored]:
         arrays = self._with_noise(one, batch.noise) if self._is_noisy else one.arrays

@@ -58,6 +58,13 @@ def load_model(
     return model
 
 
+def require_folder(folder: Path) -> None:
+    """Raise FileNotFoundError if there is no model folder."""
+    if not (folder / "config.json").is_file():
+        fault = "has no config.json" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
+
+
 def require_weights(missing: Iterable[str], source: Path | str) -> None:
     """Raise ValueError if the weights of `source` do not have all parameters of the right shape
     that its config describes: transformers would draw the others at random."""
@@ -123,9 +130,7 @@ def load_as(
     Raises ValueError, as `load_model` does, if a weight has another shape or an adapter is there.
     """
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        fault = "has no config.json" if folder.is_dir() else "does not exist"
-        raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
+    require_folder(folder)
     require_no_adapter((folder / ADAPTER_FILE).is_file(), folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if quantization is not None:

@@ -28,7 +28,7 @@ from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.choosing import EngineChoice
 from steps.generation.config import SamplingConfig
-from steps.generation.engine import Converses, Engine, Finish, Request, share
+from steps.generation.engine import Converses, Engine, Finish, Place, Request, share
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests
 from steps.models.config import Dtype
@@ -45,8 +45,6 @@ from steps.online.rollouts import (
 )
 from steps.scoring.scored_by import model_digest
 
-_Answer = tuple[str, int]
-"""A row's id and the number of a completion."""
 _ENGINE = "engine.json"
 _SECONDS_A_PART = 20.0
 """The most seconds of a rank's work that a kill can lose."""
@@ -259,7 +257,7 @@ class _Parts:
         self._written = time.monotonic()
 
 
-def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict[_Answer, Rollout]:
+def _kept(scratch: Path, asked: Mapping[Place, Request], weights: str) -> dict[Place, Rollout]:
     """The completions that earlier attempts have finished, if they answer `asked`. An unreadable
     file is ignored, and its completions are sampled again, as are episodes that failed."""
     found = {}

@@ -170,13 +170,11 @@ def _judged_rollouts(call: Call) -> Foreseen:
     return Foreseen(sizes, _START_JUDGING + given["completions"] / 2e4, _JUDGING_ROLLOUTS)
 
 
-def _of_judged(made: Made) -> Sizes:
-    return {"completions": made.manifest.metrics["completions"]}
-
-
 SAMPLED = Estimator(_sampled, _of_completions, version=5)
 EVALUATED = Estimator(_evaluated, version=7)
 DIVERGED = Estimator(_diverged, version=3)
 JUDGED = Estimator(_judged, version=3)
 EVALUATED_REWARDS = Estimator(_evaluated_rewards)
-JUDGED_ROLLOUTS = Estimator(_judged_rollouts, _of_judged)
+JUDGED_ROLLOUTS = Estimator(
+    _judged_rollouts, lambda made: {"completions": made.manifest.metrics["completions"]}
+)

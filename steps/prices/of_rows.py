@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
@@ -79,8 +80,7 @@ def _pair_lengths(part: Sizes, config: Any = None) -> Sizes:
         return {name: part[name] for name in ("prompt", "chosen", "rejected")}
     if (tokens := _text_tokens(part)) is None:
         return {}
-    prompt, response = _within(config, tokens / 4 + _TEMPLATE_TOKENS, 3 * tokens / 8)
-    return {"prompt": prompt, "chosen": response, "rejected": response}
+    return _lengths_of_pair(*_within(config, tokens / 4 + _TEMPLATE_TOKENS, 3 * tokens / 8))
 
 
 def _completion_lengths(part: Sizes, config: Any) -> Sizes:
@@ -104,14 +104,6 @@ def tokens_of(sizes: Sizes) -> float:
 
 
 # --- tokenising -------------------------------------------------------------------------------
-
-
-def _pairs(call: Call) -> Foreseen:
-    return _tokenized_splits(call, "pairs", _pair_lengths)
-
-
-def _unpaired(call: Call) -> Foreseen:
-    return _tokenized_splits(call, "unpaired", _completion_lengths)
 
 
 def _tokenized_splits(
@@ -161,33 +153,20 @@ def _tokenized(parts: dict[str, Any], call: Call) -> Foreseen:
 # --- rows that Temper makes or chooses --------------------------------------------------------
 
 
-def _arithmetic(call: Call) -> Foreseen:
-    return _task(call, _parts_of_arithmetic(call.arguments), 26)
+def _task(lengths: Sizes, size: int, version: int = 1) -> Estimator:
+    """The estimator of a task whose rows have these lengths, with `size` bytes for each training
+    problem."""
 
+    def parts(counts: Mapping[str, Any]) -> Sizes:
+        rows = {"sft": counts["train"], "train": counts["train"], "test": counts["test"]}
+        return {"parts": {name: {"rows": count, **lengths} for name, count in rows.items()}}
 
-def _sums(call: Call) -> Foreseen:
-    return _task(call, _parts_of_sums(call.arguments), 51)
+    def foreseen(call: Call) -> Foreseen:
+        train = call.arguments["train"]
+        sizes = {"rows": train, **parts(call.arguments), "bytes": size * train + 8000}
+        return Foreseen(sizes, _START_TABLES, _READING)
 
-
-def _task(call: Call, sizes: Sizes, row: int) -> Foreseen:
-    """A task with `row` bytes for each training problem."""
-    train = call.arguments["train"]
-    sizes = {"rows": train, **sizes, "bytes": row * train + 8000}
-    return Foreseen(sizes, _START_TABLES, _READING)
-
-
-def _parts_of_arithmetic(counts: Mapping[str, Any]) -> Sizes:
-    return _parts_of_task(counts, {"total": 18.0, "prompt": 13.0})
-
-
-def _parts_of_sums(counts: Mapping[str, Any]) -> Sizes:
-    return _parts_of_task(counts, {"total": 43.0, "prompt": 20.0})
-
-
-def _parts_of_task(counts: Mapping[str, Any], row: Sizes) -> Sizes:
-    """The sizes of a task's parts, from the numbers of its training and test problems."""
-    rows = {"sft": counts["train"], "train": counts["train"], "test": counts["test"]}
-    return {"parts": {name: {"rows": count, **row} for name, count in rows.items()}}
+    return Estimator(foreseen, lambda made: parts(made.manifest.metrics), version)
 
 
 def _separated(call: Call) -> Foreseen:
@@ -212,33 +191,28 @@ def _built(call: Call) -> Foreseen:
     if "prompts" not in completions:
         return Foreseen()
     rows = min(most or 2 * completions["prompts"], 2 * completions["prompts"])
-    response = completions.get("completion", 8.0)
-    pair = {"prompt": completions.get("prompt", 13.0), "chosen": response, "rejected": response}
+    pair = _lengths_of_pair(completions.get("prompt", 13.0), completions.get("completion", 8.0))
     sizes = {"rows": rows, "parts": {"train": {"rows": rows, **pair}}, "bytes": 18.0 * rows + 3000}
     return Foreseen(sizes, _START_TABLES, _READING)
 
 
-def _chosen_pairs(call: Call) -> Foreseen:
-    """At most a pair of each prompt's completions."""
+def _chosen(call: Call, lengths: Callable[[float, float], Sizes]) -> Foreseen:
+    """At most one row of each prompt's completions; `lengths` are its lengths, from those of a
+    prompt and of a completion."""
     drawn = call.size("rollouts")
     if "prompts" not in drawn or "completion" not in drawn:
         return Foreseen()
-    response = drawn["completion"]
-    row = {"prompt": drawn["prompt"], "chosen": response, "rejected": response}
-    return _chosen(drawn["prompts"], row)
-
-
-def _chosen_demonstrations(call: Call) -> Foreseen:
-    """At most one completion of each prompt."""
-    drawn = call.size("rollouts")
-    if "prompts" not in drawn or "completion" not in drawn:
-        return Foreseen()
-    return _chosen(drawn["prompts"], {"total": drawn["prompt"] + drawn["completion"]})
-
-
-def _chosen(rows: float, row: Sizes) -> Foreseen:
+    rows, row = drawn["prompts"], lengths(drawn["prompt"], drawn["completion"])
     size = _EMPTY + 1.5 * rows * tokens_of(row)
     return Foreseen({"rows": rows, **row, "bytes": size}, _START_TABLES, _READING)
+
+
+def _lengths_of_pair(prompt: float, response: float) -> Sizes:
+    return {"prompt": prompt, "chosen": response, "rejected": response}
+
+
+def _length_of_demonstration(prompt: float, response: float) -> Sizes:
+    return {"total": prompt + response}
 
 
 def _rest_of(argument: str) -> Callable[[Call], Foreseen]:
@@ -252,16 +226,20 @@ def _reported(call: Call) -> Foreseen:
 
 
 LOADED = Estimator(_loaded, of_rows, version=2)
-TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=4)
-TOKENIZED_UNPAIRED = Estimator(_unpaired, of_tokens)
+TOKENIZED_PAIRS = Estimator(
+    partial(_tokenized_splits, argument="pairs", lengths=_pair_lengths), of_tokens, version=4
+)
+TOKENIZED_UNPAIRED = Estimator(
+    partial(_tokenized_splits, argument="unpaired", lengths=_completion_lengths), of_tokens
+)
 TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=4)
 TOKENIZED_TEXTS = Estimator(_texts, of_tokens)
-ARITHMETIC = Estimator(_arithmetic, lambda m: _parts_of_arithmetic(m.manifest.metrics), version=2)
-SUMS = Estimator(_sums, lambda made: _parts_of_sums(made.manifest.metrics))
+ARITHMETIC = _task({"total": 18.0, "prompt": 13.0}, 26, version=2)
+SUMS = _task({"total": 43.0, "prompt": 20.0}, 51)
 SEPARATED = Estimator(_separated, of_rows)
 BUILT_PAIRS = Estimator(_built, of_rows, version=2)
-CHOSEN_PAIRS = Estimator(_chosen_pairs, of_tokens)
-CHOSEN_DEMONSTRATIONS = Estimator(_chosen_demonstrations, of_tokens)
+CHOSEN_PAIRS = Estimator(partial(_chosen, lengths=_lengths_of_pair), of_tokens)
+CHOSEN_DEMONSTRATIONS = Estimator(partial(_chosen, lengths=_length_of_demonstration), of_tokens)
 REST_OF_PAIRS = Estimator(_rest_of("pairs"), of_rows)
 REST_OF_TOKENS = Estimator(_rest_of("tokens"), of_tokens)
 REPORTED = Estimator(_reported)

@@ -7,7 +7,7 @@ without a chat template continues the text instead.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,7 @@ from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, 
 
 if TYPE_CHECKING:
     from steps.data.rows.rows import Message
-    from steps.serving.replies import Drawing, Speaker
+    from steps.serving.replies import Drawing, OnPiece, Speaker
 
 
 def _require_mass(value: float) -> float:
@@ -34,8 +34,6 @@ def _require_mass(value: float) -> float:
         raise typer.BadParameter("it must be above 0 and at most 1; 1 leaves out no token")
     return value
 
-
-OnPiece = Callable[[str], None]
 
 HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 
@@ -109,7 +107,7 @@ class _Talk:
         given: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         self.messages, self.said = given, ""
 
-    def ask(self, prompt: str, on_piece: OnPiece) -> None:
+    def ask(self, prompt: str, on_piece: "OnPiece") -> None:
         """Let the model answer; ``said`` grows with each piece. A question without an answer does
         not become part of the conversation.
 
@@ -206,7 +204,7 @@ def _questions(console: Console) -> Iterator[str]:
 
 
 @contextmanager
-def _shown(console: Console, talks: Sequence[_Talk]) -> Iterator[OnPiece]:
+def _shown(console: Console, talks: Sequence[_Talk]) -> "Iterator[OnPiece]":
     """Show answers while models write them: one model's as running text, two models' in columns."""
     if len(talks) == 1:
         yield lambda piece: console.out(clean(piece), end="", highlight=False)

@@ -180,12 +180,16 @@ def _beside(parameter: nn.Parameter, value: Whole) -> Tensor | int:
     return state
 
 
+def below(tensors: Mapping[str, Whole], prefix: str) -> dict[str, Whole]:
+    """The tensors whose names have the `prefix`, by the names without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
 def of_same_names(
     tensors: Mapping[str, Whole], prefix: str, expected: Mapping[str, object]
 ) -> dict[str, Whole]:
-    """The tensors whose names have the `prefix`, by the names without it. Raises ValueError unless
-    these are exactly the expected names."""
-    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    """As `below`; raises ValueError unless these are exactly the expected names."""
+    found = below(tensors, prefix)
     if differing := sorted(found.keys() ^ expected.keys()):
         raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
     return found

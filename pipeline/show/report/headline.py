@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.show.metrics import is_interval, is_number
-from pipeline.show.report.scoreboard import SIGNIFICANT, Cell, measures_of
+from pipeline.show.metrics import SIGNIFICANT, is_interval, is_number
+from pipeline.show.report.scoreboard import Cell, measures_of
 from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import number, probability, rough, signed
 from pipeline.show.views import Measure

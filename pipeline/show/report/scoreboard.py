@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.show.metrics import comparable_metrics, is_interval, is_number
+from pipeline.show.metrics import SIGNIFICANT, comparable_metrics, is_interval, is_number
 from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import exact
 from pipeline.show.views import Measure, Measures
 
 MOST_COLUMNS = 5
 """The most results that are columns of a table; with more results, each is a row."""
-SIGNIFICANT = 0.05
 OTHERS = ""
 
 

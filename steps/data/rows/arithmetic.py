@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import ConversationRow, Message, PromptRow
 
 if TYPE_CHECKING:
@@ -76,6 +77,27 @@ def _answered(problem: Problem, answer: str) -> ConversationRow:
     asked = problem.prompt
     response: Message = {"role": "assistant", "content": boxed(answer)}
     return ConversationRow(asked.row, (*asked.prompt, response))
+
+
+def write_task(
+    folder: Path,
+    shown: Sequence[ConversationRow],
+    prompts: Sequence[PromptRow],
+    held_out: Sequence[PromptRow],
+) -> dict[str, int]:
+    """Write the demonstrations of `prompts`, one of each, and the prompts of both splits; return
+    counts."""
+    from steps.data.rows.tables import CONVERSATIONS, PROMPTS, to_record
+
+    demonstrated = folder / "sft" / "conversations-00000.parquet"
+    write_rows(demonstrated, CONVERSATIONS, map(to_record, shown))
+    for split, asked in (("train", prompts), ("test", held_out)):
+        write_rows(folder / split / "prompts-00000.parquet", PROMPTS, map(to_record, asked))
+    right = sum(
+        demonstration.messages[-1]["content"] == boxed(str(prompt.answer))
+        for demonstration, prompt in zip(shown, prompts, strict=True)
+    )
+    return {"train": len(prompts), "test": len(held_out), "demonstrations_right": right}
 
 
 def boxed(answer: str) -> str:
