@@ -39,6 +39,7 @@ import blake3
 from pipeline.dag.value_types import DataclassType, dataclass_type, name_in_key
 from pipeline.errors import TemperError
 from pipeline.references import reference_to, resolve_reference
+from pipeline.text import cut
 
 __all__ = [
     "EncodeInput", "Json", "added_field", "canonical_bytes", "describe_type", "execution_detail",
@@ -422,8 +423,7 @@ def _what_changed(where: str, cls: str, before: Any, after: Any) -> str:
 
 
 def _short(value: Json) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+    return cut(json.dumps(value), _LONGEST_SHOWN)
 
 
 _ABSENT = object()

@@ -37,6 +37,7 @@ from steps.scoring.packing import Pack
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch, Scorer
+from steps.shared.checks import holding
 from steps.training.config import OptimizerConfig, TrainConfig
 from steps.training.policy import Role, TorchPolicy
 from steps.training.trainer import (
@@ -180,12 +181,11 @@ class FunctionalPolicy(TorchPolicy):
     ) -> tuple[ScoredBy, list[str]]:
         found = super().make_ready(groups, others, shown_by)
         lacks = {
-            "a load-balancing loss (set router_aux_loss_coef=0)": self.trainer.balancing,
+            "a load-balancing loss (set router_aux_loss_coef=0)": bool(self.trainer.balancing),
             "models that read every sequence alone": layout_of(self._model) is Layout.alone,
         }
-        for what, is_asked in lacks.items():
-            if is_asked:
-                raise ValueError(f"backend=functional lacks {what}; use torch (backend=null)")
+        for what in holding(lacks):
+            raise ValueError(f"backend=functional lacks {what}; use torch (backend=null)")
         return found
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.stacked import Tree, by_name, stacked, to_numpy, to_torch
-from steps.models.sharded_tensors import Whole
+from steps.models.sharded_tensors import Whole, below
 from steps.training.config import OptimizerConfig
-from steps.training.optimizer import below, of_same_names
+from steps.training.optimizer import of_same_names
 
 
 class JaxUpdater:

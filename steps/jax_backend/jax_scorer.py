@@ -80,7 +80,7 @@ class JaxScorer(Scorer):
         )
         self.dtype = getattr(torch, dtype)
         self.tokens_per_forward = tokens_per_forward
-        self.queue = SerialQueue("engine")
+        self.queue = SerialQueue()
         self._rounds = Rounds(self.architecture, tokens_per_forward, self.devices.count, kernel)
         self._compile()
 

@@ -26,11 +26,10 @@ class SerialQueue:
     with the first GPU, also in a rank that has another one.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
         self._executor = ThreadPoolExecutor(
-            1, thread_name_prefix=name, initializer=torch.cuda.set_device, initargs=(device,)
+            1, thread_name_prefix="engine", initializer=torch.cuda.set_device, initargs=(device,)
         )
         self._fault: BaseException | None = None
 
@@ -45,7 +44,7 @@ class SerialQueue:
     def _run(self, call: Callable[[], Result]) -> Result:
         if self._fault is not None:
             raise PoisonedError(
-                f"the {self._name} cannot go on after {type(self._fault).__name__}: {self._fault}. "
+                f"the engine cannot go on after {type(self._fault).__name__}: {self._fault}. "
                 "Build it again and load a checkpoint."
             ) from self._fault
         try:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -36,6 +36,14 @@ class Whole(Protocol):
     def shape(self) -> Sequence[int]: ...
 
     def __getitem__(self, rows: Any, /) -> Tensor: ...
+
+
+SomeTensor = TypeVar("SomeTensor", bound=Whole)
+
+
+def below(tensors: Mapping[str, SomeTensor], prefix: str) -> dict[str, SomeTensor]:
+    """The tensors whose names have the `prefix`, by the names without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 @dataclass(frozen=True)

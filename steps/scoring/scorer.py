@@ -1,8 +1,8 @@
 """A model that computes logps: its interface for a loop, and its implementation on one device.
 
 A scorer takes batches and returns futures. It executes calls in their order, in a thread of its own
-(`queue.SerialQueue`). So a caller queues work, prepares the next batch while the device computes,
-and only then reads the result:
+(`call_queue`). So a caller queues work, prepares the next batch while the device computes, and only
+then reads the result:
 
     scored = scorer.logps(batch)
     batch = scorer.prepare(next_groups)    # while the device works
@@ -106,7 +106,7 @@ class Scorer:
         self.readout = readout
         self.dtype = model.dtype
         self.tokens_per_forward = tokens_per_forward
-        self.queue = SerialQueue("engine")
+        self.queue = SerialQueue()
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
         """Lay out a batch, on the host in the caller's thread; nothing is queued."""

@@ -1,5 +1,6 @@
 """Validation of config dataclasses."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -8,6 +9,11 @@ def require(holds: bool, rule: str, value: object) -> None:
     """Raise ValueError unless `holds`. Its text is `rule`, which names the field, and the value."""
     if not holds:
         raise ValueError(f"{rule}, got {value!r}")
+
+
+def holding(reasons: Mapping[str, bool]) -> list[str]:
+    """The reasons that hold."""
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def require_count(config: Any, *names: str, least: int = 1, or_null: bool = False) -> None:

@@ -26,7 +26,7 @@ from steps.scoring.config import (
     ScoringBackend,
     require_torch_below_float64,
 )
-from steps.shared.checks import require, require_count, set_choice
+from steps.shared.checks import holding, require, require_count, set_choice
 from steps.shared.execution_detail import added_field, detail_field
 
 if TYPE_CHECKING:
@@ -174,11 +174,8 @@ class UpdateConfig:
 
     def _bitsandbytes(self) -> list[str]:
         """The names of the settings in use that need bitsandbytes."""
-        named = {
-            "lora.quantization": self.quantization is not None,
-            "optimizer.eight_bit": self.optimizer.eight_bit,
-        }
-        return [name for name, is_used in named.items() if is_used]
+        rounded, eight_bit = self.quantization is not None, self.optimizer.eight_bit
+        return holding({"lora.quantization": rounded, "optimizer.eight_bit": eight_bit})
 
     def require_processes(self, count: int) -> None:
         """Raise ValueError if a run with these settings cannot be spread over `count` processes. A
@@ -192,7 +189,7 @@ class UpdateConfig:
             "weights of 4 bits are not shared by several processes": self.quantization is not None,
             "optimizer.eight_bit is for one device": self.optimizer.eight_bit,
         }
-        return [reason for reason, holds in reasons.items() if holds]
+        return holding(reasons)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -310,14 +307,10 @@ class PreferenceConfig(TrainConfig):
             )
 
     def _for_one_process(self) -> list[str]:
-        name = self.loss.name
-        reasons = {
-            "follow_alpha below 1 mixes the weights of one device": self.follow_alpha < 1,
-            f"the loss {name} runs its reference beside the policy on one device": (
-                self.loss.needs_divergence
-            ),
-        }
-        return [*super()._for_one_process(), *(why for why, holds in reasons.items() if holds)]
+        beside = f"the loss {self.loss.name} runs its reference beside the policy on one device"
+        mixes = "follow_alpha below 1 mixes the weights of one device"
+        reasons = {mixes: self.follow_alpha < 1, beside: self.loss.needs_divergence}
+        return [*super()._for_one_process(), *holding(reasons)]
 
 
 def _require_loss(loss: object, family: type, such_as: str) -> None:
@@ -337,9 +330,8 @@ def _require_mixture(config: PreferenceConfig) -> None:
             not config.check_start
         ),
     }
-    for fault, holds in faults.items():
-        if holds:
-            raise ValueError(f"follow_alpha={alpha:g} {fault}")
+    for fault in holding(faults):
+        raise ValueError(f"follow_alpha={alpha:g} {fault}")
 
 
 def _require_alignment(config: PreferenceConfig) -> None:
@@ -359,12 +351,11 @@ def _require_divergence(config: PreferenceConfig) -> None:
         "follow_every=null": config.follow_every is not None,
         "check_start=true, as the policy starts from it": not config.check_start,
     }
-    for needed, is_missing in missing.items():
-        if is_missing:
-            raise ValueError(
-                f"the loss {config.loss.name} runs a frozen reference beside the policy, so it "
-                f"needs {needed}"
-            )
+    for needed in holding(missing):
+        raise ValueError(
+            f"the loss {config.loss.name} runs a frozen reference beside the policy, so it needs "
+            f"{needed}"
+        )
 
 
 @dataclass(frozen=True)
@@ -418,13 +409,6 @@ class KtoConfig(TrainConfig):
 def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
     """The same settings as a `DpoConfig` if the loss has a reference, else a
     `ReferenceFreeConfig`."""
-    settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(TrainConfig)}
-    settings["loss"] = config.loss
-    if isinstance(config.loss, ReferenceLoss):
-        return DpoConfig(
-            **settings,
-            check_start=config.check_start,
-            follow_every=config.follow_every,
-            follow_alpha=config.follow_alpha,
-        )
-    return ReferenceFreeConfig(**settings)
+    kind = DpoConfig if isinstance(config.loss, ReferenceLoss) else ReferenceFreeConfig
+    settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(kind)}
+    return kind(**settings)

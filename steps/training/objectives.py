@@ -20,6 +20,7 @@ from steps.losses.base import (
     UnpairedLoss,
 )
 from steps.losses.sft import Sft
+from steps.models.sharded_tensors import below
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
@@ -93,11 +94,7 @@ class MovingReference:
     ) -> None:
         self._every, self._alpha, self._steps = following.every, following.alpha, steps
         self._score, self._policy, self._put = score, policy, put
-        self._mixture = {
-            name.removeprefix(_WEIGHT): tensor
-            for name, tensor in known.items()
-            if name.startswith(_WEIGHT)
-        }
+        self._mixture = below(known, _WEIGHT)
         self._logps = {name: known[name] for name in known if not name.startswith(_WEIGHT)}
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from steps.models.quantized import require_bitsandbytes
-from steps.models.sharded_tensors import Whole, put
+from steps.models.sharded_tensors import Whole, below, put
 from steps.training.config import OptimizerConfig
 
 
@@ -178,11 +178,6 @@ def _beside(parameter: nn.Parameter, value: Whole) -> Tensor | int:
     state = torch.empty_like(parameter, requires_grad=False, dtype=dtype)
     put(value, state)
     return state
-
-
-def below(tensors: Mapping[str, Whole], prefix: str) -> dict[str, Whole]:
-    """The tensors whose names have the `prefix`, by the names without it."""
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def of_same_names(

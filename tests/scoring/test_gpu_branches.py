@@ -334,7 +334,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_queue_works_on_the_gpu_of_the_thread_that_made_it(gpus: list[Any]) -> None:
-    queue = SerialQueue("engine")
+    queue = SerialQueue()
     assert queue.submit(lambda: list(gpus)).result() == [("set_device", 1)]
     queue.close()
 

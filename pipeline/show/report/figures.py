@@ -150,11 +150,11 @@ def bars(counts: Mapping[int, int], most_bars: int = 24) -> Markup:
     return _svg(parts)
 
 
-def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """About `most` points at most: the lowest and highest of each stretch, so every peak stays."""
-    if len(points) <= most:
+def thinned(points: Points) -> Points:
+    """About `MOST_POINTS` points: the lowest and highest of each stretch, so every peak stays."""
+    if len(points) <= MOST_POINTS:
         return points
-    every = -(-2 * len(points) // most)
+    every = -(-2 * len(points) // MOST_POINTS)
     kept = [points[0]]
     for start in range(0, len(points), every):
         stretch = points[start : start + every]

@@ -23,6 +23,7 @@ from steps.models.ranks import Ranks
 from steps.scoring.examples import TokenGroup
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
+from steps.shared.checks import holding
 from steps.training.config import TrainConfig
 from steps.training.policy import LANGUAGE_MODEL, Role
 
@@ -89,9 +90,8 @@ def _refuse(config: TrainConfig, ranks: Ranks, dropped: Mapping[str, float]) -> 
         "has no bfloat16; set dtype=float32": config.dtype is Dtype.bfloat16,
         f"drops nothing, and the model asks for {asked}; set 0 in its config.json": bool(dropped),
     }
-    for what, is_asked in lacks.items():
-        if is_asked:
-            raise ValueError(f"backend=torchax {what}, or use torch (backend=null)")
+    for what in holding(lacks):
+        raise ValueError(f"backend=torchax {what}, or use torch (backend=null)")
 
 
 @contextmanager
