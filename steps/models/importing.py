@@ -54,7 +54,7 @@ def import_pretrained(
             tokenizer = AutoTokenizer.from_pretrained(source, **where, trust_remote_code=False)
         with _loading("model", source):
             config = None if quantized else _config(source, where)
-            kind = AutoModelForCausalLM if config is None else language_model_of(config)
+            kind: Any = AutoModelForCausalLM if config is None else language_model_of(config)
             model, found = kind.from_pretrained(
                 source,
                 dtype=getattr(torch, dtype),
