@@ -85,3 +85,8 @@ class RlConfig(UpdateConfig):
         if self.optimizer.schedule is not Schedule.constant:
             falls = f"the schedule {self.optimizer.schedule} falls over horizon iterations, and "
             require(self.horizon is not None, f"{falls}horizon must be a number", self.horizon)
+        if self.optimizer.warmup_fraction and self.horizon is None:
+            raise ValueError(
+                "optimizer.warmup_fraction is a share of horizon iterations, and horizon is null; "
+                "set it, or warmup_steps instead"
+            )

@@ -55,6 +55,9 @@ class OptimizerConfig:
         learning_rate: the highest learning rate.
         schedule: how the learning rate falls after the warm-up.
         warmup_steps: the number of steps over which the learning rate rises from 0.
+        warmup_fraction: if above 0, the share of all steps, rounded up, over which the learning
+            rate rises; warmup_steps then does not count.
+        final_fraction: the share of the learning rate to which the schedule falls.
         decay_fraction: the share of steps, at the end, over which the schedule `wsd` falls.
         weight_decay: the weight decay of matrices.
         adam_beta1: the decay of the running mean of gradients.
@@ -75,6 +78,8 @@ class OptimizerConfig:
     adam_epsilon: float = 1e-8
     max_grad_norm: float | None = 1.0
     eight_bit: bool = added_field(False, before=False)
+    warmup_fraction: float = added_field(0.0, before=0.0)
+    final_fraction: float = added_field(0.0, before=0.0)
 
     def __post_init__(self) -> None:
         set_choice(self, "schedule", Schedule)
@@ -88,6 +93,12 @@ class OptimizerConfig:
         require_count(self, "warmup_steps", least=0)
         fraction = self.decay_fraction
         require(0 < fraction <= 1, "decay_fraction must be in (0, 1]", fraction)
+        for name in ("warmup_fraction", "final_fraction"):
+            share = getattr(self, name)
+            require(0 <= share < 1, f"{name} must be in [0, 1)", share)
+        if self.schedule is Schedule.constant:
+            rule = "final_fraction needs a schedule that falls, and schedule is constant"
+            require(self.final_fraction == 0, rule, self.final_fraction)
         if self.max_grad_norm is not None:
             require(self.max_grad_norm > 0, "max_grad_norm must be above 0", self.max_grad_norm)
 

@@ -21,7 +21,7 @@ from steps.training.loop import AtStart, train
 from steps.training.metrics import StepMetrics, first_and_final, summarise
 from steps.training.objectives import Objective
 from steps.training.policy import Policy
-from steps.training.schedule import total_steps
+from steps.training.schedule import total_steps, warmup_steps
 
 Records = Iterable[Mapping[str, Any]]
 
@@ -173,7 +173,7 @@ def _rounded(values: Tensor) -> list[float]:
 def _cold(config: TrainConfig, examples: int) -> str | None:
     """A notice if the run ends before the warm-up does."""
     steps = total_steps(examples, config.batch_size, config.epochs, config.max_steps)
-    warmup, rate = config.optimizer.warmup_steps, config.optimizer.learning_rate
+    warmup, rate = warmup_steps(config.optimizer, steps), config.optimizer.learning_rate
     if steps > warmup:
         return None
     return f"the rate never reaches {rate:g}: the run has {steps} steps, and warmup_steps={warmup}"

@@ -37,24 +37,34 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     """The learning rate of the 0-based `step` of `total_steps`.
 
     In a warm-up over w steps, the rate is (step + 1) / (w + 1) of the full rate; step w is the
-    first one with the full rate. The schedules then fall from the full rate to zero at step
-    `total_steps`, which is no longer executed, so no step has a rate of zero. `wsd` (warm-up,
-    stable, decay: Hu et al. 2024) falls linearly over the last `decay_fraction` of all steps.
+    first one with the full rate. The schedules then fall from the full rate to `final_fraction` of
+    it at step `total_steps`, which is no longer executed, so no step has a rate of zero. `wsd`
+    (warm-up, stable, decay: Hu et al. 2024) falls linearly over the last `decay_fraction` of all
+    steps.
     """
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    falling = total_steps - config.warmup_steps
+    warmup = warmup_steps(config, total_steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    falling = total_steps - warmup
     remaining = (total_steps - step) / falling
     match config.schedule:
         case Schedule.constant:
-            return config.learning_rate
+            height = 1.0
         case Schedule.linear:
-            return config.learning_rate * remaining
+            height = remaining
         case Schedule.cosine:
-            return config.learning_rate * (1 - math.cos(math.pi * remaining)) / 2
+            height = (1 - math.cos(math.pi * remaining)) / 2
         case Schedule.wsd:
             decay = min(falling, math.ceil(share_of(config.decay_fraction, total_steps)))
-            return config.learning_rate * min(1.0, (total_steps - step) / decay)
+            height = min(1.0, (total_steps - step) / decay)
+    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * height)
+
+
+def warmup_steps(config: OptimizerConfig, total_steps: int) -> int:
+    """The steps of a run over which the learning rate rises."""
+    if config.warmup_fraction:
+        return math.ceil(share_of(config.warmup_fraction, total_steps))
+    return config.warmup_steps
 
 
 def noise(seed: int, step: int) -> int:

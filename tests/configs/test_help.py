@@ -87,7 +87,8 @@ def test_help_about_a_choice_explains_its_options() -> None:
 def test_help_about_a_word_shows_the_settings_that_have_it() -> None:
     out = script(DPO, "--help", "warmup").out
     settings = re.findall(r"^  (\S+) =", out, re.MULTILINE)
-    assert settings == ["sft.optimizer.warmup_steps", "dpo.optimizer.warmup_steps"]
+    names = ("warmup_steps", "warmup_fraction")
+    assert settings == [f"{step}.optimizer.{name}" for step in ("sft", "dpo") for name in names]
 
 
 def test_help_about_nothing_says_so() -> None:

@@ -752,7 +752,20 @@ def test_a_key_of_ones_own_says_which_answers_are_trained_on() -> None:
     (row,) = loaded([{"conversations": turns}], ConversationRow, name="chat", fields=named)
     assert [m.get("trained") for m in row.messages] == [None, False, None, True]
     unread = IgnoredKeys(ChatFormat(**named)).of({"conversations": turns})
-    assert unread == {"conversations[].learn", "conversations[].weight"}  # a user's is not trained
+    asked = "conversations[].learn of others than the assistant"
+    assert unread == {asked, "conversations[].weight"}
+
+
+def test_masks_beside_the_messages_are_told_unless_they_say_what_holds() -> None:
+    turns = [user("q"), assistant("a")]
+
+    def unread(**columns: Any) -> set[str]:
+        return IgnoredKeys(ChatFormat()).of({"messages": turns, **columns})
+
+    assert unread(masks=[0, 1]) == {"masks"}
+    assert unread(loss_mask=[0, 1]) == {"loss_mask"}
+    assert unread(mask="Assistant") == {"mask"}
+    assert not unread(mask="User")
 
 
 def test_what_does_not_say_whether_an_answer_is_trained_on_refuses_the_row() -> None:

@@ -218,6 +218,8 @@ OTHER: dict[str, Any] = {
     "learning_rate": 1e-3,
     "schedule": Schedule.cosine,
     "warmup_steps": 2,
+    "warmup_fraction": 0.25,
+    "final_fraction": 0.25,
     "decay_fraction": 0.3,
     "weight_decay": 0.1,
     "adam_beta1": 0.8,

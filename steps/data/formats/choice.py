@@ -138,6 +138,8 @@ _TELLING = frozenset(
 """Columns that probably matter, in any format and any case."""
 _MEDIA = re.compile(r"(?:^|_)(?:image|img|picture|photo|video|audio)s?(?:_|$)", re.IGNORECASE)
 """Columns that probably hold more than the text of a row tells."""
+_MASKS = re.compile(r"(?:^|_)masks?(?:_|$)", re.IGNORECASE)
+"""Columns that probably say what is trained on."""
 _ANSWERS = re.compile(
     "answer|solution|ground_truth|verification|(?:^|_)tests?(?:_|$)|input_output|instruction_id"
     "|constraint",
@@ -161,7 +163,7 @@ class IgnoredKeys:
     def of(self, record: Mapping[str, Any]) -> set[str]:
         """Names as above."""
         return {n for n, v in record.items() if self._matters(n, v, record)} | {
-            f"{name}[].{key}"
+            f"{name}[].{key}{' of others than the assistant' if key in self._told else ''}"
             for name, turns in record.items()
             if name in self._names and is_list(turns)
             for turn in turns
@@ -182,6 +184,8 @@ class IgnoredKeys:
                 return self._answer is not None and found(record, self._answer) is None
             case "split":
                 return not str(value).lower().startswith("train")
+            case "mask":  # NeMo names the speaker whose words are not trained on
+                return str(value).lower() not in ("user", "human")
             case told:
                 return bool(told)
 
@@ -191,7 +195,7 @@ def _told_by(name: str) -> str:
     """What a column of this name probably holds that matters; empty for nothing."""
     if name.lower() in _TELLING:
         return name.lower()
-    kinds = {"media": _MEDIA, "thoughts": THOUGHTS, "answer": _ANSWERS}
+    kinds = {"media": _MEDIA, "mask": _MASKS, "thoughts": THOUGHTS, "answer": _ANSWERS}
     return next((kind for kind, pattern in kinds.items() if pattern.search(name)), "")
 
 
