@@ -30,7 +30,7 @@ from steps.online.methods.raft import Raft
 from steps.online.online_run import Folders, run_replay
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
 from steps.online.sampled import Judge
-from steps.training.config import OptimizerConfig
+from steps.training.config import OptimizerConfig, Schedule
 
 NOISY = PolicyGradient(
     advantage=Advantage.group_std,
@@ -459,6 +459,10 @@ def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(
         ({"temperature": 0.7}, "draw at temperature 1"),
         ({"completions": 1}, "completions must be a whole number of at least 2"),
         ({"optimizer": OptimizerConfig()}, "horizon must be a number"),
+        (
+            {"optimizer": OptimizerConfig(schedule=Schedule.constant, warmup_fraction=0.1)},
+            "warmup_fraction is a share of horizon iterations",
+        ),
         ({"max_mismatch": 0.0}, "max_mismatch must be above 0 or null"),
         ({"max_mismatch": 1.0, "method": Raft()}, "raft computes no log-probabilities to compare"),
         ({"minibatches": 0}, "minibatches must be a whole number of at least 1"),
