@@ -31,8 +31,8 @@ from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import TTL, Lease, Leases
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
+from pipeline.store.stored import is_seconds
 from pipeline.wire.launcher import PREEMPTED, Ended, Launcher, Task
-from pipeline.wire.presence import begun
 from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 
 LOG_SECONDS = 10.0
@@ -180,8 +180,10 @@ class Executor:
                 "path alone, with credentials in the environment of the job, or a copy of the file"
             )
         data = spec.to_json()
-        if not store.objects.create(f"{task.folder}/spec.json", data):
-            raise TemperError(f"the attempt {task.folder} exists already; run again")
+        path = f"{task.folder}/spec.json"
+        # equal content means that a lost answer made the client create the file twice
+        if not store.objects.create(path, data) and store.objects.read(path) != data:
+            raise TemperError(f"the attempt {store.url_of(task.folder)} exists already; run again")
         return replace(task, environment=handed_over(data, secrets))
 
     def _task(self, work: _Work, folder: str, is_new: bool) -> Task:
@@ -207,9 +209,9 @@ class Executor:
         if not work.lease.confirm():
             raise LeaseLost
         seconds = time.monotonic() - started
-        if began := begun(store, task.folder) if launcher.detached else None:
-            # without the time that the job was queued, with that before this driver
-            seconds = max(0.0, time.time() - began["time"])
+        if launcher.detached:  # without the time in a queue, and by one machine's clock
+            worked = _spent(report).get("seconds")
+            seconds = worked if is_seconds(worked) else seconds
         committed = self._commit(
             work.step,
             Manifest(
@@ -244,8 +246,7 @@ class Executor:
 
     def _foreseen(self, work: _Work, report: Report) -> dict[str, Any]:
         """The estimate of an attempt on the hardware that it had, recorded to improve estimates."""
-        spent = report.provenance.get("spent")
-        took = spent if isinstance(spent, dict) else {}
+        took = _spent(report)
         pricer, hardware = Pricer(self.resolver.catalog), hardware_in(took)
         return pricer.recorded(work.step, dict(work.inputs), hardware, took.get("seconds"))
 
@@ -425,6 +426,12 @@ class Executor:
         """Delete half-written files, which only cost space; spec, report and log are kept."""
         if self.resolver.store.is_local:
             shutil.rmtree(Path(task.folder) / "content", ignore_errors=True)
+
+
+def _spent(report: Report) -> dict[str, Any]:
+    """What an attempt used, according to its worker."""
+    spent = report.provenance.get("spent")
+    return spent if isinstance(spent, dict) else {}
 
 
 def _references(types: Iterable[type]) -> tuple[str, ...]:

@@ -416,6 +416,17 @@ def test_a_holder_on_another_machine_counts_as_alive(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+def test_objects_of_others_in_a_bucket_are_left_alone(tmp_path: Path) -> None:
+    store = Store(f"memory://{tmp_path.name}/store")
+    store.prepare()
+    folders = ("scratch", "leases", "attempts", "manifests", "jobs", "progress", "runs", "index")
+    theirs = [f"{store.root}/{folder}/{name}" for folder in folders for name in ("a", "b/c")]
+    for path in theirs:
+        store.objects.replace(path, b"theirs")
+    collect(store, LAST)
+    assert all(store.read(path) == b"theirs" for path in theirs)
+
+
 @pytest.mark.parametrize(
     "store_url", ["gcs", pytest.param("s3", marks=pytest.mark.attack)], indirect=True
 )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
+from pipeline.running import attempts
 from pipeline.running.attempts import Executor, LeaseLost, StepFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
@@ -162,6 +164,30 @@ def test_a_store_too_slow_for_leases_is_told_and_the_step_does_not_begin_for_eve
     monkeypatch.setattr(Executor, "_make", lose)
     with pytest.raises(TemperError, match="lost 3 times in a row, since the store"):
         drive(store, engine, count_to(2, journal))
+
+
+def test_an_attempt_is_begun_whose_client_hears_the_answer_the_second_time(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of a bucket that repeats a request finds what its first one created."""
+    create = store.objects.create
+
+    def create_unheard(path: str, data: bytes) -> bool:
+        return create(path, data) and not path.endswith("spec.json")
+
+    monkeypatch.setattr(store.objects, "create", create_unheard)
+    assert drive(store, engine, count_to(1, journal)).metrics == {"until": 1}
+
+
+def test_the_clock_of_a_jobs_machine_is_not_compared_with_the_drivers(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead:
+        monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
+        time = staticmethod(lambda: time.time() + 86400)
+
+    monkeypatch.setattr(attempts, "time", Ahead)
+    assert drive(store, engine, count_to(1, journal)).seconds < 3600
 
 
 def test_a_job_that_comes_late_does_not_begin(
@@ -326,8 +352,8 @@ def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
     engine.submit(task)
     with pytest.raises(StepFailed, match="this step always fails"):
         drive(store, engine, always_fails(), asked=Resources(retries=1))
-    attempts = Path(store.root, "attempts", "always_fails", task.key)
-    assert len(list(attempts.iterdir())) == 2
+    tried = Path(store.root, "attempts", "always_fails", task.key)
+    assert len(list(tried.iterdir())) == 2
 
 
 def test_a_job_that_fails_before_its_worker_is_told_as_one(

@@ -487,8 +487,9 @@ def _staged(store: Store) -> dict[Key, int]:
     if store.is_local:
         return found
     for path, size in store.objects.sizes(f"{store.root}/scratch").items():
-        step, key, *rest = path.split("/")
-        if not rest or not (is_step(step) and is_key(key)):
+        step, _, rest = path.partition("/")
+        key, _, inside = rest.partition("/")
+        if not inside or not (is_step(step) and is_key(key)):
             continue  # not made by Temper
         found[step, key] = found.get((step, key), 0) + size
     return found
