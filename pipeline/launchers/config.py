@@ -30,13 +30,14 @@ class SlurmConfig:
     """A Slurm cluster whose commands work on this machine.
 
     Args:
-        partition: the partition for jobs; by default Slurm's own default.
+        partition: the partition for jobs; by default ``SBATCH_PARTITION``, or Slurm's own default.
         folder: for job scripts and output; it must be on a file system that all nodes share.
         python: the interpreter on the nodes; by default the path of this one.
         setup: lines of shell that run on the first node before the workers, ``module load …``.
         options: further options of ``sbatch``, such as ``{qos: high, contiguous: true}``.
         poll_seconds: how often a waiting step asks Slurm for the state of its job.
-        account: the account that jobs are charged to; by default Slurm's own default.
+        account: the account that jobs are charged to; by default ``SBATCH_ACCOUNT``, or Slurm's own
+            default.
         grace_seconds: how long a job has for its checkpoint after it was asked to stop.
     """
 

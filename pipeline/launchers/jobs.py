@@ -258,8 +258,20 @@ class _Following:
         if state != self._state:
             self._log.write(f"[{self._engine.kind} job {job}: {state}]\n".encode())
             self._log.flush()
+            self._show("" if state.startswith("RUNNING") else f"{self._engine.kind}: {state}")
             self._state = state
         return None
+
+    def _show(self, doing: str) -> None:
+        """Show in the step's progress that the job waits; a worker that runs shows what it does."""
+        path = self._store.progress_path(self._task.step, self._task.key)
+        progress: dict[str, Any] = {"done": 0.0, "total": None, "metrics": {}}
+        with contextlib.suppress(OSError, TemperError):  # only for display
+            with contextlib.suppress(ValueError, TypeError):  # none yet, or damaged
+                progress |= parse_json(self._store.read(path) or b"")
+            if doing or str(progress.get("doing", "")).startswith(f"{self._engine.kind}: "):
+                data = json.dumps({**progress, "doing": doing}).encode()
+                self._store.objects.replace(path, data)
 
 
 def _lost(ended: Ended) -> Ended:

@@ -34,6 +34,8 @@ TAKEN_AWAY = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "REVOKED"}
 NO_ANSWER = re.compile("timed out|unable to contact|communication|standby|zero bytes", re.I)
 """Messages of ``sbatch`` about an unavailable or busy controller, rather than about the job."""
 FIRST_PORT, PORTS = 20000, 20000
+DEFAULTS = ("account", "partition", "qos", "reservation")
+"""Options that a user of ``sbatch`` may have set for all jobs, as ``SBATCH_ACCOUNT``."""
 FLAG = "true"
 """The value of an option of ``sbatch`` that takes none."""
 
@@ -117,11 +119,15 @@ class Slurm:
             ) from error
         return folder
 
+    @property
+    def _partition(self) -> str | None:
+        return self.config.partition or os.environ.get("SBATCH_PARTITION")
+
     @cached_property
     def _partitions(self) -> "list[_Nodes]":
         answer = _ask(["sinfo", "--all", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"])
         found = [_Nodes.parse(line) for line in answer.splitlines() if line.strip()]
-        wanted = self.config.partition
+        wanted = self._partition
         names = wanted.split(",") if wanted else [n.partition for n in found if n.is_default]
         chosen = [nodes for nodes in found if nodes.partition in names]
         if not chosen:
@@ -145,11 +151,12 @@ class Slurm:
         options = {
             "job-name": task.name,
             "comment": f"temper:{task.step}",
-            "output": str(self._folder / f"{task.name}.log"),
+            "output": str(self._folder / f"{task.name}.log").replace("%", "%%"),
             "open-mode": "append",
             "no-requeue": FLAG,
-            "partition": self.config.partition,
-            "account": self.config.account,
+            **{name: os.environ.get(f"SBATCH_{name.upper()}") for name in DEFAULTS},
+            **({"account": self.config.account} if self.config.account else {}),
+            **({"partition": self._partition} if self._partition else {}),
             # Slurm signals the workers while there is time left for a checkpoint
             "signal": f"TERM@{int(self.config.grace_seconds) + 5}",
             **_asked(task.resources, self._spelled(task.resources.accelerator)),
@@ -292,7 +299,8 @@ def _ask(command: Sequence[str]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without the variables of a Slurm job in which this driver may run itself."""
+    """The environment without the variables of a Slurm job in which this driver may run itself,
+    and without those that come before what a job's script says (see ``DEFAULTS``)."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value

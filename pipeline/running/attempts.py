@@ -65,8 +65,15 @@ class InputLost(TemperError):
 
 
 class LeaseLost(Exception):
-    """Another driver took the lease while this one could not renew it; it makes the artifact
-    now."""
+    """This driver could not renew its lease in time; another driver may make the artifact now.
+
+    Attributes:
+        left: the attempt, which may have ended with a result; ``None`` if it certainly has none.
+    """
+
+    def __init__(self, left: Task | None = None):
+        super().__init__()
+        self.left = left
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Executor:
         """
         place = self.placement.place(step)
         self._require_no_store_within(step)
-        losses = 0
+        losses, left = 0, None
         while True:
             inputs = self.resolver.inputs(step)
             resolved = self.resolver.key_and_recipe(step)
@@ -123,18 +130,24 @@ class Executor:
                 if found is not None:
                     return found  # it existed, or another driver has made it meanwhile
                 began = time.monotonic()
-                with contextlib.suppress(LeaseLost):
+                try:
                     if lease is not None:
-                        return self._make(_Work(step, key, recipe, inputs, lease, place))
+                        return self._make(_Work(step, key, recipe, inputs, lease, place), left)
+                except LeaseLost as lost:
+                    left = lost.left
                 if lease is not None:
                     self._require_room(lease)
                     losses = losses + 1 if time.monotonic() - began < SOON_SECONDS else 0
                     self._require_answers(step, losses)
 
-    def _make(self, work: _Work) -> Manifest:
-        """Run one attempt, and as many more as the step allows after failures and preemptions."""
+    def _make(self, work: _Work, lost: Task | None = None) -> Manifest:
+        """Run one attempt, and as many more as the step allows after failures and preemptions.
+
+        Args:
+            lost: the attempt during which this driver lost the lease.
+        """
         self._require_data(work.inputs)
-        left = self._left(work)
+        left = self._left(work) or self._finished(work, lost)
         asked = work.place.resources
         retries = work.step.function.retries if asked.retries is None else asked.retries
         preemptions = MOST_PREEMPTIONS if asked.preemptions is None else asked.preemptions
@@ -167,6 +180,14 @@ class Executor:
         task = self._task(work, folder, is_new=False)
         report = self._report(task)
         return task if report is None or report.error is None else None
+
+    def _finished(self, work: _Work, lost: Task | None) -> Task | None:
+        """The attempt during which the lease was lost, if it has succeeded nevertheless: a bucket
+        may have failed at the end of a step that took hours."""
+        if lost is None or lost.key != work.key:
+            return None
+        report = despite_outages(self.resolver.store, self._report, lost)
+        return None if report is None or report.error is not None else replace(lost, is_new=False)
 
     def _begin(self, work: _Work) -> Task:
         """Create a new attempt, with the spec that its worker reads."""
@@ -207,7 +228,7 @@ class Executor:
         started = time.monotonic()  # nobody sets this clock
         report = self._launch(work, task, launcher)
         if not work.lease.confirm():
-            raise LeaseLost
+            raise LeaseLost(task)
         seconds = time.monotonic() - started
         if launcher.detached:  # without the time in a queue, and by one machine's clock
             worked = _spent(report).get("seconds")
@@ -346,7 +367,7 @@ class Executor:
         if lost.is_set() or not (is_good or work.lease.confirm()):
             if not launcher.detached:
                 self._discard_content(task)
-            raise LeaseLost
+            raise LeaseLost(None if store.is_local else task)
         if launcher.detached:
             with contextlib.suppress(OSError):
                 store.objects.remove(store.job_path(task.step, task.key))

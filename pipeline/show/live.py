@@ -419,8 +419,9 @@ class Board:
 
     def _print_event(self, row: Row) -> None:
         at = {"done": f" in {clock(row.seconds)}", "running": f" ({row.place})"}.get(row.state, "")
+        is_job = row.state == "running" and row.place not in ("", "local")  # it may have to wait
         message = f": {row.message}" if row.message else ""
-        self._print(f"{row.name}: {row.state}{at}{message}")
+        self._print(f"{row.name}: {'submitted' if is_job else row.state}{at}{message}")
 
     def _print_log(self, row: Row) -> None:
         """Print what the worker has written to its log since the last look, also to earlier

@@ -34,6 +34,7 @@ from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
 from pipeline.running import attempts
 from pipeline.running.attempts import Executor, LeaseLost, StepFailed
+from pipeline.show.step_progress import progress_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import Manifest
@@ -158,12 +159,31 @@ def test_a_driver_that_lost_its_lease_leaves_the_job_to_the_one_that_took_over(
 def test_a_store_too_slow_for_leases_is_told_and_the_step_does_not_begin_for_ever(
     store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(executor: Executor, work: Any) -> Manifest:
+    def lose(executor: Executor, work: Any, lost: Task | None) -> Manifest:
         raise LeaseLost
 
     monkeypatch.setattr(Executor, "_make", lose)
     with pytest.raises(TemperError, match="lost 3 times in a row, since the store"):
         drive(store, engine, count_to(2, journal))
+
+
+def test_a_step_that_has_ended_as_its_lease_was_lost_is_not_made_again(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as when a bucket fails for a few seconds after hours of training."""
+    confirm, losses = Lease.confirm, list[Lease]()
+
+    def confirm_late(lease: Lease) -> bool:
+        if not losses:
+            losses.append(lease)
+            lease._lose()
+        return confirm(lease)
+
+    monkeypatch.setattr(Lease, "confirm", confirm_late)
+    made = drive(store, engine, count_to(2, journal), ttl=0.8)
+    assert losses
+    assert list(engine.jobs) == [made.attempt]
+    assert len(lines(journal)) == 3
 
 
 def test_an_attempt_is_begun_whose_client_hears_the_answer_the_second_time(
@@ -333,6 +353,38 @@ class Requeueing(Processes):
         return super().submit(task)
 
 
+@dataclass
+class Queueing(Processes):
+    """An engine that keeps its job waiting until somebody has seen that it waits."""
+
+    store: Store | None = None
+    seen: list[str] = field(default_factory=list)
+
+    def submit(self, task: Task) -> str:
+        self.task = task
+        return task.name
+
+    def state(self, job: str) -> Ended | str:
+        assert self.store is not None
+        if self.jobs:
+            return super().state(job)
+        if told := progress_of(self.store, self.task.step, self.task.key):
+            self.seen.append(told)
+            super().submit(self.task)
+        return "PENDING, Priority"
+
+    def output(self, name: str, job: str, start: int) -> bytes:
+        return b""
+
+
+def test_the_progress_of_a_job_says_that_it_waits_in_a_queue(
+    store: Store, journal: str, tmp_path: Path
+) -> None:
+    engine = Queueing(tmp_path, store=store)
+    drive(store, engine, count_to(2, journal))
+    assert engine.seen == ["processes: PENDING, Priority"]
+
+
 def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(
     store: Store, journal: str, tmp_path: Path
 ) -> None:
@@ -436,6 +488,22 @@ def test_an_option_of_sbatch_may_be_a_flag_or_have_a_space(
     assert Slurm(SlurmConfig(folder=str(tmp_path), options=options)).submit(task) == "1"
     script = (tmp_path / f"{task.name}.sh").read_text().splitlines()
     assert {"#SBATCH --contiguous", "#SBATCH --comment='for a paper'"} <= {*script}
+
+
+def test_what_a_user_has_set_for_all_jobs_of_sbatch_holds_where_the_config_says_nothing(
+    store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCOUNT", "QOS", "PARTITION", "JOB_NAME"):
+        monkeypatch.setenv(f"SBATCH_{name}", "everyday")
+    as_program(tmp_path, "sbatch", 'echo "1$SBATCH_ACCOUNT$SBATCH_JOB_NAME"', monkeypatch)
+    task = leave_a_record(store, count_to(2, journal), str(tmp_path))
+    config = SlurmConfig(folder=str(tmp_path / "%j"), account="ours")
+    assert Slurm(config).submit(task) == "1"
+    script = (tmp_path / "%j" / f"{task.name}.sh").read_text()
+    assert "--account=ours" in script
+    assert "--qos=everyday" in script
+    assert "--partition=everyday" in script
+    assert f"--output={tmp_path}/%%j/" in script  # %j would be the number of the job
 
 
 def test_a_job_that_its_node_could_not_begin_was_not_killed(
