@@ -58,8 +58,7 @@ class Run:
         self._place = place
         self._policy = policy
         self._scored_by, notices = policy.make_ready(groups, others, shown_by)
-        cold = _cold(config, len(groups))
-        self._notices = [*notices, *([cold] if cold else [])]
+        self._notices = [*notices, *filter(None, [_cold(config, len(groups))])]
 
     def require_comparable(self, reference: Reference) -> None:
         """Raise ValueError if the policy's logps are not comparable with the reference's."""
@@ -108,8 +107,7 @@ class Run:
             trainer.close()
         best = best_step(log, config)
         summary = summarise(log) | ({} if best is None else {"best_step": best})
-        untaught = _untaught(log)
-        notices = [*self._notices, *([untaught] if untaught else [])]
+        notices = [*self._notices, *filter(None, [_untaught(log)])]
         summary |= {"notices": notices} if notices else {}
         if place.ranks.is_first:
             self._policy.save(trained, place.output)

@@ -282,10 +282,6 @@ class Stage(enum.Enum):
     __repr__ = enum.Enum.__str__  # as one would write it
 
     @property
-    def executes(self) -> bool:
-        return self is not Stage.BEFORE_START
-
-    @property
     def commits(self) -> bool:
         return self is Stage.AFTER_MANIFEST
 

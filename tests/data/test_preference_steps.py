@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from step_output import Folder
-from tiny_models import model_folder, pair_records, token_files
+from tiny_models import model_folder, pair_records, token_files, unpaired_records
 
 from pipeline import Artifact, Step, TemperError, adopt
 from steps.data.tokens.token_tables import COMPLETION_TOKENS, PAIR_TOKENS
@@ -162,21 +162,9 @@ def written(folder: Path, schema: pa.Schema, records: list[dict[str, Any]]) -> A
     return artifact(token_files(folder, schema, records))
 
 
-def unpaired_records() -> list[dict[str, Any]]:
-    return [
-        {
-            "row": pair["row"],
-            "completion_id": pair["pair_id"],
-            "prompt_ids": pair["prompt_ids"],
-            "completion_ids": pair["chosen_ids" if i % 2 else "rejected_ids"],
-            "label": bool(i % 2),
-        }
-        for i, pair in enumerate(pair_records(8))
-    ]
-
-
 def test_kto_runs_from_single_responses_to_a_model(tmp_path: Path) -> None:
-    tokens = written(tmp_path / "tokens", COMPLETION_TOKENS, unpaired_records())
+    records = unpaired_records(pair_records(8), every=2)
+    tokens = written(tmp_path / "tokens", COMPLETION_TOKENS, records)
     policy = artifact(model_folder(tmp_path / "policy"))
     config = KtoConfig(**FAST, eval_every_steps=3)
     reference, model = Trained(tmp_path / "reference"), Trained(tmp_path / "model")

@@ -16,6 +16,7 @@ from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
 from steps.models.config import LoraConfig, Quantization
 from steps.models.workplace import Left, Workplace
+from steps.online.config import RlConfig
 from steps.online.iteration_rollouts import Kept
 from steps.online.methods.online_dpo import OnlineDpo
 from steps.online.methods.policy_gradient import (
@@ -276,18 +277,26 @@ def test_segments_and_replays_of_a_run_with_a_lag_are_one_run(
         run(policy, tmp_path / "other", replace(BEHIND, lag=2), 2, start=state)
 
 
+def leave_after(
+    count: int, policy: Path, work: Path, config: RlConfig, iterations: int
+) -> list[int]:
+    """Begin a run of so many iterations, which is told to leave after `count`; which it did."""
+    done: list[int] = []
+    place = Workplace(
+        work / "out",
+        work / "scratch",
+        on_progress=lambda iterations, total, metrics: done.append(iterations),
+        stopping=lambda: len(done) >= count,
+    )
+    with pytest.raises(Left):
+        run(policy, work, config, iterations, place=place)
+    return done
+
+
 def test_a_run_with_a_lag_that_leaves_goes_on_where_it_was(
     policy: Path, behind: Path, tmp_path: Path
 ) -> None:
-    done: list[int] = []
-    place = Workplace(
-        tmp_path / "out",
-        tmp_path / "scratch",
-        on_progress=lambda iterations, total, metrics: done.append(iterations),
-        stopping=lambda: len(done) >= 1,
-    )
-    with pytest.raises(Left):
-        run(policy, tmp_path, BEHIND, 4, place=place)
+    leave_after(1, policy, tmp_path, BEHIND, 4)
     for kept in (tmp_path / "scratch" / "rollouts").iterdir():
         kept.rename(tmp_path / f"lost-{kept.name}")
     run(policy, tmp_path, BEHIND, 4)
@@ -324,16 +333,7 @@ def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
     config = rl(method=NOISY, minibatches=2)
-    done: list[int] = []
-    leaving = Workplace(
-        tmp_path / "out",
-        tmp_path / "scratch",
-        on_progress=lambda iterations, total, metrics: done.append(iterations),
-        stopping=lambda: len(done) >= 2,
-    )
-    with pytest.raises(Left):
-        run(policy, tmp_path, config, 3, place=leaving)
-    assert done == [1, 2]
+    assert leave_after(2, policy, tmp_path, config, 3) == [1, 2]
     assert (tmp_path / "scratch" / "checkpoints" / "step-000002").is_dir()
     run(policy, tmp_path, config, 3)
     assert weights(tmp_path) == weights(three)

@@ -18,6 +18,7 @@ from tiny_models import (
     log_of,
     model_folder,
     pair_records,
+    unpaired_records,
 )
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
@@ -70,19 +71,6 @@ def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path) -> tup
         policy, records, work / "reference", config, Workplace(work / "model", work / "dpo-scratch")
     )
     return summary, log_of(work / "model")
-
-
-def unpaired_records(count: int) -> list[dict]:
-    return [
-        {
-            "row": record["row"],
-            "completion_id": record["pair_id"],
-            "prompt_ids": record["prompt_ids"],
-            "completion_ids": record["chosen_ids" if i % 3 else "rejected_ids"],
-            "label": bool(i % 3),
-        }
-        for i, record in enumerate(pair_records(count))
-    ]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -248,7 +236,7 @@ def test_every_loss_without_a_reference_learns_to_prefer(
 def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
     policy: Path, tmp_path: Path
 ) -> None:
-    records = unpaired_records(12)
+    records = unpaired_records(pair_records(12))
     run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs"))
     config = KtoConfig(batch_size=4, epochs=6, tokens_per_forward=48, optimizer=FAST)
     summary = run_kto(
@@ -263,7 +251,7 @@ def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
 
 @pytest.mark.parametrize("label", ["chosen", "rejected"])
 def test_kto_takes_a_batch_of_one_kind(policy: Path, tmp_path: Path, label: str) -> None:
-    records = [{**r, "label": label == "chosen"} for r in unpaired_records(4)]
+    records = [{**r, "label": label == "chosen"} for r in unpaired_records(pair_records(4))]
     run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path))
     summary = run_kto(
         policy, records, tmp_path / "r", KtoConfig(), Workplace(tmp_path, tmp_path / "s")

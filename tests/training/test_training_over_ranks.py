@@ -16,6 +16,7 @@ from tiny_models import (
     model_folder,
     pair_records,
     uneven,
+    unpaired_records,
 )
 from waiting import leaving_at
 
@@ -45,19 +46,6 @@ SETTINGS: dict[str, Any] = {"batch_size": 4, "tokens_per_forward": 64, "optimize
 HELD_OUT: dict[str, Any] = {"eval_every_steps": 1, "keep_best": "eval_loss"}
 RECORDS = pair_records(14)
 OTHERS = pair_records(5, seed=1)
-
-
-def unpaired(pairs: list[dict]) -> list[dict]:
-    return [
-        {
-            "row": pair["row"],
-            "completion_id": pair["pair_id"],
-            "prompt_ids": pair["prompt_ids"],
-            "completion_ids": pair["chosen_ids" if i % 3 else "rejected_ids"],
-            "label": bool(i % 3),
-        }
-        for i, pair in enumerate(pairs)
-    ]
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,7 @@ class Job:
     def _train(self, model: Path, place: Workplace) -> None:
         config, ranks = self.config, place.ranks
         if isinstance(config, KtoConfig):
-            rows, others = unpaired(RECORDS), unpaired(OTHERS)
+            rows, others = unpaired_records(RECORDS), unpaired_records(OTHERS)
             references = [self._reference(model, r, n, ranks) for n, r in enumerate((rows, others))]
             run_kto(model, rows, references[0], config, place, (others, references[1]))
         elif isinstance(config, DpoConfig):

@@ -134,6 +134,21 @@ def pair_records(count: int, seed: int = 0) -> list[dict]:
     return records
 
 
+def unpaired_records(pairs: list[dict], every: int = 3) -> list[dict]:
+    """The chosen response of each pair, labelled good; of every so many pairs the first one's
+    rejected response, labelled bad."""
+    return [
+        {
+            "row": pair["row"],
+            "completion_id": pair["pair_id"],
+            "prompt_ids": pair["prompt_ids"],
+            "completion_ids": pair["chosen_ids" if i % every else "rejected_ids"],
+            "label": bool(i % every),
+        }
+        for i, pair in enumerate(pairs)
+    ]
+
+
 def demonstration_records(count: int, seed: int = 0) -> list[dict]:
     draw = random.Random(seed)
     return [

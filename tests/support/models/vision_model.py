@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from byte_model import byte_tokenizer
+
 TEMPLATE = (
     "{%- for m in messages -%}<|{{ m['role'] }}|>"
     "{%- for part in m['content'] -%}"
@@ -15,30 +17,16 @@ TEMPLATE = (
 def write_vision_model(folder: Path) -> Path:
     """One layer that sees, two that read; four placeholders for every square of 16 pixels."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
         Idefics3Config,
         Idefics3ForConditionalGeneration,
         Idefics3ImageProcessorPil,
         Idefics3Processor,
-        PreTrainedTokenizerFast,
     )
 
-    special = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-    special += ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
+    special = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
     special += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
-    core.decoder = decoders.ByteLevel()  # pyright: ignore
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<|end|>",
-        pad_token="<|end|>",
-        additional_special_tokens=special[1:],
-        chat_template=TEMPLATE,
-    )
+    tokenizer = byte_tokenizer(special, TEMPLATE, pad_token="<|end|>")
     pictures = Idefics3ImageProcessorPil(
         size={"longest_edge": 32}, max_image_size={"longest_edge": 16}
     )
@@ -46,14 +34,14 @@ def write_vision_model(folder: Path) -> Path:
     size = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     torch.manual_seed(0)
     config = Idefics3Config(
-        image_token_id=vocabulary["<image>"],
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         pad_token_id=0,  # pyright: ignore[reportCallIssue]
         scale_factor=2,
         tie_word_embeddings=False,
         vision_config={"image_size": 16, "patch_size": 4, "num_hidden_layers": 1, **size},
         text_config={
             "model_type": "llama",
-            "vocab_size": len(vocabulary),
+            "vocab_size": len(tokenizer),
             "num_hidden_layers": 2,
             "num_key_value_heads": 2,
             "bos_token_id": None,
