@@ -231,8 +231,8 @@ class Executor:
             raise LeaseLost(task)
         seconds = time.monotonic() - started
         if launcher.detached:  # without the time in a queue, and by one machine's clock
-            worked = _spent(report).get("seconds")
-            seconds = worked if is_seconds(worked) else seconds
+            worked = _spent(report).get("seconds", -1.0)
+            seconds = float(worked) if is_seconds(worked) else seconds
         committed = self._commit(
             work.step,
             Manifest(
