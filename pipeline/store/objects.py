@@ -37,6 +37,8 @@ from pipeline.store.stored import is_file
 
 _ONE_SLASH = re.compile(r"([a-z][a-z0-9]+):/(?!/)")
 """The beginning of a URL that lacks a slash, and would be the name of a folder."""
+_KEPT_ERRORS = (PermissionError, FileNotFoundError)
+"""What callers tell from other errors of a bucket."""
 S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
 # gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
@@ -277,10 +279,11 @@ class Objects:
         try:
             yield
         except Exception as error:
-            if isinstance(error, OSError) and str(error):
+            if isinstance(error, OSError) and (path in str(error) or error.errno is not None):
                 raise
             reason = str(error) or type(error).__name__
-            raise OSError(f"cannot {action} {self.url_of(path)}: {reason}") from error
+            kept = (kind for kind in _KEPT_ERRORS if isinstance(error, kind))
+            raise next(kept, OSError)(f"cannot {action} {self.url_of(path)}: {reason}") from error
 
 
 class LocalObjects(Objects):

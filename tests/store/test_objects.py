@@ -385,6 +385,23 @@ def test_an_address_that_has_answered_is_not_tried_again() -> None:
     answering.require_answer(url)
 
 
+@pytest.mark.parametrize("error", [PermissionError("Forbidden"), OSError("Slow down")], ids=str)
+def test_an_error_of_a_bucket_names_the_object(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as where one may list a bucket and not read from it."""
+    objects, root = open_objects("memory://bucket")
+
+    def refuse(path: str, *_: object, **__: object) -> bytes:
+        raise error
+
+    for name in ("cat_file", "pipe_file"):
+        monkeypatch.setattr(objects.fs, name, refuse)
+    for ask in (objects.read, lambda path: objects.create(path, b"")):
+        with pytest.raises(type(error), match=f"memory://bucket/spec.json: {error}"):
+            ask(f"{root}/spec.json")
+
+
 def test_a_server_that_has_stopped_is_an_os_error(s3_bucket: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
