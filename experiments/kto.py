@@ -35,7 +35,7 @@ class Config(ExperimentConfig):
 def kto(cfg: Config) -> dict[str, Step]:
     """Labelled responses → tokens → reference logps → KTO."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.kto.dtype)
-    rows = load_rows(load_unpaired, cfg.data)
+    rows = load_rows(load_unpaired, cfg.data, needs_held_out=False)
     tokens = tokenize_unpaired(rows, tokenizer=base, config=cfg.tokenize)["train"]
     reference = reference_logprobs(tokens, model=base, config=cfg.kto.reference())
     return {"model": train_kto(tokens, policy=base, reference=reference, config=cfg.kto)}

@@ -35,7 +35,7 @@ class Config(ExperimentConfig):
 def sft(cfg: Config) -> dict[str, Step]:
     """Conversations → tokens → SFT."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
-    rows = load_rows(load_conversations, cfg.data)
+    rows = load_rows(load_conversations, cfg.data, cfg.sft.eval_every_steps is not None)
     train = tokenize_conversations(rows["train"], tokenizer=base, config=cfg.tokenize)
     held_out = None
     if cfg.sft.eval_every_steps is not None:

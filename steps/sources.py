@@ -204,7 +204,8 @@ class PreferenceData:
         test_path: held-out pairs; without it, the share ``test_fraction`` of prompts is held out.
         hub: a Hub dataset, at the commit ``revision``, with its splits.
         mixture: several sources by name, each with its weight; ``until`` sets when reading ends.
-        test_fraction: the share of prompts that is held out if the data has no test split.
+        test_fraction: the share of prompts that is held out if the data has no test split; 0: none,
+            where nothing is evaluated.
         max_train, max_test: the most pairs of a split; the first ones are kept.
         format: one of :data:`steps.data.formats.by_name.FORMATS`, or ``auto``.
         fields: the names of fields that differ from the format's: ``{prompt: question}``.
@@ -248,8 +249,8 @@ class PreferenceData:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"data.test_fraction must be in (0, 1), got {self.test_fraction}")
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"data.test_fraction must be in [0, 1), got {self.test_fraction}")
         check_weights([part.weight for part in self.mixture.values()], self.until)
         repeats = any(part.repeat > 1 for part in self.mixture.values())
         if repeats and (self.deduplicate or self.near_duplicates):
@@ -340,13 +341,23 @@ class PreferenceData:
         return HubDataset(str(self.hub), self.revision or "", split)
 
 
-def load_rows(load: Callable[..., Step], data: PreferenceData) -> Step:
+def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: bool = True) -> Step:
     """A step that reads and splits the rows that a config names.
 
     Args:
         load: ``load_preferences``, ``load_conversations``, ``load_prompts`` or ``load_unpaired``.
+        needs_held_out: whether the experiment reads held-out rows.
+
+    Raises:
+        TemperError: it does, and the config holds out none.
     """
-    return load(data.train_source(), data.test_source(), data.load())
+    train, test = data.train_source(), data.test_source()
+    if needs_held_out and test is None and not data.test_fraction:
+        raise TemperError(
+            "data.test_fraction=0 holds out no row, and held-out rows are evaluated here; hold out "
+            "a share, or name a file with data.test_path"
+        )
+    return load(train, test, data.load())
 
 
 @dataclass(frozen=True)

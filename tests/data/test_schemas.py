@@ -1166,6 +1166,21 @@ def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> N
     assert read(tmp_path / "*") == [{"text": "a"}]
 
 
+def test_a_folder_of_several_data_sets_that_its_description_lists_is_refused(
+    tmp_path: Path,
+) -> None:
+    for name in ("alpaca.jsonl", "chats.jsonl", "more.jsonl"):
+        write(tmp_path / name)
+    one = {"mine": {"file_name": "alpaca.jsonl"}, "hub": {"hf_hub_url": "owner/name"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(one))
+    assert len(read(tmp_path)) == 3
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps({**one, "chats": {"file_name": "chats.jsonl", "formatting": "sharegpt"}})
+    )
+    with pytest.raises(ValueError, match=r"lists: alpaca.jsonl, chats.jsonl; name the file of one"):
+        files_at(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "said", [ConnectionError("no route to host"), FileNotFoundError("b/bucket/o"), ValueError("?")]
 )

@@ -282,7 +282,11 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
         ["would have data.test_path, data.max_test of the demo"],
     ),
     (["data.path=pairs.jsonl", "data.hub=a/b"], ["set one of data.path"]),
-    (["data.test_fraction=2"], ["test_fraction must be in (0, 1)"]),
+    (
+        ["data=mine", "data.path=pairs.jsonl", "data.test_fraction=0"],
+        ["holds out no row", "name a file with data.test_path"],
+    ),
+    (["data.test_fraction=2"], ["test_fraction must be in [0, 1)"]),
     (["data.format=preferences"], ["unknown format 'preferences'", "did you mean preference"]),
     (["data.fields={prompt: question}"], ["set format as well as fields"]),
     (

@@ -336,7 +336,8 @@ def _fixed_part(pattern: str) -> str:
 def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[FileShard, ...]:
     root = path.rstrip("/")
     _refuse_links(filesystem, root, url)
-    found = [name for name in sorted(filesystem.find(root)) if not _is_hidden(name, root)]
+    everything = sorted(filesystem.find(root))
+    found = [name for name in everything if not _is_hidden(name, root)]
     if unread := [name for name in found if _UNREAD.search(name)]:
         raise ValueError(
             f"{url} holds data that cannot be read: {_few(unread, root)}; get the whole file, "
@@ -346,6 +347,8 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
     readable = [name for name in found if name.lower().endswith(SUFFIXES)]
     files = _saved_by_datasets(filesystem, found, url, root) or readable
     _refuse_copies(files, url, root)
+    if (description := f"{root}/{_DESCRIPTIONS[0]}") in everything:
+        _refuse_several(_listed_in(filesystem, description), files, url, root)
     kinds = sorted({_kind(name)[0] for name in files})
     if len(kinds) > 1:
         raise ValueError(
@@ -356,6 +359,25 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
     require_one(url, shards, one_split=one_split)
     require_all(url, [shard.name for shard in shards])
     return shards
+
+
+def _listed_in(filesystem: Any, description: str) -> set[str]:
+    """The files of the data sets that LLaMA-Factory's description of a folder lists."""
+    try:
+        listed = json.loads(filesystem.cat_file(description))
+    except (ValueError, RecursionError):
+        return set()
+    entries = listed.values() if isinstance(listed, dict) else ()
+    return {str(entry.get("file_name")) for entry in entries if isinstance(entry, dict)}
+
+
+def _refuse_several(listed: set[str], files: Sequence[str], url: str, root: str) -> None:
+    found = [name for name in files if name.removeprefix(root).lstrip("/") in listed]
+    if len(found) > 1:
+        raise ValueError(
+            f"{url} holds several data sets, which its dataset_info.json lists: "
+            f"{_few(found, root)}; name the file of one, or mix them with data.mixture"
+        )
 
 
 def _saved_by_datasets(filesystem: Any, found: Sequence[str], url: str, root: str) -> list[str]:
