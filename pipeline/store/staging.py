@@ -153,8 +153,7 @@ class Staging:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore the folder, keep copying it in the block, and once more if that fails."""
-        self.restore()
+        """Keep copying the folder, which is restored, in the block, and once more if that fails."""
         thread = threading.Thread(target=self._keep, name="staging", daemon=True)
         thread.start()
         try:

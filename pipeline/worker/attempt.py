@@ -215,6 +215,7 @@ def _run(
         if not store.is_local:
             remote = store.staged_scratch(spec.step, spec.key)
             staging = Staging(store.objects, scratch, remote, spec.epoch, node.index, spec.nodes)
+            despite_outages(store, staging.restore, tell=_say)
             keeping.enter_context(staging.running())
             stopping.leave = staging.keep_at_last
         make_folder(scratch)
@@ -255,7 +256,7 @@ def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Arti
         require_unchanged(entry, before)
     else:
         with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:
-            fetch_input(store, position, entry, Path(folder))
+            despite_outages(store, fetch_input, store, position, entry, Path(folder), tell=_say)
             yield artifact(folder)
 
 
