@@ -419,7 +419,8 @@ class Board:
 
     def _print_event(self, row: Row) -> None:
         at = {"done": f" in {clock(row.seconds)}", "running": f" ({row.place})"}.get(row.state, "")
-        is_job = row.state == "running" and row.place not in ("", "local")  # it may have to wait
+        engine = row.place.partition(",")[0]
+        is_job = row.state == "running" and engine not in ("", "local")  # it may have to wait
         message = f": {row.message}" if row.message else ""
         self._print(f"{row.name}: {'submitted' if is_job else row.state}{at}{message}")
 
