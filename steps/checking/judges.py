@@ -119,7 +119,8 @@ class Judges:
         if len(without) > share_of(self._most_without, total):
             raise ValueError(
                 f"{len(without)} of {total} completions have no verdict, the last because: "
-                f"{without[-1]}; mend the checker, or raise most_without; verdicts are kept"
+                f"{without[-1]}; mend the checker and run again, which asks for what is missing; "
+                "or raise most_without, which asks for all verdicts again"
             )
 
     def _judge(

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from failing_checkers import Disturbing, Scripted
@@ -21,7 +21,7 @@ from steps.checking.exact import Exact
 from steps.checking.judges import JudgeError, Judges
 from steps.checking.math_expression import MathExpression
 from steps.checking.pattern import Pattern
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
@@ -254,6 +254,13 @@ def test_an_expression_that_equals_the_answer_is_right(
 ) -> None:
     pytest.importorskip("math_verify", reason="the extra `math` is not installed")
     assert MathExpression().check(Answered(text, answer)).verdict is verdict
+
+
+@pytest.mark.parametrize("value", ["no", 0.5, float("nan"), (False, "no"), {"right": False}, b"no"])
+def test_what_python_calls_true_is_not_right_unless_it_is(value: Any) -> None:
+    with pytest.raises(ValueError, match="neither right nor wrong"):
+        judged(value)
+    assert [judged(each).verdict for each in (True, 1.0, False, 0)] == [RIGHT, RIGHT, WRONG, WRONG]
 
 
 # --- processes ------------------------------------------------------------------------------------
