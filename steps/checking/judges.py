@@ -350,6 +350,8 @@ def _judged(checker: Checker, answered: Answered) -> Judgement:
     if not isinstance(judgement, Judgement):
         return no_verdict(f"the checker returned {judgement!r}, no judgement"[:_LONGEST_REASON])
     reward = judgement.reward
-    if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
+    if reward is None and judgement.verdict is Verdict.none:
+        return judgement
+    if not (isinstance(reward, Real) and math.isfinite(reward)):
         return no_verdict(f"the checker gave the reward {reward!r}, which is no number")
     return judgement

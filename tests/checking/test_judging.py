@@ -268,7 +268,7 @@ def test_what_python_calls_true_is_not_right_unless_it_is(value: Any) -> None:
 
 def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict() -> None:
     texts = ["right", "die", "wrong", "right", "raise", "nothing", "fork", "text"]
-    texts += ["endless", "unnormalised", *["right", "wrong"] * 20]
+    texts += ["endless", "unnormalised", "unrewarded", *["right", "wrong"] * 20]
     with Judges(Scripted(), 2, time_limit=HANGS_SECONDS) as judges:
         found = judges.judge([Answered(text) for text in texts])
         assert judges.judge([]) == []
@@ -283,6 +283,7 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict()
     assert reasons["text"] == "ValueError: a checker judges 'no', which is neither right nor wrong"
     assert reasons["endless"].startswith("ValueError: grade must be finite")
     assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
+    assert reasons["unrewarded"] == "the checker gave the reward None, which is no number"
 
 
 def test_what_a_checker_does_to_its_pipe_costs_one_verdict() -> None:
