@@ -10,7 +10,7 @@ ARGS ?=
 # Otherwise each of the many processes of a run, and of the tests, compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo arithmetic test attack bench check docs size clean
+.PHONY: help demo arithmetic test slow attack bench check docs size clean
 
 .DEFAULT_GOAL := demo
 
@@ -23,8 +23,14 @@ demo: $(VENV)/installed  ## the main job: DPO on real preference pairs with a re
 arithmetic: $(VENV)/installed  ## the verifiable experiment: does the preference signal transfer?
 	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
 
-test: $(VENV)/with-dev  ## all tests; a third of their time, they wait
-	$(BIN)/python -m pytest -m "not attack" --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+# More processes than processors: a third of their time, tests wait.
+SIDE_BY_SIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/with-dev  ## the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow and not attack" $(SIDE_BY_SIDE) $(ARGS)
+
+slow: $(VENV)/with-dev  ## slow tests: clusters, browsers, compilers, whole experiments
+	$(BIN)/python -m pytest -m "slow and not attack" $(SIDE_BY_SIDE) $(ARGS)
 
 attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract or a mask, and long tests: many minutes
 	$(BIN)/python -m pytest --hypothesis-profile=attack tests/contract tests/fuzz tests/tokens/test_masks.py $(ARGS)

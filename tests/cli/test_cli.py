@@ -831,7 +831,6 @@ class Requests(list[str]):
         return counted
 
 
-@pytest.mark.slow
 def test_looking_costs_a_remote_store_requests_by_step_names_and_not_by_artifacts(
     gcs_bucket: str, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

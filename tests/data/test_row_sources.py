@@ -606,7 +606,6 @@ def test_a_label_is_the_records_own_id_if_it_can_be_printed(
 
 
 @pytest.mark.parametrize("store_url", ["gcs", "s3"], indirect=True)
-@pytest.mark.slow
 def test_objects_are_read_like_files(store_url: str) -> None:
     filesystem, root = fsspec.url_to_fs(store_url)
     text = "\n".join(map(json.dumps, RECORDS)).encode()
@@ -626,7 +625,6 @@ def test_a_hub_data_set_must_be_named_by_a_full_commit(revision: str) -> None:
         hub_source("someone/preferences", revision, "train")
 
 
-@pytest.mark.slow
 def test_a_hub_data_set_gives_the_records_that_its_files_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ from idiom import FOLDER, Idiom, idioms
 from laboratory import Laboratory
 from report import fault, is_judged
 
-pytestmark = pytest.mark.slow
 TOPICS = sorted({idiom.topic for idiom in idioms()})
 ALWAYS = frozenset((FOLDER.parent / "always.txt").read_text("utf-8").split())
 

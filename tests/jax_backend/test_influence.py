@@ -55,6 +55,7 @@ def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: Prefere
     assert actual.min() < 0 < actual.max()
 
 
+@pytest.mark.slow
 def test_products_of_projections_are_in_expectation_those_of_gradients() -> None:
     """Within what the docstring says of the deviation of one seed, and of the mean of many."""
     draws = np.random.default_rng(0)

@@ -132,6 +132,7 @@ def test_dropout_acts_in_training_alone_and_is_another_at_every_step(tmp_path: P
     plain.close()
 
 
+@pytest.mark.slow
 def test_what_is_dropped_depends_on_no_number_of_devices(tmp_path: Path) -> None:
     """Which change the packs that lie beside a pack, and so its shape."""
     folder = model_folder(tmp_path, lambda: llama(dropout=0.3, tied=False))

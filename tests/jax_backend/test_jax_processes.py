@@ -23,6 +23,8 @@ from steps.scoring.reference import run_reference
 from steps.training.config import DpoConfig, OptimizerConfig
 from steps.training.recipes import run_dpo
 
+pytestmark = pytest.mark.slow
+
 RECORDS = pair_records(16)
 SETTINGS: dict[str, Any] = {
     "batch_size": 8,

@@ -106,6 +106,7 @@ def goes_on_with_the_other(policy: Path, tmp_path: Path, backend: Any = JAX) -> 
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_path: Path) -> None:
     """Weights, moments and step count of a checkpoint, in both directions."""
     goes_on_with_the_other(policy, tmp_path)
@@ -138,6 +139,7 @@ def killed_runs_end_alike(tmp_path: Path, train: Callable[..., Any]) -> None:
     assert folder_bytes(tmp_path / "killed/model") == folder_bytes(tmp_path / "whole/model")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, backend=JAX, **OF_KILLED)
     killed_runs_end_alike(tmp_path, partial(train, policy, config))

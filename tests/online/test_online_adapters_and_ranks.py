@@ -130,6 +130,7 @@ def run_together(policy: Path, work: Path, settings: dict[str, Any], iterations:
         run(policy, work, rl(**settings), iterations, place=place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, ADAPTED], ids=["all weights", "adapters"])
 def test_two_processes_draw_the_same_bits_and_train_the_same_up_to_rounding(
     policy: Path, tmp_path: Path, settings: dict[str, Any]

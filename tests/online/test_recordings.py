@@ -182,6 +182,7 @@ def test_slots_are_no_part_of_a_recording(
     assert folder_bytes(tmp_path / "again" / "made") == folder_bytes(recording)
 
 
+@pytest.mark.slow
 def test_two_ranks_record_what_one_does(
     tmp_path: Path, recording: Path, prompts: Path, policy: Path
 ) -> None:

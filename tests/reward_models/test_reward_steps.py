@@ -352,7 +352,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("experiments")
 
 
-@pytest.mark.slow
 def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, folder: Path) -> None:
     desk = Desk(repository, "reward_model", folder, SMALL)
     done = desk.run_here()
@@ -361,7 +360,6 @@ def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, folder: P
     assert "nothing to run" in desk.here().stdout
 
 
-@pytest.mark.slow
 def test_the_experiment_with_the_reward_model_in_the_loop_runs(
     repository: Path, folder: Path
 ) -> None:

@@ -368,6 +368,7 @@ def on_ranks(init: Path, work: Path, lora: bool) -> None:
             (work / "scores.json").write_text(json.dumps([r["scores"] for r in scored]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_two_ranks_train_and_score_what_one_does(init: Path, tmp_path: Path, lora: bool) -> None:
     for name in ("one", "two"):

@@ -284,7 +284,6 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
     fsspec.filesystem("memory").store.clear()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [

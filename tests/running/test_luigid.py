@@ -78,6 +78,7 @@ def _wait_for(url: str) -> None:
     wait_until(answers, f"luigid starts at {url}")
 
 
+@pytest.mark.slow
 def test_drivers_of_one_luigid_do_each_step_once(luigid: str, store: Store, tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_text("1 2 3 4")
     arguments = (store.root, tmp_path / "journal", tmp_path / "numbers.txt", luigid)
@@ -140,6 +141,7 @@ def test_what_luigid_can_never_give_is_refused_before_anything_runs(
         run([too_many], store, console=console, scheduler=luigid)
 
 
+@pytest.mark.slow
 def test_after_a_kill_of_luigid_the_steps_are_done_when_it_is_there_again(
     store: Store, tmp_path: Path
 ) -> None:

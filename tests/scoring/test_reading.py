@@ -56,7 +56,6 @@ _ALIKE = {
 """Relatives of the others, for long searches."""
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("architecture", "layout"),

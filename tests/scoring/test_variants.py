@@ -100,7 +100,6 @@ NOT_CAUSAL = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "settings", "how"),
     [*WINDOWS, *TURNS, *HEADS, *SCALES, *EXPERTS, *NOT_CAUSAL],

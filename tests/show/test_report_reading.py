@@ -19,7 +19,7 @@ from pipeline.show.report.texts import difference
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import read_runs
 
-pytestmark = pytest.mark.usefixtures("workers_in_module")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workers_in_module")]
 
 MANY = 41
 """Results: a table of at most 40 shows all rows at once."""
@@ -231,7 +231,6 @@ def test_of_many_curves_those_next_to_the_pointer_are_told(browser: Any, long_pa
         ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(
     browser: Any, page: Path, width: int, theme: str

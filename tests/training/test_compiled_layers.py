@@ -81,7 +81,6 @@ def test_a_run_with_compiled_layers_is_one_without(
 
 
 @torch.no_grad()
-@pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True)
 def test_layers_are_compiled_as_one_whatever_a_process_has_compiled_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -153,6 +153,7 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any], name: str) ->
     return ((one[name] - other[name]).abs().max() / other[name].abs().max()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
     two_ranks: tuple[Path, Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

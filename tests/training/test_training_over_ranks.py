@@ -153,6 +153,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"), uneven)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_does(model: Path, tmp_path: Path) -> None:
     alone = {name: Job(config, tmp_path / "1" / name) for name, config in CONFIGS.items()}
     both = {name: Job(config, tmp_path / "2" / name) for name, config in CONFIGS.items()}
@@ -193,6 +194,7 @@ def test_a_run_that_leaves_goes_on_with_as_many_ranks_or_others(
         assert_close(jobs[name], jobs["whole"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_the_part_of_another_disk_is_passed_over(
     model: Path, tmp_path: Path
 ) -> None:

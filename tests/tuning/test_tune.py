@@ -56,7 +56,6 @@ def test_the_best_of_a_grid_is_found_and_what_trials_share_is_made_once(
     assert set(steps_done(journal).values()) == {8}
 
 
-@pytest.mark.slow
 def test_trials_that_are_not_among_the_best_are_stopped_and_the_best_is_found_all_the_same(
     store: Store, journal: str, console: Console
 ) -> None:

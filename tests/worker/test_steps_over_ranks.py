@@ -89,6 +89,7 @@ def evaluate_pairs(tokens: Path, model: Path, work: Path, baseline: Path | None)
         (work / "returned.json").write_text(json.dumps(metrics))
 
 
+@pytest.mark.slow
 def test_an_evaluation_over_two_ranks_is_that_of_one(
     model: Path, tokens: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ def reference(model: Path, tokens: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_goes_on_to_the_bit_from_the_checkpoint_before_a_rank_was_killed(
     model: Path, tokens: Path, reference: Path, tmp_path: Path
 ) -> None:
