@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
+from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 
 import blake3
@@ -167,17 +167,19 @@ def _found(name: str, place_of: Callable[[str], _Place | None]) -> _Place | None
     """The location where the import system would find a module, without importing its package."""
     if name in _PROGRAMS:
         return None
-    imported = sys.modules.get(name)
+    spec = getattr(sys.modules.get(name), "__spec__", None)
     parent, _, _ = name.rpartition(".")
     try:
-        if imported is not None:
-            spec = imported.__spec__
-        elif not parent:
-            spec = importlib.util.find_spec(name)
-        else:
+        if isinstance(spec, ModuleSpec):
+            pass
+        elif parent:
             package = place_of(parent)
             spec = _spec_in(name, package.folders or ()) if package is not None else None
-    except (AttributeError, ImportError, ValueError):  # no spec, or a name that no module has
+        elif name in sys.modules:  # a module that has put an object in its own place
+            spec = PathFinder.find_spec(name)
+        else:
+            spec = importlib.util.find_spec(name)
+    except (AttributeError, ImportError, ValueError):  # a name that no module has
         return None
     if spec is None:
         return None

@@ -540,10 +540,16 @@ _FORMS = {
     "_asdict": "value._asdict()",
     "__attrs_attrs__": "attrs.asdict(value)",
     "isoformat": "value.isoformat()",
+    "total_seconds": "value.total_seconds()",
+    "as_tuple": "str(value)",
+    "limit_denominator": "str(value)",
+    "bytes_le": "str(value)",
+    "_boundary_": "list(value)",
     "_is_interpolation": "OmegaConf.to_container(value, resolve=True)",
 }
 """How to write a value as plain data, by an attribute of its class: for arrays, models of pydantic,
-named tuples, classes of attrs, dates and configs of OmegaConf."""
+named tuples, classes of attrs, dates, durations, decimals, fractions, UUIDs, combined flags and
+configs of OmegaConf."""
 
 
 def _no_identity(value: Any, where: str) -> TemperError:

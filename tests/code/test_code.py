@@ -1577,6 +1577,44 @@ def test_nothing_is_imported_to_be_read(project: Project) -> None:
     assert f"{project.name}.deep" not in sys.modules
 
 
+@pytest.mark.parametrize("module", ["settings", "deep.settings"])
+def test_a_module_that_puts_an_object_in_its_place_counts_before_and_after_its_import(
+    project: Project, module: str
+) -> None:
+    """A driver has imported it and a worker has not, so they would disagree for ever."""
+    source = """
+        import sys
+        class Settings:
+            rate = 1
+            def __getattr__(self, name):
+                return name.upper()
+        sys.modules[__name__] = Settings()
+        """
+    project.write(f"{module.replace('.', '/')}.py", source)
+    project.write(
+        "steps.py", f"def train(out):\n    import APP.{module} as found\n    return found.rate"
+    )
+    before = project.closure()
+    assert f"{module}:Settings" in before
+    project.load(module)
+    assert project.closure() == before
+    assert project.edit(f"{module.replace('.', '/')}.py", "rate = 1", "rate = 2")
+    sys.modules.pop(f"{project.name}.{module}")
+
+
+def test_a_script_that_puts_an_object_in_its_place_counts_after_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"settings_{secrets.token_hex(6)}"
+    text = "import sys\nclass Settings:\n    rate = 1\nsys.modules[__name__] = Settings()\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / f"steps_{name}.py").write_text(
+        f"import {name}\ndef train(out):\n    return {name}.rate\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert f"{name}:Settings" in closure(importlib.import_module(f"steps_{name}").train).units
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -25,6 +28,11 @@ from pipeline.dag.canonical import canonical_bytes, hash_json, identity, portabl
 class Schedule(enum.Enum):
     LINEAR = "linear"
     COSINE = "cosine"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,11 @@ def test_a_value_without_stable_identity_is_refused_naming_the_field(value: Any)
         (OmegaConf.create({"a": 1}), "pass OmegaConf.to_container(value, resolve=True)"),
         (date(2026, 1, 1), "pass value.isoformat()"),
         (namedtuple("Pair", ["a", "b"])(1, 2), "pass value._asdict()"),
+        (timedelta(1), "pass value.total_seconds()"),
+        (Decimal("0.10"), "pass str(value)"),
+        (Fraction(1, 3), "pass str(value)"),
+        (UUID(int=1), "pass str(value)"),
+        (Access.READ | Access.WRITE, "pass list(value)"),
     ],
     ids=lambda value: type(value).__name__,
 )
