@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.checking.numerals import plain_numerals
-from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.checking.verdicts import (
+    RULE,
+    Answered,
+    Checker,
+    Judgement,
+    is_rule,
+    judged,
+    no_verdict,
+)
 
 _BRACE = re.compile(r"\\(boxed|fbox)\s*\{|\\[{}]|[{}]")
 
@@ -32,6 +40,8 @@ class Boxed(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no answer")
+        if is_rule(answered.answer):
+            return no_verdict(RULE)
         found = boxed_answer(answered.text, self.anywhere)
         if found is None:
             return judged(False, "no box")
@@ -107,6 +117,8 @@ def require_answers(records: Iterable[Mapping[str, Any]]) -> None:
                 f"row {record['row']!r} has no answer, so nobody knows which of its completions "
                 "are right; give every prompt its answer, or leave the row out"
             )
+        if is_rule(record["answer"]):
+            raise ValueError(f"row {record['row']!r}: {RULE}; leave the row out")
 
 
 def _is_same(found: str, answer: str) -> bool:

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.checking.verdicts import (
+    Answered,
+    Checker,
+    Judgement,
+    assertions_in,
+    held_in,
+    judged,
+    no_verdict,
+)
 from steps.shared.checks import require, require_count
 
 _BLOCK = re.compile(r"```[ \t]*([^\n`]*)\n(.*?)```", re.DOTALL)
@@ -26,8 +34,8 @@ class Code(Checker):
 
     The program is the last code block of the text that is marked as Python's; without one, the last
     that is not marked as anything; without any, the whole text. The tests
-    are Python statements such as ``assert add(2, 3) == 5``, which run after the program. Without
-    such tests there is no verdict.
+    are Python statements such as ``assert add(2, 3) == 5``, or a list of them in JSON, which run
+    after the program. Without such tests there is no verdict.
 
     The program runs in a separate interpreter: without the user's environment variables, in an
     empty folder, without a network, within `seconds` and `memory_mb`, and without the right to
@@ -55,13 +63,16 @@ class Code(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no tests")
+        tests = _tests(answered.answer)
+        if tests is None:
+            return no_verdict("the row's answer has values and no tests, so any program passes")
         try:
-            compile(answered.answer, "tests", "exec", dont_inherit=True)
+            compile(tests, "tests", "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             return no_verdict(f"the row's tests are no Python: {error}")
         told = {
             "program": _program(answered.text),
-            "tests": answered.answer,
+            "tests": tests,
             "passed": secrets.token_hex(),
             "seconds": self.seconds,
             "memory": self.memory_mb * 2**20,
@@ -69,6 +80,13 @@ class Code(Checker):
         }
         with tempfile.TemporaryDirectory() as folder:
             return _run(told, Path(folder), self.seconds)
+
+
+def _tests(answer: str) -> str | None:
+    """The statements of an answer, or of those in its list; None if it holds only values."""
+    if listed := assertions_in(answer):
+        return "\n".join(map(textwrap.dedent, listed))
+    return answer if held_in(answer) is None else None
 
 
 def _program(text: str) -> str:

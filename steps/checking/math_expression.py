@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 
 from steps.checking.boxed import boxed_answer
 from steps.checking.numerals import plain_numerals
-from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.checking.verdicts import (
+    RULE,
+    Answered,
+    Checker,
+    Judgement,
+    is_rule,
+    judged,
+    no_verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class MathExpression(Checker):
         no_limit: Any = None  # the parameter is typed as int
         if answered.answer is None:
             return no_verdict("the row has no answer")
+        if is_rule(answered.answer):
+            return no_verdict(RULE)
         written, text = _readable(answered.answer), _readable(answered.text)
         if "%" in written and "%" in text:
             written, text = _PERCENT.sub("", written), _PERCENT.sub("", text)

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from steps.checking.numerals import plain_numerals
-from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.checking.verdicts import (
+    RULE,
+    Answered,
+    Checker,
+    Judgement,
+    is_rule,
+    judged,
+    no_verdict,
+)
 from steps.shared.checks import require
 
 _WHOLE_NUMBER = (
@@ -42,6 +50,8 @@ class Pattern(Checker):
 
     def check(self, answered: Answered) -> Judgement:
         pattern = re.compile(self.expression)
+        if "answer" in pattern.groupindex and is_rule(answered.answer or ""):
+            return no_verdict(RULE)
         matches = list(pattern.finditer(answered.text))
         if not matches or "answer" not in pattern.groupindex:
             return judged(bool(matches), "" if matches else "not found")

@@ -4,6 +4,8 @@ A checker gives *no verdict* if it hangs, crashes or cannot read the right answe
 found the completion wrong. Training leaves such completions out and counts them.
 """
 
+import ast
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +56,39 @@ class Answered:
     def __post_init__(self) -> None:
         if self.answer is not None and not self.answer.strip():
             object.__setattr__(self, "answer", None)
+
+
+def held_in(answer: str) -> Any:
+    """The value of an answer that is written as JSON, or as Python does; None for other texts."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(answer.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            pass
+    return None
+
+
+def is_rule(answer: str) -> bool:
+    """Whether a row's answer is no answer but what a completion is judged by: an object, such as
+    IFEval's constraints or inputs with outputs, or a list of objects or of assertions."""
+    if not answer.lstrip().startswith(("{", "[")):
+        return False
+    held = held_in(answer)
+    if not isinstance(held, list):
+        return isinstance(held, Mapping) and bool(held)
+    return any(isinstance(item, Mapping) for item in held) or bool(assertions_in(answer))
+
+
+def assertions_in(answer: str) -> list[str]:
+    """The texts of a list that has only texts, one of them an assertion; else none."""
+    held = held_in(answer)
+    if not isinstance(held, list) or not all(isinstance(item, str) for item in held):
+        return []
+    return held if any(item.lstrip().startswith("assert ") for item in held) else []
+
+
+RULE = "the row's answer is a rule or tests, which no text equals"
+"""Why there is no verdict where an answer `is_rule`."""
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
     }
     told = (
         _unread(load, loaded), _leaked(loaded), _ignored(loaded), _missing(load, loaded),
-        _doubtful(loaded),
+        _doubtful(loaded), _judged(loaded),
     )  # fmt: skip
     if notices := dict.fromkeys([*metrics.get("notices", []), *chain(*told)]):
         metrics["notices"] = [*notices]
@@ -278,6 +278,28 @@ def _doubtful(loaded: Loaded) -> Iterator[str]:
         yield (
             f"in {loaded.asked_again} of {pairs} pairs both responses begin with the question, "
             "which the prompt has already; if it is no part of the answers, take it out of them"
+        )
+
+
+_MOST_WAYS = 8
+
+
+def _judged(loaded: Loaded) -> Iterator[str]:
+    """Notices about prompts that one checker cannot all judge."""
+    count, first = loaded.rules
+    if count and loaded.tests < sum(loaded.kept.values()):
+        yield (
+            f"the answers of {count} prompts, {first} first, are rules or tests, which no text "
+            "equals: boxed, pattern and math_expression give no verdict on them, exact calls all "
+            "wrong, and code runs tests in Python alone; leave these rows out of the file, or "
+            "write a checker that reads them"
+        )
+    if len(loaded.judged_by) > 1:
+        ways = [f"{way} ({rows} rows)" for way, rows in loaded.judged_by.items()]
+        more = ", …" if len(ways) > _MOST_WAYS else ""
+        yield (
+            f"rows may name several ways to judge an answer: {', '.join(ways[:_MOST_WAYS])}{more}; "
+            "one checker judges all of them, so leave out of the file what it cannot judge"
         )
 
 

@@ -1,5 +1,6 @@
 """Checkers, and verdicts from processes that can be killed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from places import REPOSITORY, SUPPORT_PATH
 from waiting import HANGS_SECONDS, is_running, wait_until
 
 from steps.checking import judges as judges_module
-from steps.checking.boxed import Boxed
+from steps.checking.boxed import Boxed, require_answers
 from steps.checking.checkers import CHECKERS
 from steps.checking.code import Code
 from steps.checking.exact import Exact
@@ -122,6 +123,35 @@ def test_tests_that_are_no_python_say_nothing_of_a_program() -> None:
     judgement = Code().check(Answered(ADD, "assert add(2, 3) =="))
     assert judgement.verdict is NONE
     assert "the row's tests are no Python: invalid syntax" in judgement.reason
+
+
+def test_tests_in_a_list_are_run_and_values_are_no_tests() -> None:
+    listed = json.dumps(["assert add(2, 3) == 5", "assert add(2, 2) == 4"])
+    assert Code().check(Answered(ADD, listed)).verdict is RIGHT
+    assert Code().check(Answered(ADD, listed.replace("== 4", "== 5"))).verdict is WRONG
+    for values in ('{"inputs": ["2 3"], "outputs": ["5"], "fn": null}', "['5']", "5"):
+        assert Code().check(Answered(ADD, values)).verdict is NONE
+
+
+@pytest.mark.parametrize("checker", [Boxed(), Pattern(), MathExpression()])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        '{"func_name": "validate_word_constraint", "N": 3, "quantifier": null}',
+        "[{'instruction_id': ['length:3'], 'kwargs': [None]}]",
+        '["assert add(1, 2) == 3", "assert add(0, 3) == 3"]',
+    ],
+)
+def test_an_answer_that_is_a_rule_or_tests_makes_no_text_wrong_or_right(
+    checker: Checker, rule: str
+) -> None:
+    if isinstance(checker, MathExpression):
+        pytest.importorskip("math_verify")
+    assert checker.check(Answered(r"\boxed{3}", rule)).verdict is NONE
+    for answer in ("[0, 3]", "{0, 3}"):
+        assert checker.check(Answered(r"\boxed{4}", answer)).verdict is WRONG
+    with pytest.raises(ValueError, match="row 'r1': the row's answer is a rule or tests"):
+        require_answers([{"row": "r1", "answer": rule}])
 
 
 def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:

@@ -439,6 +439,25 @@ def test_responses_that_spell_the_end_of_a_turn_are_counted(tmp_path: Path) -> N
     assert metrics["notices"][0].startswith("in 2 of 9 rows a response ends with text such as </s>")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_prompts_that_no_checker_can_judge_alike_are_told_of(tmp_path: Path, workers: int) -> None:
+    tests = json.dumps(["assert f(1) == 2"])
+    kinds = {"gsm8k": "4", "ifeval": '{"func_name": "f", "N": 3}', "code": tests}
+    rows = [
+        {"id": name, "messages": [USER], "ground_truth": answer, "dataset": [name]}
+        for name, answer in kinds.items()
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    config = LoadConfig(workers=workers)
+    told = (load_prompts.function(Folder(tmp_path / "all"), File(path), None, config) or {})[
+        "notices"
+    ]
+    assert told[0].startswith("the answers of 2 prompts, ifeval first, are rules or tests")
+    assert "dataset is gsm8k (1 rows), dataset is ifeval (1 rows), dataset is code" in told[1]
+    only = File(write(tmp_path / "code.jsonl", rows[2:]))
+    assert "notices" not in (load_prompts.function(Folder(tmp_path / "one"), only) or {})
+
+
 def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) -> None:
     """A misspelt name would otherwise leave out the tools of all rows without a word."""
     rows = [pair(0, tool=[{"name": "look"}]), *map(pair, range(1, 9))]

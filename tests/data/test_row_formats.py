@@ -315,6 +315,8 @@ BAD_ROWS: list[tuple[RecordFormat, Reason, dict[str, Any], str]] = [
     (ChatFormat(), "content not a string", {"messages": "hello"}, "messages is str"),
     (ChatFormat(), "empty conversation", {"messages": []}, "messages"),
     (ChatFormat(), "wrong role order", {"messages": [QUESTION]}, "the last message"),
+    (ChatFormat(), "empty response", {"messages": [QUESTION, assistant(" "), QUESTION]}, "blank"),
+    (ChatFormat(turns="any"), "wrong role order", {"messages": [PARIS, QUESTION]}, "the last"),
     (CompletionFormat(), "no completion", {"prompt": "Q"}, "completion"),
     (CompletionFormat(), "no prompt", {"completion": "a"}, "prompt"),
     (PromptFormat(), "no prompt", {"prompt": [system("x")]}, "prompt"),

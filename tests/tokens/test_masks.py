@@ -319,6 +319,18 @@ def test_tools_that_a_template_does_not_write_are_told(family: str) -> None:
     assert result.findings.tools_lost == (family not in WRITE_TOOLS)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tool_is_written_as_servers_hand_it_over(family: str) -> None:
+    turns = (user("q"), assistant("a"))
+    inner = WEATHER["function"]
+    whole, bare, flat = (
+        tokenized(families()[family], Case(turns, tools=(tool,)), TrainOn.last_turn)
+        for tool in (WEATHER, inner, {"type": "function", **inner})
+    )
+    assert bare == whole
+    assert flat == whole
+
+
 @pytest.mark.parametrize("shape", [{}, {"name": 1}, {"function": "weather"}, {"function": None}])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tools_and_calls_of_another_shape_cost_their_row_at_most(

@@ -298,6 +298,24 @@ def test_answers_that_are_only_read_are_found_unless_that_was_asked_for(train_on
     assert [of.read_only for of in found] == [False, train_on == TrainOn.answer]
 
 
+def test_a_conversation_that_ends_with_a_question_has_only_earlier_answers() -> None:
+    answered = (*PROMPT, *said("yes"), *PROMPT, *said("no"))
+    told = tuple(Message(**{**m, "trained": True}) if m in said("yes") else m for m in answered)
+
+    def made(train_on: TrainOn, messages: tuple[Message, ...]) -> Any:
+        numbers = tokenization(letters(PLAIN), TokenizeConfig(train_on=train_on))
+        return tokenize_conversations(numbers, [ConversationRow("one", messages)])[0]
+
+    every, answer, last = TrainOn.all_turns, TrainOn.answer, TrainOn.last_turn
+    assert made(every, answered + PROMPT).tokens == made(every, answered).tokens
+    assert made(answer, told + PROMPT).tokens == made(answer, told).tokens
+    for train_on, messages in ((answer, answered), (last, answered), (last, told)):
+        refused = made(train_on, messages + PROMPT)
+        assert refused.reason == "no trained token"
+        assert "the last message is the user's" in refused.detail
+        assert "tokenize.train_on=all_turns" in refused.detail
+
+
 def test_a_conversation_that_says_which_answers_are_trained_on_is_trained_on_those() -> None:
     tokenizer = letters(PLAIN)
 

@@ -110,7 +110,8 @@ class ChatFormat(RecordFormat):
         system = read_system(record, self.system_field)
         if told and system is not None:
             system = system.removeprefix("SYSTEM:").strip()
-        turns = ordered(with_system(listed, system), self.messages, self.turns)
+        whole = with_system(listed, system)
+        turns = ordered(whole, self.messages, self.turns, may_end_open=True)
         return ConversationRow(row, with_system(turns, self.system), **for_template(record, self))
 
 

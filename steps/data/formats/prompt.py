@@ -73,6 +73,18 @@ class PromptFormat(RecordFormat):
         )
 
 
+def judged_by(record: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The column by which open-instruct (`dataset`) and verl (`data_source`) choose a checker for a
+    row, and its value."""
+    for column in ("dataset", "data_source"):
+        value = record.get(column)
+        if is_list(value) and len(value) == 1:
+            (value,) = value
+        if isinstance(value, str) and value.isprintable():
+            return column, value
+    return None
+
+
 def _answer(value: Any, field: str) -> str | None:
     if is_list(value) and len(value) == 1:
         (value,) = value

@@ -16,6 +16,7 @@ from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
+from steps.checking.verdicts import assertions_in, is_rule
 from steps.data.formats import RecordFormat
 from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.images.finding import ImageColumn, Pictures
@@ -31,7 +32,7 @@ from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import PreferenceRow, Row, UnpairedRow
+from steps.data.rows.rows import PreferenceRow, PromptRow, Row, UnpairedRow
 from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
 from steps.data.work.resume_point import ResumePoint
 from steps.data.work.workers import place, rarely_collecting
@@ -113,6 +114,9 @@ class Loaded:
         ignored: columns and keys of messages that are not read, with the number of rows.
         labels: the verdicts of valid single completions that occur, over a limit or not.
         numbered: the splits' sources in which a valid verdict is a number, 0 or 1.
+        rules: the number of prompts whose answer is a rule or tests, and the first of them.
+        tests: the number of those that have a list of assertions.
+        judged_by: the number of prompts by `COLUMN is VALUE`, where a column names their checker.
         verdicts: for each part, values of `better` that were read as not `first`.
         named: for each part, those of the columns named in the config that a row has.
         ended_by: for each split, the part that ended the mixture while others had more rows.
@@ -130,6 +134,9 @@ class Loaded:
     ended: int
     labels: list[bool]
     numbered: list[str]
+    rules: tuple[int, str]
+    tests: int
+    judged_by: dict[str, int]
     verdicts: dict[str, list[str]]
     named: dict[str, list[str]]
 
@@ -270,7 +277,8 @@ class _Work:
         if parsed.problem is not None:
             yield Entry.dropped(split, shard, name, parsed.problem), None, 0
             return
-        self._note_ignored(parsed.ignored)
+        _count(parsed.ignored, self.state["ignored"])
+        _count([" is ".join(parsed.judged_by)] if parsed.judged_by else (), self.state["judged_by"])
         self._note_verdict(parsed.verdict, f"{split} {index}")
         self._note_named(parsed.named, f"{split} {index}")
         if parsed.numbered and split not in self.state["numbered"]:
@@ -290,6 +298,7 @@ class _Work:
             self._choose(made, name, split)
             self._compare(made, split)
             self._note_pair(made.row)
+            self._note_answer(made.row, name)
             self.state["ended"] += any(map(_ENDED.search, _last_said(made.row)))
         except MalformedRow as problem:
             return Entry.dropped(split, shard, name, problem)
@@ -333,11 +342,11 @@ class _Work:
             repeats = bool(asked) and all(text.startswith(asked) for text in said)
             self.state["asked_again"] += repeats
 
-    def _note_ignored(self, names: Iterable[str]) -> None:
-        counts = self.state["ignored"]
-        for name in names:
-            if name in counts or len(counts) < _MOST_KEYS_COUNTED:
-                counts[name] = counts.get(name, 0) + 1
+    def _note_answer(self, row: Row, name: str) -> None:
+        if isinstance(row, PromptRow) and row.answer is not None and is_rule(row.answer):
+            count, first = self.state["rules"]
+            self.state["rules"] = [count + 1, first or name]
+            self.state["tests"] += bool(assertions_in(row.answer))
 
     def _note_verdict(self, other: str | None, part: str) -> None:
         """Keep the first values that were read as the second side because they are not `first`."""
@@ -406,6 +415,9 @@ def _beginning(load: Load) -> dict[str, Any]:
         "ignored": {},
         "labels": [],
         "numbered": [],
+        "rules": [0, ""],
+        "tests": 0,
+        "judged_by": {},
         "verdicts": {},
         "named": {},
         "drawn": {name: [] for name in names},
@@ -418,7 +430,14 @@ def _last_said(row: Row) -> Iterator[str]:
     """The end of each response of a row."""
     names = ("chosen", "rejected", "completion", "messages")
     sides = (getattr(row, name, None) for name in names)
-    return (side[-1]["content"][-60:] for side in sides if side)
+    last = (side[-1] for side in sides if side)
+    return (message["content"][-60:] for message in last if message["role"] == "assistant")
+
+
+def _count(names: Iterable[str], counts: dict[str, int]) -> None:
+    for name in names:
+        if name in counts or len(counts) < _MOST_KEYS_COUNTED:
+            counts[name] = counts.get(name, 0) + 1
 
 
 def _first_records(source: Source) -> Sequence[Mapping[str, Any]]:

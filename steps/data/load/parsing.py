@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from steps.data.formats import RecordFormat
 from steps.data.formats.choice import IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
+from steps.data.formats.prompt import PromptFormat, judged_by
 from steps.data.formats.rated import RatedFormat, of_one_prompt
 from steps.data.formats.unpaired import UnpairedFormat
 from steps.data.images.finding import ImageColumn, Pictures, with_images
@@ -52,6 +53,7 @@ class Parsed(NamedTuple):
         verdict: a value of `better` that was read as not `first`.
         named: those of the columns named in a config that it has.
         numbered: whether its verdict is a number, 0 or 1.
+        judged_by: of a prompt, the column that names its own way to be judged, and that name.
     """
 
     label: str
@@ -62,6 +64,7 @@ class Parsed(NamedTuple):
     verdict: str | None = None
     named: tuple[str, ...] = ()
     numbered: bool = False
+    judged_by: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class Parser:
             bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
             tuple(name for name in self.named if found(record, name) is not None),
             isinstance(bare, UnpairedFormat) and bare.is_number(record),
+            judged_by(record) if isinstance(bare, PromptFormat) else None,
         )
 
     def _row(self, row: Row, pictures: Pictures) -> ParsedRow:

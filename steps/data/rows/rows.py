@@ -55,7 +55,7 @@ class PreferenceRow:
 
 @dataclass(frozen=True)
 class ConversationRow:
-    """One conversation for training; it ends with the assistant.
+    """One conversation for training. It has an answer, and may go on after its last one.
 
     Either none of the assistant's messages says whether it is `trained`, or each.
     """

@@ -23,14 +23,17 @@ FOLLOWERS = {
 """The roles that may follow each role."""
 
 
-def ordered(conversation: Messages, field: str, turns: str) -> Messages:
-    """A conversation that ends in a response, with turns out of order treated as `turns` says.
+def ordered(conversation: Messages, field: str, turns: str, may_end_open: bool = False) -> Messages:
+    """A conversation with a response, with turns out of order treated as `turns` says.
+
+    Args:
+        may_end_open: whether it may go on after its last response, with a question, say.
 
     Raises:
         MalformedRow: turns are out of order, or there is no response.
     """
     conversation = merged(conversation) if turns == "merged" else conversation
-    check_conversation(conversation, field, turns)
+    check_conversation(conversation, field, turns, may_end_open)
     return conversation
 
 
@@ -48,17 +51,22 @@ def merged(conversation: Messages) -> Messages:
     return tuple(turns)
 
 
-def check_conversation(conversation: Messages, field: str, turns: str = TURNS[0]) -> None:
-    """Refuse messages out of order, and a conversation that does not end in a response."""
+def check_conversation(
+    conversation: Messages, field: str, turns: str = TURNS[0], may_end_open: bool = False
+) -> None:
+    """Refuse messages out of order, and a conversation that does not end in a response, or, if it
+    `may_end_open`, has none."""
     roles = [message["role"] for message in conversation]
     if roles in (["assistant"], ["system", "assistant"]):
         raise MalformedRow("no prompt", f"{field} holds no user message, and there is no prompt")
     _check_order(roles, field, turns)
-    if roles[-1] != "assistant":
+    last = max((at for at, role in enumerate(roles) if role == "assistant"), default=0)
+    is_answered = last == len(roles) - 1 or (may_end_open and "user" in roles[:last])
+    if roles[last] != "assistant" or not is_answered:
         raise _wrong_order(roles, field, "the last message must be the assistant's")
-    if is_blank(conversation[-1]):
+    if is_blank(conversation[last]):
         raise MalformedRow("empty response", f"{field}: the last message is blank")
-    check_question(conversation[:-1], field)
+    check_question(conversation[:last], field)
 
 
 def check_prompt(prompt: Messages, field: str, turns: str = TURNS[0]) -> None:

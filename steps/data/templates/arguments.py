@@ -1,4 +1,4 @@
-"""How a chat template takes the arguments of tool calls: as an object, or as JSON text.
+"""How a chat template takes tools, and the arguments of their calls: as an object, or as JSON text.
 
 Data sets have either. A template for objects would write a text escaped, as a string within JSON;
 one for texts refuses an object, or writes it as Python would. :func:`way_of` finds out which kind
@@ -61,6 +61,17 @@ def fitted(call: Call, way: Way) -> Call:
         return call
     changed = {**holder, "arguments": given}
     return changed if holder is call else {**call, "function": changed}
+
+
+def as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as servers hand it to a template, and as templates are written for it: in `function`.
+
+    Some data sets have its name and parameters alone (xLAM), or beside its type.
+    """
+    if "name" not in tool or "function" in tool or tool.get("type", "function") != "function":
+        return dict(tool)
+    inner = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": inner}
 
 
 def _written(write: Callable[[Call], str], call: Call) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from steps.data.images.finding import MARK, parts_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
-from steps.data.templates.arguments import Call, Way, fitted, way_of
+from steps.data.templates.arguments import Call, Way, as_function, fitted, way_of
 from steps.shared.beginnings import shared_length
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _written(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str
             "template refuses the conversation",
             f"template_kwargs names {', '.join(taken)}, which only the pipeline may set",
         )
-    tools: Any = None if chat.tools is None else [dict(tool) for tool in chat.tools]
+    tools: Any = None if chat.tools is None else [as_function(tool) for tool in chat.tools]
     try:
         texts, blocks = render_jinja_template(
             [[_for_template(message, chat_format.in_parts) for message in chat.messages]],

@@ -211,6 +211,12 @@ def _trained_turns(messages: Messages, train_on: TrainOn) -> list[int]:
     """
     turns = assistant_turns(messages)
     one = train_on == TrainOn.last_turn or (train_on == TrainOn.answer and not _is_told(messages))
+    if one and turns[-1] < len(messages) - 1:
+        raise MalformedRow(
+            "no trained token",
+            f"the last message is the {messages[-1]['role']}'s, so that the last turn is no "
+            "answer; tokenize.train_on=all_turns trains on the answers before it",
+        )
     wanted = [turn for turn in turns[-1 if one else 0 :] if messages[turn].get("trained", True)]
     if not wanted:
         which = "its last answer" if one else "every answer"
