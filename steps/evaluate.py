@@ -65,10 +65,10 @@ def evaluate(
     answers = held_out.judge(answers, config.checks)
     write_json_lines(out.path / "answers.jsonl", answers)
     if baseline is not None and answers:
-        before = read_json_lines(baseline / "answers.jsonl")
+        before = held_out.judge(read_json_lines(baseline / "answers.jsonl"), config.checks)
         (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
-        metrics |= held_out.compare_answers(before, answers, config.checks)
-    metrics |= held_out.check_answers(answers, config.checks)
+        metrics |= held_out.compare_answers(before, answers)
+    metrics |= held_out.check_answers(answers)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
     told = [*scored.get("notices", ()), unanswered if config.sample_prompts else ""]
     notices = [notice for notice in told if notice]

@@ -119,7 +119,8 @@ class Judges:
         if len(without) > share_of(self._most_without, total):
             raise ValueError(
                 f"{len(without)} of {total} completions have no verdict, the last because: "
-                f"{without[-1]}; mend the checker, or raise most_without; verdicts are kept"
+                f"{without[-1]}; mend the checker and run again, which asks for what is missing; "
+                "or raise most_without, which asks for all verdicts again"
             )
 
     def _judge(
@@ -349,6 +350,8 @@ def _judged(checker: Checker, answered: Answered) -> Judgement:
     if not isinstance(judgement, Judgement):
         return no_verdict(f"the checker returned {judgement!r}, no judgement"[:_LONGEST_REASON])
     reward = judgement.reward
-    if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
+    if reward is None and judgement.verdict is Verdict.none:
+        return judgement
+    if not (isinstance(reward, Real) and math.isfinite(reward)):
         return no_verdict(f"the checker gave the reward {reward!r}, which is no number")
     return judgement

@@ -5,10 +5,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
 
 import requests
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 from steps.shared.checks import require, require_count
@@ -35,6 +43,8 @@ _VERDICT = re.compile(r"\W*VERDICT:\W*(RIGHT|WRONG|UNSURE)\W*")
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which another try may be answered."""
 _LONGEST_REASON = 500
+_LONGEST_PAUSE = 3600.0
+"""Seconds for which an address may ask."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class LlmJudge(Checker):
         message = _PLACES.sub(lambda place: filled[place[1]], self.template)  # each place once
         retrying = Retrying(
             stop=stop_after_attempt(self.tries),
-            wait=wait_random_exponential(multiplier=0.5, max=20),
+            wait=_pause,
             retry=retry_if_exception_type(_PassingError),
             reraise=True,
         )
@@ -116,7 +126,10 @@ class LlmJudge(Checker):
         except requests.RequestException as error:
             raise _PassingError(f"the judge cannot be asked ({type(error).__name__})") from error
         if answer.status_code in _PASSING:
-            raise _PassingError(f"the judge answers with status {answer.status_code}")
+            asked_to_wait = _seconds(answer.headers.get("Retry-After", ""))
+            raise _PassingError(
+                f"the judge answers with status {answer.status_code}", asked_to_wait
+            )
         if answer.status_code != 200:
             raise _FailedError(f"the judge refuses, with status {answer.status_code}")
         try:
@@ -135,7 +148,36 @@ class _FailedError(Exception):
 
 
 class _PassingError(_FailedError):
-    """There is no reply to this try."""
+    """There is no reply to this try; the next one should come after `wait` seconds or more."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+_growing_pause = wait_random_exponential(multiplier=0.5, max=20)
+
+
+def _pause(state: RetryCallState) -> float:
+    """The seconds until the next try: growing ones, but no fewer than the address asks for."""
+    error = state.outcome and state.outcome.exception()
+    asked_to_wait = error.wait if isinstance(error, _PassingError) else 0.0
+    return max(asked_to_wait, _growing_pause(state))
+
+
+def _seconds(retry_after: str) -> float:
+    """What a header ``Retry-After`` asks for, which is a number of seconds or a date; 0 if it is
+    neither (RFC 9110, section 10.2.3)."""
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            date = parsedate_to_datetime(retry_after)
+        except ValueError:
+            return 0.0
+        date = date.replace(tzinfo=date.tzinfo or UTC)
+        seconds = (date - datetime.now(UTC)).total_seconds()
+    return min(seconds, _LONGEST_PAUSE) if seconds > 0 else 0.0
 
 
 def verdict_of(answer: Any) -> Judgement:

@@ -112,9 +112,11 @@ class Checker:
 def judged(is_right: bool, reason: str = "") -> Judgement:
     """A judgement of right or wrong.
 
-    Raises ValueError for a text, or a number that is neither 0 nor 1: they would all be right.
+    Raises ValueError for a text, a number that is neither 0 nor 1, and for a tuple or a mapping, as
+    of a verdict with its reason: they would all be right.
     """
-    if isinstance(is_right, str | Number) and is_right not in (0, 1):
+    is_number = isinstance(is_right, Number) and is_right in (0, 1)
+    if isinstance(is_right, str | bytes | Number | tuple | Mapping) and not is_number:
         raise ValueError(f"a checker judges {is_right!r}, which is neither right nor wrong")
     return Judgement(Verdict.right if is_right else Verdict.wrong, reason)
 

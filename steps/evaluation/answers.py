@@ -13,7 +13,7 @@ from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
-from steps.evaluation.answer_checks import compile_checks
+from steps.evaluation.answer_checks import passed
 from steps.evaluation.intervals import Interval, proportion
 from steps.evaluation.paired import paired_shares
 from steps.generation.config import SamplingConfig
@@ -93,50 +93,46 @@ def _prompt_ids(
 
 
 def judge(answers: Sequence[Answer], checks: Mapping[str, str]) -> list[Answer]:
-    """Add ``checks`` to each answer: for each named regular expression, whether it is found."""
-    passed = _passed(answers, checks)
-    return [
-        {**answer, "checks": {name: marks[index] for name, marks in passed.items()}}
-        for index, answer in enumerate(answers)
-    ]
+    """Add ``checks`` to each answer: for each named regular expression, whether it is found.
+
+    Raises:
+        ValueError: a check does not end, or is not a regular expression.
+    """
+    rows, texts = ([answer[name] for answer in answers] for name in ("row", "answer"))
+    marks = passed(rows, texts, checks)
+    return [{**answer, "checks": of} for answer, of in zip(answers, marks, strict=True)]
 
 
-def check_answers(
-    answers: Sequence[Answer], checks: Mapping[str, str]
-) -> dict[str, Interval | int]:
-    """The share of answers that contain each named regular expression; the number of answers."""
+def check_answers(answers: Sequence[Answer]) -> dict[str, Interval | int]:
+    """The share of judged answers that pass each check; the number of answers."""
     if not answers:
         return {}
     shares = {
         f"answers/{name}": proportion(sum(marks), len(marks))
-        for name, marks in _passed(answers, checks).items()
+        for name, marks in _by_check(answers).items()
     }
     return {**shares, "answers": len(answers)}
 
 
-def compare_answers(
-    before: Sequence[Answer], after: Sequence[Answer], checks: Mapping[str, str]
-) -> dict[str, Any]:
+def compare_answers(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
     """The change in the share of answers that pass each check, paired by prompt, with its ``p``.
+    Both must have been judged by the same checks.
 
     Raises:
         ValueError: the two sets of answers are not to the same prompts.
     """
     _require_same_prompts(before, after)
-    one, other = _passed(before, checks), _passed(after, checks)
+    earlier = _by_check(before)
     found: dict[str, Any] = {}
-    for name in checks:
-        gain = paired_shares(one[name], other[name])
+    for name, marks in _by_check(after).items():
+        gain = paired_shares(earlier[name], marks)
         found |= {f"gain/answers/{name}": gain.difference, f"gain/answers/{name}/p": gain.p}
     return found
 
 
-def _passed(answers: Sequence[Answer], checks: Mapping[str, str]) -> dict[str, list[bool]]:
-    """For each named regular expression, whether each answer contains it."""
-    return {
-        name: [pattern.search(answer["answer"]) is not None for answer in answers]
-        for name, pattern in compile_checks(checks).items()
-    }
+def _by_check(answers: Sequence[Answer]) -> dict[str, list[bool]]:
+    """For each check, whether each of the judged answers passes it."""
+    return {name: [answer["checks"][name] for answer in answers] for name in answers[0]["checks"]}
 
 
 @execution_detail

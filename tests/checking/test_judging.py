@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from failing_checkers import Disturbing, Scripted
@@ -22,7 +22,7 @@ from steps.checking.exact import Exact
 from steps.checking.judges import JudgeError, Judges
 from steps.checking.math_expression import MathExpression
 from steps.checking.pattern import Pattern
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
@@ -286,12 +286,19 @@ def test_an_expression_that_equals_the_answer_is_right(
     assert MathExpression().check(Answered(text, answer)).verdict is verdict
 
 
+@pytest.mark.parametrize("value", ["no", 0.5, float("nan"), (False, "no"), {"right": False}, b"no"])
+def test_what_python_calls_true_is_not_right_unless_it_is(value: Any) -> None:
+    with pytest.raises(ValueError, match="neither right nor wrong"):
+        judged(value)
+    assert [judged(each).verdict for each in (True, 1.0, False, 0)] == [RIGHT, RIGHT, WRONG, WRONG]
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
 def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict() -> None:
     texts = ["right", "die", "wrong", "right", "raise", "nothing", "fork", "text"]
-    texts += ["endless", "unnormalised", *["right", "wrong"] * 20]
+    texts += ["endless", "unnormalised", "unrewarded", *["right", "wrong"] * 20]
     with Judges(Scripted(), 2, time_limit=HANGS_SECONDS) as judges:
         found = judges.judge([Answered(text) for text in texts])
         assert judges.judge([]) == []
@@ -306,6 +313,7 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict()
     assert reasons["text"] == "ValueError: a checker judges 'no', which is neither right nor wrong"
     assert reasons["endless"].startswith("ValueError: grade must be finite")
     assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
+    assert reasons["unrewarded"] == "the checker gave the reward None, which is no number"
 
 
 def test_what_a_checker_does_to_its_pipe_costs_one_verdict() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tenacity
 from http_answers import Asked, answering
 
 from pipeline.dag.canonical import identity, portable
@@ -110,6 +111,35 @@ def test_what_passes_is_tried_again_and_what_stays_is_no_verdict(
     assert address not in judgement.reason
 
 
+@pytest.mark.parametrize(
+    ("asked_for", "least", "most"),
+    [
+        ("30", 30, 30),
+        ("Thu, 01 Jan 2099 00:00:00 GMT", 3600, 3600),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0, 20),
+        ("-5", 0, 20),
+        ("nan", 0, 20),
+        ("soon", 0, 20),
+    ],
+)
+def test_the_next_try_waits_as_long_as_the_address_asks_for(
+    asked_for: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(tenacity.nap.time, "sleep", waited.append)
+
+    def answer(asked: Asked, content: Any) -> None:
+        if waited:
+            asked.say(reply("VERDICT: RIGHT"))
+        else:
+            asked.say({}, 429, Retry_After=asked_for)
+
+    with answering(answer) as address:
+        assert LlmJudge("j", address=address, tries=2).check(ASKED).verdict is RIGHT
+    (pause,) = waited
+    assert least <= pause <= most
+
+
 def test_a_refusal_and_a_redirection_are_not_tried_again() -> None:
     tries = []
 
@@ -157,7 +187,9 @@ def test_an_interrupted_judging_pays_for_what_is_missing_and_equal_answers_once(
     answers = [Answered(text) for text in texts]
     with answering(answer) as address:
         judge = LlmJudge("j", "{text}", address=address)
-        told = pytest.raises(ValueError, match=r"1 of 10 .* status 400; .* verdicts are kept")
+        told = pytest.raises(
+            ValueError, match=r"1 of 10 .* status 400; .* asks for what is missing"
+        )
         with Judges(judge, 1, 60, tmp_path / "kept", 0.05) as judges, told:
             judges.judge(answers)
         paid = set(asked_for) - refused

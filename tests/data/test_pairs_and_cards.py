@@ -192,19 +192,19 @@ def test_answers_are_compared_by_the_prompts_on_which_a_check_changes() -> None:
     checks = {"is a": "^a$"}
     before, after = judge(answers("bbbbbba"), checks), judge(answers("aaaaaab"), checks)
     assert [answer["checks"]["is a"] for answer in after] == [True] * 6 + [False]
-    found = compare_answers(before, after, checks)
+    found = compare_answers(before, after)
     assert found["gain/answers/is a"]["value"] == pytest.approx(5 / 7)
     assert found["gain/answers/is a/p"] == pytest.approx(2 * (1 + 7) / 2**7)  # 6 gained, 1 lost
     assert "| p0 | b | a | 0 → 1 of 1 |" in side_by_side(before, after)
     with pytest.raises(ValueError, match="answered other prompts"):
-        compare_answers(before, after[1:], checks)
+        compare_answers(before, after[1:])
 
 
 def test_checks_are_shares_of_the_answers_with_intervals() -> None:
     answers = [{"row": str(i), "prompt": "p", "answer": text} for i, text in enumerate("aab")]
-    found = check_answers(answers, {"is a": "^a$"})
+    found = check_answers(judge(answers, {"is a": "^a$"}))
     assert found["answers/is a"] == pytest.approx(
         {"value": 2 / 3, "low": 0.2077, "high": 0.9385}, abs=1e-4
     )
     assert found["answers"] == 3
-    assert check_answers([], {"is a": "^a$"}) == {}
+    assert check_answers(judge([], {"is a": "^a$"})) == {}

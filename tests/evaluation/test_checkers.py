@@ -3,7 +3,7 @@
 import pytest
 
 from steps.checking.boxed import boxed_answer, is_correct
-from steps.evaluation.answer_checks import compile_checks
+from steps.evaluation.answer_checks import compile_checks, passed
 from steps.evaluation.intervals import mean, proportion
 
 
@@ -45,6 +45,14 @@ def test_the_boxed_answer_is_read_only_when_it_is_all_there_is() -> None:
 def test_a_style_check_is_a_regular_expression() -> None:
     with pytest.raises(ValueError, match="check 'open' is no regular expression"):
         compile_checks({"open": "("})
+
+
+def test_a_style_check_that_never_ends_is_an_error_that_names_it() -> None:
+    checks = {"ends": r"\.$", "all a": "(a+)+$"}
+    rows, texts = ["one", "two"], ["aaaa.", "a" * 60 + "b"]
+    assert passed(rows[:1], texts[:1], checks) == [{"ends": True, "all a": False}]
+    with pytest.raises(ValueError, match=r"'all a' on the answer to row 'two': no verdict within"):
+        passed(rows, texts, checks, time_limit=0.2)
 
 
 @pytest.mark.parametrize(

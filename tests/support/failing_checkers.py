@@ -43,7 +43,16 @@ class Scripted(Checker):
                 return Graded(Verdict.right, grade=float("nan"))
             case "unnormalised":
                 return Unnormalised(Verdict.right)
+            case "unrewarded":
+                return Unrewarded(Verdict.right)
         return judged(answered.text == "right")
+
+
+@dataclass(frozen=True)
+class Unrewarded(Judgement):
+    """A verdict without a reward."""
+
+    reward: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @dataclass(frozen=True)

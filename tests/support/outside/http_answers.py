@@ -11,11 +11,13 @@ from typing import Any
 class Asked(BaseHTTPRequestHandler):
     """A request, which can be answered."""
 
-    def say(self, body: Any, status: int = 200, missing: int = 0) -> None:
+    def say(self, body: Any, status: int = 200, missing: int = 0, **headers: str) -> None:
         """Answers with JSON, or with bytes; `missing` bytes of it never come."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(sent) + missing))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(sent)
 
