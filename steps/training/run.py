@@ -79,7 +79,8 @@ class Run:
         loss: str | None = None,
     ) -> dict[str, Any]:
         """Train, and write the model folder and its metrics.jsonl. Returns `metrics.summarise`,
-        with `notices` for the user if there are any.
+        with `best_step` and the value of `keep_best` there if the best step is kept, and with
+        `notices` for the user if there are any.
 
         Checkpoints are in scratch, and the run resumes from the latest one. With the name of the
         `loss`, this also writes summary.md.
@@ -106,7 +107,9 @@ class Run:
         finally:
             trainer.close()
         best = best_step(log, config)
-        summary = summarise(log) | ({} if best is None else {"best_step": best})
+        summary = summarise(log)
+        if best is not None and config.keep_best is not None:
+            summary |= {"best_step": best, config.keep_best: log[best - 1][config.keep_best]}
         notices = [*self._notices, *filter(None, [_untaught(log)])]
         summary |= {"notices": notices} if notices else {}
         if place.ranks.is_first:

@@ -108,6 +108,7 @@ def test_the_kept_weights_are_those_of_the_best_step(init: Path, tmp_path: Path)
     best = summary["best_step"]
     assert best == losses.index(min(losses)) + 1
     assert 1 < best < len(log)
+    assert summary["eval_loss"] == min(losses)
     sft(init, tmp_path / "shorter", max_steps=best)
     kept, ended = (folder_bytes(work / "out") for work in (tmp_path, tmp_path / "shorter"))
     assert kept["model.safetensors"] == ended["model.safetensors"]
