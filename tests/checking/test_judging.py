@@ -290,7 +290,8 @@ def test_an_expression_that_equals_the_answer_is_right(
 def test_what_python_calls_true_is_not_right_unless_it_is(value: Any) -> None:
     with pytest.raises(ValueError, match="neither right nor wrong"):
         judged(value)
-    assert [judged(each).verdict for each in (True, 1.0, False, 0)] == [RIGHT, RIGHT, WRONG, WRONG]
+    bools: list[Any] = [True, 1.0, False, 0]
+    assert [judged(each).verdict for each in bools] == [RIGHT, RIGHT, WRONG, WRONG]
 
 
 # --- processes ------------------------------------------------------------------------------------

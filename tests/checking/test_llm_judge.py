@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tenacity
 from http_answers import Asked, answering
 
 from pipeline.dag.canonical import identity, portable
@@ -126,7 +125,7 @@ def test_the_next_try_waits_as_long_as_the_address_asks_for(
     asked_for: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(tenacity.nap.time, "sleep", waited.append)
+    monkeypatch.setattr("tenacity.nap.time.sleep", waited.append)
 
     def answer(asked: Asked, content: Any) -> None:
         if waited:
