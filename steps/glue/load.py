@@ -141,7 +141,7 @@ def _of_no_record(reading: Reading) -> str:
     return "" if is_record or not isinstance(shard, FileShard) else probably(shard.url)
 
 
-_NO_COLUMNS = (*SETTINGS, "first", "second", "good")
+_NO_COLUMNS = (*SETTINGS, "first", "second", "good", "trained")
 """Fields of formats that do not name a column."""
 _OF_COMPLETIONS = ("text", "score", "rank")
 """Fields of `ranked` that name a key of a completion, or a column."""
@@ -242,7 +242,8 @@ def _ignored(loaded: Loaded) -> Iterator[str]:
     if columns := [what for key, what in said.items() if "[]." not in key]:
         yield (
             f"columns that look as if they mattered are not read: {', '.join(columns)}; name them "
-            "in data.fields if they do, or one of images with data.images=COLUMN"
+            "in data.fields if they do, or one of the images of preference pairs with "
+            "data.images=COLUMN"
         )
 
 

@@ -99,7 +99,7 @@ def run_online(
     meaning = _meaning(start, config)
     segment = Segment(first, first + iterations, tokens)
     end = segment.last if config.optimizer.schedule is Schedule.constant else config.horizon
-    rule = "horizon must reach to the run's last iteration, as the learning rate is 0 behind it"
+    rule = "horizon must reach to the run's last iteration, where the schedule ends"
     require(end is not None and end >= segment.last, f"{rule}: {segment.last}", config.horizon)
     policy = TorchPolicy(start.policy, config, ranks)
     read = ((g.row, ids) for g in examples for ids in (g.prompt_ids, *(r.ids for r in g.responses)))

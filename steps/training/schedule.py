@@ -45,11 +45,11 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     warmup = warmup_steps(config, total_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / (warmup + 1)
+    if config.schedule is Schedule.constant:  # goes on behind the steps of a horizon
+        return config.learning_rate
     falling = total_steps - warmup
     remaining = (total_steps - step) / falling
     match config.schedule:
-        case Schedule.constant:
-            height = 1.0
         case Schedule.linear:
             height = remaining
         case Schedule.cosine:

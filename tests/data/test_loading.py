@@ -470,6 +470,41 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
     ]
 
 
+def test_a_key_of_messages_that_a_config_names_and_no_row_has_is_told_of(tmp_path: Path) -> None:
+    rows = [{"chat": json.dumps([USER, {**ANSWER, "learn": 0}, USER, ANSWER])}]
+    source = File(write(tmp_path / "chats.jsonl", rows))
+
+    def told(key: str) -> list[str]:
+        config = LoadConfig(format=FormatChoice("chat", {"messages": "chat", "trained": key}))
+        made = load_conversations.function(Folder(tmp_path / key), source, None, config) or {}
+        return made.get("notices", [])
+
+    assert told("learn") == []
+    assert any("has chat[].lern, which data.fields names" in notice for notice in told("lern"))
+
+
+@pytest.mark.parametrize("place", ["<image>", "<image 1>", "<|image_pad|>"])
+def test_a_question_about_an_image_that_nothing_reads_is_refused(
+    tmp_path: Path, place: str
+) -> None:
+    seen = {"messages": [{"role": "user", "content": f"{place} What is it?"}, ANSWER]}
+    rows = [
+        {**seen, "images": ["cat.png"]},
+        {**seen, "images": []},
+        {"messages": [USER, ANSWER], "images": ["x.png"]},
+    ]
+    source = File(write(tmp_path / "rows.jsonl", rows))
+    metrics = load_conversations.function(Folder(tmp_path / "out"), source) or {}
+    assert metrics["dropped_by_reason"] == {"images not matched": {"count": 1, "rows": ["file:1"]}}
+    dropped, unread = metrics["notices"]
+    said = f"; e.g. the text has {place}, and nothing reads images: images are read of preference"
+    assert said in dropped
+    assert "images (1 rows)" in unread
+    alone = File(write(tmp_path / "alone.jsonl", rows[:1]))
+    with pytest.raises(TemperError, match=r"leave the row out, or its column$"):
+        load_conversations.function(Folder(tmp_path / "none"), alone)
+
+
 _SAID = ("good", "poor")
 
 

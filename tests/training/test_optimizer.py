@@ -30,6 +30,12 @@ def rates(total: int, **settings) -> list[float]:
 
 def test_the_schedules_start_at_the_full_rate_and_fall_towards_zero() -> None:
     assert rates(4, schedule=Schedule.constant) == [1, 1, 1, 1]
+    constant = OptimizerConfig(learning_rate=1.0, schedule=Schedule.constant, warmup_steps=4)
+    assert [learning_rate(constant, step, 4) for step in (3, 4, 5)] == [
+        0.8,
+        1,
+        1,
+    ]  # a short horizon
     assert rates(4, schedule=Schedule.linear) == [1, 0.75, 0.5, 0.25]
     half = math.sqrt(0.5)
     expected = [1, (1 + half) / 2, 0.5, (1 - half) / 2]

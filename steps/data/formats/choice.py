@@ -13,7 +13,7 @@ from steps.data.formats.chat import ChatFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
-from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS, THOUGHTS
+from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS, THOUGHTS, unpacked
 from steps.data.records.one_message import READ_KEYS, is_second
 from steps.data.records.record_fields import are_texts, found, is_list, is_object
 from steps.data.records.trained_turns import tells, told_by
@@ -54,9 +54,13 @@ class FormatChoice:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns that the config names though rows need not have them."""
+        """The columns that the config names though rows need not have them, and keys of messages:
+        `messages[].learn`."""
         given = {} if self.name == AUTO else self.fields or {}
-        return tuple(column for name, column in given.items() if name in OPTIONAL and column)
+        columns = tuple(column for name, column in given.items() if name in OPTIONAL and column)
+        trained = given.get("trained")
+        listed = given.get("messages", ChatFormat.messages)
+        return (*columns, f"{listed}[].{trained}") if trained else columns
 
     def format_named(self, name: str, field_names: Mapping[str, str | None]) -> RecordFormat:
         """The format `name` with other names of fields, and these settings.
@@ -86,6 +90,17 @@ OPTIONAL = (
     "score_chosen", "score_rejected", "tie",
 )  # fmt: skip
 """Fields of formats that name a column which rows need not have."""
+
+
+def has_named(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a record has one of the columns or keys that `FormatChoice.named` lists."""
+    column, _, key = name.partition("[].")
+    value = found(record, column)
+    if key:
+        listed = unpacked(value)
+        turns = listed if is_list(listed) else ()
+        return any(is_object(turn) and turn.get(key) is not None for turn in turns)
+    return value is not None
 
 
 def choose_format(
@@ -188,6 +203,11 @@ class IgnoredKeys:
                 return str(value).lower() not in ("user", "human")
             case told:
                 return bool(told)
+
+
+def is_media(name: str) -> bool:
+    """Whether a column that is not read probably holds images, videos or sound."""
+    return "[]." not in name and _told_by(name) == "media"
 
 
 @lru_cache(1024)

@@ -4,13 +4,14 @@ This depends on the record and the settings alone. So several processes may do i
 the result is the same.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from steps.data.formats import RecordFormat
-from steps.data.formats.choice import IgnoredKeys
+from steps.data.formats.choice import IgnoredKeys, has_named, is_media
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat, judged_by
 from steps.data.formats.rated import RatedFormat, of_one_prompt
@@ -20,7 +21,6 @@ from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard
 from steps.data.load.splits import in_test_split, prompt_key, prompt_of
 from steps.data.records.conversations import with_system
-from steps.data.records.record_fields import found
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
 
@@ -111,6 +111,9 @@ class Parser:
                 record, pictures = self.images.take(record, folder)
             made = bare.parse(record, "")
             rows = made if isinstance(made, Sequence) else (made,)
+            unread = tuple(sorted(ignored.of(record)))
+            if self.images is None and (media := [name for name in unread if is_media(name)]):
+                _refuse_places(rows, media[0])
         except MalformedRow as problem:
             return Parsed(own, problem=problem)
         return Parsed(
@@ -118,9 +121,9 @@ class Parser:
             tuple(self._row(row, pictures) for row in rows),
             None,
             pictures,
-            tuple(sorted(ignored.of(record))),
+            unread,
             bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
-            tuple(name for name in self.named if found(record, name) is not None),
+            tuple(name for name in self.named if has_named(record, name)),
             isinstance(bare, UnpairedFormat) and bare.is_number(record),
             judged_by(record) if isinstance(bare, PromptFormat) else None,
         )
@@ -140,6 +143,22 @@ class Parser:
             sum(map(len, texts_of(row))),
             content_key(row) if self.contents else b"",
             prompt_key(prompt_of(row)) if self.prompts else b"",
+        )
+
+
+_PLACE = re.compile(r"<\|?(?:image|video|audio|vision)(?:[ _]\w+)?\|?>")
+"""Where a text has an image, or another medium, in the spellings of LLaVA, MMMU and Qwen."""
+
+
+def _refuse_places(rows: Sequence[Row], column: str) -> None:
+    """Refuse a record whose text has a place for what lies in a column that nobody reads: its
+    answer is about what the model would not see."""
+    places = (_PLACE.search(text) for row in rows for text in texts_of(row))
+    if place := next(filter(None, places), None):
+        raise MalformedRow(
+            "images not matched",
+            f"the text has {place[0]}, and nothing reads {column}: images are read of preference "
+            "pairs alone, with data.images=COLUMN; leave the row out, or its column",
         )
 
 

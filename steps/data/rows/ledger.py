@@ -106,7 +106,10 @@ class Tally:
             metrics["over_the_limit"] = self.dropped[OVER_LIMIT].count
         if told:
             reasons = "; ".join(_phrase(reason, dropped) for reason, dropped in told.items())
-            metrics["notices"] = [f"{count} of {self.rows} rows dropped: {reasons}"]
+            faults = [dropped for reason, dropped in told.items() if reason not in CHOICES]
+            worst = max(faults, key=lambda dropped: dropped.count, default=None)
+            example = f"; e.g. {worst.detail}" if worst else ""
+            metrics["notices"] = [f"{count} of {self.rows} rows dropped: {reasons}{example}"]
         return metrics
 
     def check(self, max_dropped: float, what: str) -> None:

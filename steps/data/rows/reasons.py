@@ -44,7 +44,7 @@ Reason = Literal[
     "no image",  # missing, or its file is
     "broken image",
     "image too large",
-    "images not matched",  # a text has places for more of them, or for fewer
+    "images not matched",  # a text has places for more of them, or for fewer, or none is read
     # --- choosing: a good row that was not wanted; never counted against `max_dropped`
     "duplicate",  # the same prompt and responses as an earlier row
     "near duplicate",  # nearly the same
