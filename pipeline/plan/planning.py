@@ -32,6 +32,7 @@ from pipeline.plan.labels import labels
 from pipeline.plan.renamed_steps import made_under_another_name
 from pipeline.plan.rerun_reasons import History, Nearest, code_changes, explain
 from pipeline.plan.resolver import Resolver
+from pipeline.plan.set_here import require_code_as_in_files
 from pipeline.plan.unfinished import Unfinished
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -160,12 +161,14 @@ def make_plan(
         present: the current state of discovered dependencies, if it is known already.
 
     Raises:
-        TemperError: the store cannot be read, no step has a name in ``force``, or two steps have
-            the same name and version, so their keys could be equal.
+        TemperError: the store cannot be read, no step has a name in ``force``, two steps have the
+            same name and version, so their keys could be equal, or this process has changed a
+            value that a step reads in a module.
     """
     store.check_layout()
     steps = topological(roots.values())
     _require_one_function_a_name([*roots.values(), *steps])
+    require_code_as_in_files(steps)
     forced = forced_fingerprints(steps, force)
     catalog, present = catalog or Catalog(store), present or Present()
     planner = _Planner(catalog, steps, forced, run, experiment, present)
