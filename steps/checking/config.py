@@ -1,5 +1,6 @@
 """Settings for judging completions."""
 
+import math
 from dataclasses import dataclass
 
 from steps.shared.checks import require, require_count
@@ -23,6 +24,8 @@ class JudgeConfig:
     processes: int = detail_field(1)
 
     def __post_init__(self) -> None:
-        require(self.time_limit > 0, "time_limit must be above 0", self.time_limit)
+        require(
+            0 < self.time_limit < math.inf, "time_limit must be above 0 and finite", self.time_limit
+        )
         require(0 <= self.most_without <= 1, "most_without must be in [0, 1]", self.most_without)
         require_count(self, "processes", least=0)

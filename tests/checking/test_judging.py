@@ -18,6 +18,7 @@ from steps.checking import judges as judges_module
 from steps.checking.boxed import Boxed, require_answers
 from steps.checking.checkers import CHECKERS
 from steps.checking.code import Code
+from steps.checking.config import JudgeConfig
 from steps.checking.exact import Exact
 from steps.checking.judges import JudgeError, Judges
 from steps.checking.math_expression import MathExpression
@@ -295,6 +296,12 @@ def test_what_python_calls_true_is_not_right_unless_it_is(value: Any) -> None:
 
 
 # --- processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
+def test_a_verdict_has_an_end_which_a_plan_knows(seconds: float) -> None:
+    with pytest.raises(ValueError, match="time_limit must be above 0"):
+        JudgeConfig(time_limit=seconds)
 
 
 def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict() -> None:
