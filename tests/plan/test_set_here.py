@@ -131,6 +131,6 @@ def test_a_module_that_is_older_than_its_file_is_no_difference(
 
 
 def test_values_that_no_file_says_are_not_compared(project: Project) -> None:
-    project.config.NAMES = {}
+    vars(project.config)["NAMES"] = {}
     project.config.Model.depth = 4
     project.plan()
