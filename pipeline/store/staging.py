@@ -248,9 +248,9 @@ class Staging:
         """
         for name, to in links.items():
             path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
             if not is_within(folder, path.parent):
                 raise Damaged(f"the copy of {name} lies behind a link")
+            path.parent.mkdir(parents=True, exist_ok=True)
             os.symlink(to, path)
         for name in links:
             if not is_within(folder, folder / name):

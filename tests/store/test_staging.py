@@ -317,6 +317,7 @@ def test_a_link_out_of_scratch_is_in_no_copy_and_is_told_once(
         {"here": ".", "out": "here/.."},
         {"a/b/c": "../../d", "d/x": "../a/b/c/../..", "out": "d/x"},
         {"up": "..", "up/out": "elsewhere"},
+        {"out": "../..", "out/made/below": "x"},
     ],
     ids=str,
 )
@@ -332,6 +333,7 @@ def test_a_copy_whose_links_lead_out_of_scratch_is_damaged(
     staging(objects, tmp_path / "other").restore()
     assert read(tmp_path / "other" / "key-0") == {"step": "1"}
     assert not (tmp_path / "other" / "key-0" / "out").is_symlink()
+    assert not (tmp_path / "other" / "made").exists()
 
 
 def test_any_name_of_a_scratch_file_is_kept(objects: Objects, tmp_path: Path) -> None:
