@@ -240,14 +240,14 @@ class Objects:
 
     def get(self, files: Mapping[str, Path]) -> None:
         """Copy objects to local files, in parallel."""
-        with self._failures_of("copy", next(iter(files), "nothing")):
+        with self._failures_of("copy", os.path.commonpath([*files] or ["nothing"])):
             for parent in {target.parent for target in files.values()}:
                 parent.mkdir(parents=True, exist_ok=True)
             self.fs.get(list(files), [str(target) for target in files.values()])
 
     def put(self, files: Mapping[str, Path]) -> None:
         """Copy local files to objects, in parallel."""
-        with self._failures_of("copy to", next(iter(files), "nothing")):
+        with self._failures_of("copy to", os.path.commonpath([*files] or ["nothing"])):
             self.fs.put([str(source) for source in files.values()], list(files))
 
     def _listing_of(self, folder: str, recursive: bool) -> Listing:

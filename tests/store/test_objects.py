@@ -392,14 +392,18 @@ def test_an_error_of_a_bucket_names_the_object(
     """Such as where one may list a bucket and not read from it."""
     objects, root = open_objects("memory://bucket")
 
-    def refuse(path: str, *_: object, **__: object) -> bytes:
+    def refuse(path: object, *_: object, **__: object) -> bytes:
         raise error
 
-    for name in ("cat_file", "pipe_file"):
+    for name in ("cat_file", "pipe_file", "get", "put"):
         monkeypatch.setattr(objects.fs, name, refuse)
     for ask in (objects.read, lambda path: objects.create(path, b"")):
         with pytest.raises(type(error), match=f"cannot .*bucket/spec.json: {error}"):
             ask(f"{root}/spec.json")
+    copied = {f"{root}/content/{name}": Path(name) for name in ("a", "b")}
+    for ask in (objects.get, objects.put):
+        with pytest.raises(type(error), match=f"cannot copy .*bucket/content: {error}"):
+            ask(copied)
 
 
 def test_a_server_that_has_stopped_is_an_os_error(s3_bucket: str) -> None:
