@@ -251,6 +251,7 @@ class _Following:
     def _look(self, job: str) -> Ended | None:
         state = _patiently(self._engine.state, job)
         if isinstance(state, Ended):
+            self._show("")
             if state.status != REFUSED:
                 return state
             # the engine has started the job twice, and the first worker may be alive

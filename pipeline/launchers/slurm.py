@@ -154,7 +154,7 @@ class Slurm:
             "output": str(self._folder / f"{task.name}.log").replace("%", "%%"),
             "open-mode": "append",
             "no-requeue": FLAG,
-            **{name: os.environ.get(f"SBATCH_{name.upper()}") for name in DEFAULTS},
+            **{name: os.environ.get(f"SBATCH_{name.upper()}") or None for name in DEFAULTS},
             **({"account": self.config.account} if self.config.account else {}),
             **({"partition": self._partition} if self._partition else {}),
             # Slurm signals the workers while there is time left for a checkpoint

@@ -385,6 +385,24 @@ def test_the_progress_of_a_job_says_that_it_waits_in_a_queue(
     assert engine.seen == ["processes: PENDING, Priority"]
 
 
+def test_a_job_that_has_ended_in_its_queue_does_not_seem_to_wait(
+    store: Store, journal: str, tmp_path: Path
+) -> None:
+    class Cancelling(Queueing):
+        def state(self, job: str) -> Ended | str:
+            if self.seen:
+                return Ended(None, "cancelled", cancelled=True)
+            if told := progress_of(store, self.task.step, self.task.key):
+                self.seen.append(told)
+            return "PENDING"
+
+    engine = Cancelling(tmp_path, store=store)
+    with pytest.raises(StepFailed, match="cancelled"):
+        drive(store, engine, count_to(2, journal))
+    assert engine.seen == ["processes: PENDING"]
+    assert progress_of(store, engine.task.step, engine.task.key) == ""
+
+
 def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(
     store: Store, journal: str, tmp_path: Path
 ) -> None:
@@ -495,12 +513,14 @@ def test_what_a_user_has_set_for_all_jobs_of_sbatch_holds_where_the_config_says_
 ) -> None:
     for name in ("ACCOUNT", "QOS", "PARTITION", "JOB_NAME"):
         monkeypatch.setenv(f"SBATCH_{name}", "everyday")
+    monkeypatch.setenv("SBATCH_RESERVATION", "")
     as_program(tmp_path, "sbatch", 'echo "1$SBATCH_ACCOUNT$SBATCH_JOB_NAME"', monkeypatch)
     task = leave_a_record(store, count_to(2, journal), str(tmp_path))
     config = SlurmConfig(folder=str(tmp_path / "%j"), account="ours")
     assert Slurm(config).submit(task) == "1"
     script = (tmp_path / "%j" / f"{task.name}.sh").read_text()
     assert "--account=ours" in script
+    assert "--reservation" not in script
     assert "--qos=everyday" in script
     assert "--partition=everyday" in script
     assert f"--output={tmp_path}/%%j/" in script  # %j would be the number of the job

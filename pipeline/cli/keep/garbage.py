@@ -29,8 +29,8 @@ attempts and scratch, then leases, then manifests, then run records:
 - A driver takes a lease, makes an attempt, commits it, and then releases the lease. So if an
   attempt was listed and its lease was not held afterwards, the attempt is named by a manifest that
   is listed later, or it is never committed. (A holder whose lease expires between its last check
-  and its commit may still commit. It then finds its files missing by their sizes, as after any
-  damage.)
+  and its commit may still commit, and so may a driver that lost its lease and holds it again. It
+  then finds its files missing by their sizes, as after any damage.)
 - A driver writes its run record before it takes a lease, and every manifest names its run. So the
   run of a listed manifest is among the records that are read afterwards.
 """
