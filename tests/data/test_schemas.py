@@ -712,8 +712,8 @@ def test_prompts_load_with_their_answers(name: str) -> None:
     assert (row.prompt, row.answer) == ((user("q"),), "42")
 
 
-@pytest.mark.parametrize("answer", ["", "  \n", None])
-def test_a_blank_answer_is_none(answer: str | None) -> None:
+@pytest.mark.parametrize("answer", ["", "  \n", None, [], [""]])
+def test_a_blank_answer_is_none(answer: object) -> None:
     """Otherwise an empty box would be right."""
     (row,) = loaded([{"prompt": "q", "answer": answer}], PromptRow, name="prompt")
     assert row.answer is None
@@ -737,6 +737,8 @@ def test_answers_say_whether_they_are_trained_on(key: str, no: object, yes: obje
         (row,) = loaded([{"messages": spelled}], ConversationRow, system="Be kind.")
         assert [m.get("trained") for m in row.messages] == [None, None, False, None, True]
     assert not IgnoredKeys(ChatFormat()).of({"messages": turns})
+    missing = [{**asked, key: float("nan")}, *turns[1:]]
+    assert not IgnoredKeys(ChatFormat()).of({"messages": missing})
     (plain,) = loaded([{"messages": [{**m, key: None} for m in turns]}], ConversationRow)
     assert plain.messages == (asked, bad, again, good)
 
@@ -851,6 +853,12 @@ def test_turns_out_of_order_are_refused_naming_the_setting_or_merged_or_taken() 
         ChatFormat(turns="merged").parse(apart, "1")
     (merged, _) = loaded([TWICE, HELLO], ConversationRow, turns="merged")
     assert [m["content"] for m in merged.messages] == ["One.\n\nTwo.", "a\n\nb"]
+    said = {"messages": [user("q"), *({**assistant(a), "weight": 1} for a in "ab")]}
+    (merged,) = loaded([said], ConversationRow, turns="merged")
+    assert merged.messages[1:] == ({**assistant("a\n\nb"), "trained": True},)
+    said["messages"][1]["weight"] = 0
+    with pytest.raises(MalformedRow, match=r"data\.turns=any takes them"):
+        ChatFormat(turns="merged").parse(said, "1")
     taken = loaded([TWICE, HELLO], ConversationRow, turns="any")
     assert [len(row.messages) for row in taken] == [4, 3]
 

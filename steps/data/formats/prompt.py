@@ -88,7 +88,7 @@ def judged_by(record: Mapping[str, Any]) -> tuple[str, str] | None:
 def _answer(value: Any, field: str) -> str | None:
     if is_list(value) and len(value) == 1:
         (value,) = value
-    if value is None:
+    if value is None or (is_list(value) and not value):
         return None
     if is_list(value):
         raise MalformedRow(

@@ -46,7 +46,8 @@ def with_trained(listed: Messages, given: Sequence[Any], field: str, key: str) -
 def tells(name: Any, turn: Mapping[Any, Any], names: Sequence[str]) -> bool:
     """Whether `name`, of the keys `names`, is one of an answer, or says of another message what
     holds: that it is not trained on."""
-    return name in names and (is_answer(turn) or not turn[name])
+    value = turn[name]
+    return name in names and (is_answer(turn) or not value or _is_missing(value))
 
 
 def _told(item: Any, name: str, key: str) -> bool | None:
@@ -63,7 +64,7 @@ def _told(item: Any, name: str, key: str) -> bool | None:
 def _values(item: Mapping[str, Any], name: str, key: str) -> Iterator[tuple[str, bool]]:
     for told in told_by(key):
         value = item.get(told)
-        if value is None or value != value:  # NaN, as tables spell a missing number
+        if _is_missing(value):
             continue
         if value not in (0, 1):
             raise MalformedRow(
@@ -72,6 +73,10 @@ def _values(item: Mapping[str, Any], name: str, key: str) -> Iterator[tuple[str,
                 "not; if that is not what it means, name another key with data.fields.trained",
             )
         yield told, bool(value)
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or value != value  # NaN, as tables spell a missing number
 
 
 def _marked(message: Message, trained: bool | None) -> Message:

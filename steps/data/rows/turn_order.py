@@ -43,12 +43,18 @@ def merged(conversation: Messages) -> Messages:
     for message in conversation:
         last = turns[-1] if turns else None
         alike = last is not None and last["role"] == message["role"] != "tool"
-        if last is None or not alike or set(last) | set(message) != {"role", "content"}:
+        if last is None or not alike or not _can_be_one(last, message):
             turns.append(message)
             continue
         texts = (text for text in (last["content"], message["content"]) if text)
-        turns[-1] = Message(role=message["role"], content="\n\n".join(texts))
+        turns[-1] = Message(**{**last, "content": "\n\n".join(texts)})
     return tuple(turns)
+
+
+def _can_be_one(one: Message, other: Message) -> bool:
+    """Whether two messages have texts alone, and both or neither are trained on."""
+    plain = (one.keys() | other.keys()) <= {"role", "content", "trained"}
+    return plain and one.get("trained") == other.get("trained")
 
 
 def check_conversation(
@@ -90,7 +96,7 @@ def check_question(prompt: Messages, field: str) -> None:
 def _check_order(roles: Sequence[str], field: str, turns: str) -> None:
     if turns != "any" and (wrong := _out_of_order(tuple(roles))):
         before, role = wrong
-        joins = role == before and turns != "merged"  # which joins no messages with calls
+        joins = role == before and turns != "merged"  # which does not join all
         how = "data.turns=merged joins them" if joins else "data.turns=any takes them"
         raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}; {how}")
 
