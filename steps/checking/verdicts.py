@@ -6,6 +6,7 @@ found the completion wrong. Training leaves such completions out and counts them
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,6 +59,9 @@ class Answered:
             object.__setattr__(self, "answer", None)
 
 
+_ASSERTION = re.compile(r"^\s*assert\b", re.MULTILINE)
+
+
 def held_in(answer: str) -> Any:
     """The value of an answer that is written as JSON, or as Python does; None for other texts."""
     for read in (json.loads, ast.literal_eval):
@@ -84,7 +88,7 @@ def assertions_in(answer: str) -> list[str]:
     held = held_in(answer)
     if not isinstance(held, list) or not all(isinstance(item, str) for item in held):
         return []
-    return held if any(item.lstrip().startswith("assert ") for item in held) else []
+    return held if any(map(_ASSERTION.search, held)) else []
 
 
 RULE = "the row's answer is a rule or tests, which no text equals"

@@ -130,6 +130,8 @@ def test_tests_in_a_list_are_run_and_values_are_no_tests() -> None:
     listed = json.dumps(["assert add(2, 3) == 5", "assert add(2, 2) == 4"])
     assert Code().check(Answered(ADD, listed)).verdict is RIGHT
     assert Code().check(Answered(ADD, listed.replace("== 4", "== 5"))).verdict is WRONG
+    for tests in ("assert(add(2, 3) == 6)", "found = add(2, 3)\nassert found == 6"):
+        assert Code().check(Answered(ADD, json.dumps([tests]))).verdict is WRONG
     for values in ('{"inputs": ["2 3"], "outputs": ["5"], "fn": null}', "['5']", "5"):
         assert Code().check(Answered(ADD, values)).verdict is NONE
 
