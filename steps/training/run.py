@@ -177,7 +177,9 @@ def _cold(config: TrainConfig, examples: int) -> str | None:
     warmup, rate = warmup_steps(config.optimizer, steps), config.optimizer.learning_rate
     if steps > warmup:
         return None
-    return f"the rate never reaches {rate:g}: the run has {steps} steps, and warmup_steps={warmup}"
+    share = config.optimizer.warmup_fraction
+    rises = f"warmup_fraction={share:g} is {warmup}" if share else f"warmup_steps={warmup}"
+    return f"the rate never reaches {rate:g}: the run has {steps} steps, and {rises}"
 
 
 @execution_detail

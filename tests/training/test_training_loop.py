@@ -146,9 +146,14 @@ def test_a_run_without_any_gradient_says_that_the_model_has_learnt_nothing(
 
 def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) -> None:
     """The engine shows it at the end of a run; a warning is in the log of the step alone."""
-    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
+    warm = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
+    share = replace(warm, warmup_fraction=0.1)
     rows = demonstration_records(4)
-    for steps, told in ((3, []), (2, ["never reaches 0.001: the run has 2"])):
+    for steps, optimizer, told in (
+        (3, warm, []),
+        (2, warm, ["never reaches 0.001: the run has 2"]),
+        (1, share, ["warmup_fraction=0.1 is 1"]),
+    ):
         work = tmp_path / f"{steps}"
         config = TrainConfig(batch_size=2, epochs=9, max_steps=steps, optimizer=optimizer)
         init = model_folder(work / "init")
