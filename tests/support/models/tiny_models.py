@@ -172,7 +172,7 @@ def token_files(folder: Path, schema: pa.Schema, records: list[dict[str, Any]]) 
 
 SPECIAL = ["<user>", "<assistant>", "<end>", "<tool>"]
 _TEMPLATE = (
-    "{% for tool in tools or [] %}<tool> {{ tool.name }} {% endfor %}{{ style or '' }}"
+    "{% for tool in tools or [] %}<tool> {{ tool.function.name }} {% endfor %}{{ style or '' }}"
     "{% for message in messages %}<{{ message.role }}> {{ message.content }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
