@@ -6,7 +6,8 @@ use what the file says, silently. So planning compares constants, class attribut
 that a step reaches, in modules that this process has loaded, with what their files say.
 
 Only what is certain is refused: a name that its file binds once, to a literal or by an undecorated
-``def``, and that no code which the step reaches may set, since then a worker sets it too. A file
+``def``, and that no code which the step reaches may set, since then a worker sets it too. That may
+also be code of a library: ``import *``, or what decorates or makes a class. A file
 that was edited after this process began is not compared, nor one that Python did not compile anew
 after an edit, since the module is older than the file.
 """
@@ -19,6 +20,7 @@ import os
 import re
 import sys
 import time
+from abc import ABCMeta
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -102,7 +104,7 @@ def _require_as_said(
         if (owner or attribute) not in names:
             continue
         holder = vars(module).get(owner) if owner else module
-        if owner and not (isinstance(holder, type) and holder.__module__ == module.__name__):
+        if owner and not (_is_as_written(holder) and holder.__module__ == module.__name__):
             continue
         live = vars(holder).get(attribute, _ABSENT)
         if _is_as_said(live, said, file) or _may_be_set(attribute, closure):
@@ -120,6 +122,12 @@ def _require_as_said(
             f"{where} is {_short(live)} in this process, and {_short(said)} in {file}, which "
             f"workers import; {advice}"
         )
+
+
+def _is_as_written(holder: Any) -> bool:
+    """Whether it is a class that no metaclass and no base has changed as it was made."""
+    is_plain = type(holder) in (type, ABCMeta)
+    return is_plain and not hasattr(holder.__init_subclass__, "__func__")
 
 
 def _is_as_said(live: Any, said: Any, file: str) -> bool:
@@ -147,13 +155,15 @@ def _said(source: bytes) -> Mapping[tuple[str, str], Any]:
     tree = ast.parse(source)
     found = {("", name): value for name, value in _bound_once(tree)}
     for node in tree.body:
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef) and not node.decorator_list:
             found |= {(node.name, name): value for name, value in _bound_once(node)}
     return found
 
 
 def _bound_once(scope: ast.Module | ast.ClassDef) -> Iterator[tuple[str, Any]]:
     times = Counter(name for node in _run_on_import(scope) for name in _binds(node))
+    if times["*"]:  # any name
+        return
     for node in scope.body:
         match node:
             case ast.FunctionDef(name=name, decorator_list=[]) if times[name] == 1:

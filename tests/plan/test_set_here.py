@@ -134,3 +134,26 @@ def test_values_that_no_file_says_are_not_compared(project: Project) -> None:
     vars(project.config)["NAMES"] = {}
     project.config.Model.depth = 4
     project.plan()
+
+
+def test_what_a_star_import_or_the_makers_of_a_class_have_set_is_no_difference(
+    project: Project, tmp_path: Path
+) -> None:
+    """Such as `from local_settings import *` at the end, or a decorator of a library."""
+    other = f"{project.names['c']}_other"
+    (tmp_path / f"{other}.py").write_text(
+        "RATE = 7\ndef widened(kind):\n    type.__setattr__(kind, ''.join('width'), 7)\n"
+        "    return kind\n"
+    )
+    begun = CONFIG.replace("class Model", f"from {other} import widened\n\n    class Model")
+    project.write("c", f"{begun}\n    from {other} import *\n")
+    assert project.config.RATE == 7
+    project.plan()
+    wide = "class Wide:\n        def __init_subclass__(cls):\n            widened(cls)\n\n    "
+    for before, base in (("@widened\n    ", ""), (wide, "(Wide)")):
+        for name in project.names.values():
+            sys.modules.pop(name)
+        project.write("c", begun.replace("class Model", f"{before}class Model{base}"))
+        assert project.config.Model.width == 7
+        project.plan()
+    sys.modules.pop(other)
