@@ -142,7 +142,7 @@ def test_what_a_star_import_or_the_makers_of_a_class_have_set_is_no_difference(
     """Such as `from local_settings import *` at the end, or a decorator of a library."""
     other = f"{project.names['c']}_other"
     (tmp_path / f"{other}.py").write_text(
-        "RATE = 7\ndef widened(kind):\n    type.__setattr__(kind, ''.join('width'), 7)\n"
+        "RATE = 7\ndef widened(kind):\n    type.__setattr__(kind, 'wid' + 'th', 7)\n"
         "    return kind\n"
     )
     begun = CONFIG.replace("class Model", f"from {other} import widened\n\n    class Model")
