@@ -119,15 +119,16 @@ class Slurm:
             ) from error
         return folder
 
-    @property
-    def _partition(self) -> str | None:
-        return self.config.partition or os.environ.get("SBATCH_PARTITION")
+    def _default(self, option: str) -> str | None:
+        """The value of one of ``DEFAULTS``: the config's, else the user's for all jobs."""
+        theirs = os.environ.get(f"SBATCH_{option.upper()}")
+        return getattr(self.config, option, None) or theirs or None
 
     @cached_property
     def _partitions(self) -> "list[_Nodes]":
         answer = _ask(["sinfo", "--all", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"])
         found = [_Nodes.parse(line) for line in answer.splitlines() if line.strip()]
-        wanted = self._partition
+        wanted = self._default("partition")
         names = wanted.split(",") if wanted else [n.partition for n in found if n.is_default]
         chosen = [nodes for nodes in found if nodes.partition in names]
         if not chosen:
@@ -154,9 +155,7 @@ class Slurm:
             "output": str(self._folder / f"{task.name}.log").replace("%", "%%"),
             "open-mode": "append",
             "no-requeue": FLAG,
-            **{name: os.environ.get(f"SBATCH_{name.upper()}") or None for name in DEFAULTS},
-            **({"account": self.config.account} if self.config.account else {}),
-            **({"partition": self._partition} if self._partition else {}),
+            **{name: self._default(name) for name in DEFAULTS},
             # Slurm signals the workers while there is time left for a checkpoint
             "signal": f"TERM@{int(self.config.grace_seconds) + 5}",
             **_asked(task.resources, self._spelled(task.resources.accelerator)),

@@ -6,7 +6,6 @@ without a network. And it is too short for what a step has made in hours, which 
 worker until the bucket has it.
 """
 
-import errno
 import functools
 import socket
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.errors import TemperError
+from pipeline.foreseen import NO_ROOM
 
 if TYPE_CHECKING:
     from pipeline.store.layout import Store
@@ -89,6 +89,6 @@ def _may_pass(error: BaseException) -> bool:
     return (
         isinstance(cause, OSError)
         and not isinstance(cause, PermissionError | FileNotFoundError)
-        and cause.errno not in (errno.ENOSPC, errno.EDQUOT)
+        and cause.errno not in NO_ROOM
         and "forbidden" not in str(cause).lower()  # as gcsfs says it
     )

@@ -18,7 +18,7 @@ from steps.checking.verdicts import (
     Answered,
     Checker,
     Judgement,
-    assertions_in,
+    assertions,
     held_in,
     judged,
     no_verdict,
@@ -84,9 +84,10 @@ class Code(Checker):
 
 def _tests(answer: str) -> str | None:
     """The statements of an answer, or of those in its list; None if it holds only values."""
-    if listed := assertions_in(answer):
+    held = held_in(answer)
+    if listed := assertions(held):
         return "\n".join(map(textwrap.dedent, listed))
-    return answer if held_in(answer) is None else None
+    return answer if held is None else None
 
 
 def _program(text: str) -> str:

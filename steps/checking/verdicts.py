@@ -80,12 +80,11 @@ def is_rule(answer: str) -> bool:
     held = held_in(answer)
     if not isinstance(held, list):
         return isinstance(held, Mapping) and bool(held)
-    return any(isinstance(item, Mapping) for item in held) or bool(assertions_in(answer))
+    return any(isinstance(item, Mapping) for item in held) or bool(assertions(held))
 
 
-def assertions_in(answer: str) -> list[str]:
+def assertions(held: Any) -> list[str]:
     """The texts of a list that has only texts, one of them an assertion; else none."""
-    held = held_in(answer)
     if not isinstance(held, list) or not all(isinstance(item, str) for item in held):
         return []
     return held if any(map(_ASSERTION.search, held)) else []

@@ -16,7 +16,7 @@ from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
-from steps.checking.verdicts import assertions_in, is_rule
+from steps.checking.verdicts import assertions, held_in, is_rule
 from steps.data.formats import RecordFormat
 from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.images.finding import ImageColumn, Pictures
@@ -346,7 +346,7 @@ class _Work:
         if isinstance(row, PromptRow) and row.answer is not None and is_rule(row.answer):
             count, first = self.state["rules"]
             self.state["rules"] = [count + 1, first or name]
-            self.state["tests"] += bool(assertions_in(row.answer))
+            self.state["tests"] += bool(assertions(held_in(row.answer)))
 
     def _note_verdict(self, other: str | None, part: str) -> None:
         """Keep the first values that were read as the second side because they are not `first`."""
