@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
+jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from rank_processes import run_ranks
 from safetensors.torch import load_file
@@ -64,8 +64,6 @@ def train(policy: Path, work: Path, devices: int, ranks: Ranks, leave_after: int
 
 
 def train_as_a_rank(train: Callable[..., None], policy: Path, work: Path, leave_after: int) -> None:
-    import jax
-
     with together() as ranks:
         try:
             train(policy, work, 2, ranks, leave_after)
@@ -84,6 +82,7 @@ def test_two_processes_train_what_one_does_and_go_on_where_they_left(
     assert run_ranks(train_as_a_rank, train, policy, both, 3) == [0, 0]
     assert not (both / "model").exists()
     assert run_ranks(train_as_a_rank, train, policy, both, 0) == [0, 0]
+    assert len(jax.devices()) == 8  # for later tests, too: a run that comes first makes only its 4
     train(policy, alone, 4, ALONE)
     logs = [log_of(work / "model") for work in (both, alone)]
     for ours, expected in zip(*logs, strict=True):
