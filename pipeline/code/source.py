@@ -152,14 +152,15 @@ def _executed(
         is_imported: whether ``__name__`` is not ``"__main__"``, as the module does not bind it.
     """
     for node in body:
-        is_main = isinstance(node, ast.If) and is_imported and _is_main_guard(node.test)
+        is_main = isinstance(node, ast.If) and is_imported and is_main_guard(node.test)
         if isinstance(node, ast.If) and (is_main or dotted(node.test) in guards):
             yield from _executed(node.orelse, guards, is_imported)
         elif not is_idle(node):
             yield node
 
 
-def _is_main_guard(test: ast.expr) -> bool:
+def is_main_guard(test: ast.expr) -> bool:
+    """Whether a condition is ``__name__ == "__main__"``, which holds in a script alone."""
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1):
         return False
     sides = (test.left, *test.comparators)

@@ -29,6 +29,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from pipeline.code import Closure
+from pipeline.code.source import is_main_guard
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.installed import SHIPPED_STEPS, in_library
@@ -223,7 +224,7 @@ def _is_left_out(statement: ast.stmt, reached: set[str]) -> bool:
 
 
 def _is_for_scripts(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "'__main__'" in ast.dump(node.test)
+    return isinstance(node, ast.If) and not node.orelse and is_main_guard(node.test)
 
 
 def _sets(node: ast.AST, name: str) -> bool:

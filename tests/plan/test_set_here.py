@@ -121,6 +121,26 @@ def test_what_a_module_that_a_worker_imports_too_has_set_is_no_difference(projec
     project.plan()
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["if __name__ != '__main__':\n    {}", "if __name__ == '__main__':\n    pass\nelse:\n    {}"],
+)
+def test_what_a_module_sets_unless_it_is_the_script_is_no_difference(
+    project: Project, code: str
+) -> None:
+    """A worker imports it, too, so it is set there."""
+    for name, what in (("c", "RATE = 9"), ("s", "CONFIG.RATE = 9")):
+        project.write("c", CONFIG)
+        project.write("s", STEPS)
+        text = CONFIG if name == "c" else STEPS
+        project.write(name, f"{text}\n{textwrap.indent(code.format(what), '    ')}\n")
+        for module in project.names.values():
+            sys.modules.pop(module, None)
+        assert project.steps.train
+        assert project.config.RATE == 9
+        project.plan()
+
+
 def test_a_module_that_is_older_than_its_file_is_no_difference(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
