@@ -10,6 +10,7 @@ import os
 import resource
 import runpy
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,20 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
+_WATCH = """
+import os, sys, time
+report, *command = sys.argv[1:]
+began = time.perf_counter()
+child = os.posix_spawnp(command[0], command, os.environ)
+_, status, used = os.wait4(child, 0)
+wall = time.perf_counter() - began
+os.write(int(report), f"{wall} {used.ru_utime + used.ru_stime} {used.ru_maxrss / 1024}".encode())
+sys.exit(min(abs(os.waitstatus_to_exitcode(status)), 255))
+"""
+"""A small process that starts another: its peak of memory would begin with its parent's, where
+tables of models may lie."""
+
+
 def measured(
     command: Sequence[str],
     environment: Mapping[str, str] | None = None,
@@ -67,18 +82,22 @@ def measured(
     Args:
         output: for what it prints; its errors go there too, unless it prints to nowhere.
     """
-    started = time.perf_counter()
     errors = None if output == subprocess.DEVNULL else output
-    process = subprocess.Popen(
-        command, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    wall = time.perf_counter() - started
-    cpu = usage.ru_utime + usage.ru_stime
-    return {"wall": wall, "cpu": cpu, "peak": usage.ru_maxrss / 1024}
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as report:
+        try:
+            subprocess.run(
+                [sys.executable, "-IS", "-c", _WATCH, str(writing), *command],
+                env={**os.environ, **(environment or {})},
+                stdout=output,
+                stderr=errors,
+                pass_fds=[writing],
+                check=True,
+            )
+        finally:
+            os.close(writing)
+        wall, cpu, peak = map(float, report.read().split())
+    return {"wall": wall, "cpu": cpu, "peak": peak}
 
 
 def side(
