@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -346,4 +347,8 @@ def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacke
         if stacked:
             cells = [cell.replace(" (", "\n(") for cell in cells]
         table.add_row(named(label(metric, labels)), *cells)
+    for column in table.columns[1:] if stacked else ():
+        # rich takes the longest word for the minimum, also where lines may not wrap
+        lines = "\n".join([str(column.header), *map(str, column.cells)]).splitlines()
+        column.min_width = max(map(cell_len, lines))
     return table

@@ -303,3 +303,22 @@ def test_the_name_of_a_step_stays_in_one_line_above_a_narrow_table(store: Store)
     show_results(console, store, {"r": made})
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "load_conversations" in shown.split()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 140, 160, 180, 200])
+def test_a_table_of_results_leaves_out_no_result_in_a_window_of_any_width(
+    store: Store, width: int
+) -> None:
+    """The values are narrow, and their intervals wide."""
+    values = [f"{number}.39" for number in range(1, 10)]
+    made = {
+        f"run {value}": replace(
+            manifest(value), metrics={"x": {"value": float(value), "low": 1.3213, "high": 9.4624}}
+        )
+        for value in values
+    }
+    for count in range(2, len(values) + 1):
+        console = Console(width=width, file=io.StringIO())
+        show_results(console, store, dict(list(made.items())[:count]))
+        table = printed(console).replace("run ", "run")
+        assert all(f" {value}" in table for value in values[:count]), (count, table)
