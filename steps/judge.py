@@ -14,17 +14,21 @@ def judge(
     """Write the rollouts with the checker's ``verdict`` (right, wrong or none), its ``reason``, and
     a reward under the checker's name: 1 for right, 0 for wrong, none without a verdict.
 
+    Where prompts have several completions, the interval of ``right_share`` resamples prompts, and
+    ``pass_at_K`` tells how likely one of K completions is right; without a verdict, none is.
+
     The verdicts replace those of an earlier checker, whose rewards stay. The checker judges each
     completion in a separate process, which is killed after ``config.time_limit`` seconds.
 
     Raises:
         ValueError: more completions than ``config.most_without`` have no verdict.
     """
-    from steps.evaluation.intervals import proportion
-    from steps.online.rewarding.judging import count_verdicts, judge_recording
+    from steps.evaluation.several_samples import pass_at_k, share_of_samples
+    from steps.online.rewarding.judging import count_verdicts, judge_recording, right_of_prompts
 
     judged = judge_recording(
         rollouts.path, checker, config, out.path, out.progress, out.scratch / "verdicts"
     )
-    counts = count_verdicts(judged)
-    return {"right_share": proportion(counts["right"], len(judged)), **counts}
+    right = right_of_prompts(judged)
+    shares = {"right_share": share_of_samples(right), **pass_at_k(right)}
+    return {**shares, **count_verdicts(judged)}

@@ -10,34 +10,39 @@ from steps.kinds import Completions, Scores
 def score_completions(out: Output, completions: Completions) -> Metrics:
     """Write ``scores.jsonl`` and return the exact match with its 95 % interval.
 
+    Where prompts have several completions, the interval resamples prompts, and ``pass_at_K`` tells
+    how likely one of K completions is right.
+
     A completion that was cut at the token limit is judged like any other. The metric ``cut`` counts
     these completions.
 
     Raises:
         ValueError: a prompt has no answer.
     """
-    from steps.evaluation.intervals import proportion
+    from steps.evaluation.several_samples import pass_at_k, share_of_samples
 
     records = read_json_lines(completions / "completions.jsonl")
     require_answers(records)
-    scored = [
-        {
-            "row": r["row"],
-            "answer": r["answer"],
-            "completion": text,
-            "right": verdict,
-            "cut": finish != "stop",
-        }
-        for r in records
-        for text, finish in zip(r["completions"], r["finish"], strict=True)
-        for verdict in (is_correct(text, r["answer"]),)
-    ]
+    scored, right, formatted = [], [], []
+    for r in records:
+        texts = r["completions"]
+        right.append([is_correct(text, r["answer"]) for text in texts])
+        formatted.append([boxed_answer(text) is not None for text in texts])
+        scored += [
+            {
+                "row": r["row"],
+                "answer": r["answer"],
+                "completion": text,
+                "right": verdict,
+                "cut": finish != "stop",
+            }
+            for text, verdict, finish in zip(texts, right[-1], r["finish"], strict=True)
+        ]
     write_json_lines(out.path / "scores.jsonl", scored)
-    right = sum(score["right"] for score in scored)
-    formatted = sum(boxed_answer(score["completion"]) is not None for score in scored)
     return {
-        "exact_match": proportion(right, len(scored)),
-        "well_formed": proportion(formatted, len(scored)),
+        "exact_match": share_of_samples(right),
+        **pass_at_k(right),
+        "well_formed": share_of_samples(formatted),
         "completions": len(scored),
         "cut": sum(score["cut"] for score in scored),
     }

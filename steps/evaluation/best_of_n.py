@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Any, Self
 
 from steps.checking.boxed import boxed_answer, is_correct
-from steps.evaluation.intervals import Interval, mean, proportion
+from steps.evaluation.intervals import Interval, mean_share, proportion
 
 WRONG_BESIDE_RIGHT = 3
 """As in RewardBench 2 (Malik et al. 2025, https://arxiv.org/abs/2506.01937)."""
@@ -116,7 +116,7 @@ def _best_of(prompts: Sequence[Sampled], n: int) -> BestOf:
         any_right.append(_share(any(prompt.right[i] for i in draw) for draw in draws))
         scores += [prompt.scores[i] for i in best]
     average = math.fsum(scores) / len(scores) if all(map(math.isfinite, scores)) else None
-    return BestOf(n, mean(picked), mean(voted), mean(any_right), average)
+    return BestOf(n, *map(mean_share, (picked, voted, any_right)), average)
 
 
 def _majority_is_right(prompt: Sampled, draw: range) -> bool:

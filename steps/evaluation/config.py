@@ -6,7 +6,7 @@ from steps.evaluation.answer_checks import compile_checks
 from steps.generation.config import SamplingConfig
 from steps.models.config import Dtype
 from steps.scoring.config import Attention, ReferenceConfig, ScoringBackend
-from steps.shared.checks import require_count, set_choice
+from steps.shared.checks import require, require_count, set_choice
 from steps.shared.execution_detail import added_field
 
 
@@ -16,6 +16,7 @@ class EvaluateConfig:
 
     Args:
         sample_prompts: how many held-out prompts the model answers.
+        sampling: how answers are sampled, one to each prompt.
         checks: named regular expressions; the share of answers that match each is reported.
         backend: the backend that computes logps, as in `ReferenceConfig`; torch always samples the
             answers.
@@ -38,6 +39,9 @@ class EvaluateConfig:
         set_choice(self, "dtype", Dtype)
         set_choice(self, "attention", Attention)
         require_count(self, "sample_prompts", least=0)
+        count = self.sampling.num_completions
+        rule = "sampling.num_completions must be 1: of several only the first would be looked at"
+        require(count == 1, f"{rule}; sample_rollouts and judge count all of them", count)
         self.scoring()  # raises an error for invalid settings
         compile_checks(self.checks)
 

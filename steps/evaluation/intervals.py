@@ -40,6 +40,22 @@ def mean(values: Sequence[float], seed: int = 0) -> Interval:
     return bootstrap(len(data), lambda chosen: data[chosen].mean(axis=1), seed)
 
 
+def mean_share(shares: Sequence[float], least: float = 0.0) -> Interval:
+    """The mean of shares with its :func:`bootstrap` interval. If all are equal, no resample
+    differs; then as many others may exist as the interval of a :func:`proportion` of none allows.
+
+    Args:
+        least: the least value that a share can have: -1 for changes of shares.
+
+    Raises:
+        ValueError: there are no shares.
+    """
+    if not len(shares) or min(shares) < max(shares):
+        return mean(shares)
+    value, apart = float(shares[0]), proportion(0, len(shares))["high"]
+    return {"value": value, "low": max(least, value - apart), "high": min(1.0, value + apart)}
+
+
 def bootstrap(
     n: int, statistics: Callable[[np.ndarray], Sequence[float] | np.ndarray], seed: int = 0
 ) -> Interval:

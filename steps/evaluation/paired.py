@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from steps.evaluation.intervals import Interval, mean, proportion
+from steps.evaluation.intervals import Interval, mean, mean_share
 
 _PERMUTATIONS = 9999
 _AT_ONCE = 2**22
@@ -41,7 +41,8 @@ def paired_shares(one: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.n
     """How much more often ``other`` is right than ``one``; p from McNemar's exact test (1947)."""
     first, second = _both(one, other)
     gained, lost = int((second > first).sum()), int((second < first).sum())
-    return Paired(_share_of_change(second - first), _p_of_heads(gained, gained + lost))
+    change = mean_share((second - first).tolist(), least=-1.0)
+    return Paired(change, _p_of_heads(gained, gained + lost))
 
 
 def _p_of_mean(differences: np.ndarray) -> float:
@@ -77,15 +78,6 @@ def _p_of_heads(heads: int, tosses: int) -> float:
         term *= fewest / (tosses - fewest + 1)
         fewest -= 1
     return min(1.0, 2 * total)
-
-
-def _share_of_change(changes: np.ndarray) -> Interval:
-    """The mean of changes −1, 0 or 1 with its interval. If all are equal, no resample differs; then
-    as many others may exist as the interval of a `proportion` of none allows."""
-    if changes.min() < changes.max():
-        return mean(changes.tolist())
-    value, apart = float(changes[0]), proportion(0, len(changes))["high"]
-    return {"value": value, "low": max(-1.0, value - apart), "high": min(1.0, value + apart)}
 
 
 def _both(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray):

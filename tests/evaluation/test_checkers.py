@@ -4,7 +4,9 @@ import pytest
 
 from steps.checking.boxed import boxed_answer, is_correct
 from steps.evaluation.answer_checks import compile_checks, passed
+from steps.evaluation.config import EvaluateConfig
 from steps.evaluation.intervals import mean, proportion
+from steps.generation.config import SamplingConfig
 
 
 @pytest.mark.parametrize("text", [r"\boxed{42}", r"  \boxed{42}" + "\n", r"\boxed{ 42 }"])
@@ -81,3 +83,8 @@ def test_a_mean_has_the_interval_of_its_standard_error() -> None:
     assert found["high"] == pytest.approx(4.5 + 1.96 * 0.1436, abs=0.03)
     assert mean(values) == found
     assert mean([2.0, 2.0]) == {"value": 2, "low": 2, "high": 2}
+
+
+def test_an_evaluation_looks_at_one_answer_to_a_prompt_and_refuses_to_draw_more() -> None:
+    with pytest.raises(ValueError, match="num_completions must be 1: of several"):
+        EvaluateConfig(sampling=SamplingConfig(temperature=1.0, num_completions=4))

@@ -1,5 +1,7 @@
 """Figures of an evaluation against what they must be by construction."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest, permutation_test
@@ -7,9 +9,10 @@ from scipy.stats import binomtest, permutation_test
 from steps.evaluation import intervals, paired
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.divergence import kl_per_token, sampled_kl
-from steps.evaluation.intervals import bootstrap, mean, proportion
+from steps.evaluation.intervals import bootstrap, mean, mean_share, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
+from steps.evaluation.several_samples import pass_at_k, share_of_samples
 
 N = 2000
 
@@ -146,3 +149,41 @@ def test_sampled_kl_is_the_divergence_of_known_distributions(random: np.random.G
     assert found["low"] < truth < found["high"]
     each = kl_per_token(ratios.tolist(), np.full((200, 8), 4).tolist())
     assert each["value"] == pytest.approx(found["value"] / 4)
+
+
+def test_the_interval_of_a_share_of_samples_holds_it_where_prompts_differ(
+    random: np.random.Generator,
+) -> None:
+    held = 0
+    for _ in range(100):
+        easy = random.beta(0.5, 0.5, 50)  # half of all samples are right
+        found = share_of_samples((random.random((50, 16)) < easy[:, None]).tolist())
+        held += found["low"] <= 0.5 <= found["high"]
+    assert held >= 85  # with an interval of 800 independent samples, about 55
+
+
+def test_a_share_of_samples_is_a_proportion_where_each_prompt_has_one() -> None:
+    assert share_of_samples([[True], [False], [True]]) == proportion(2, 3)
+    assert share_of_samples([[True, False], [False]])["value"] == 1 / 3
+    assert share_of_samples([[True] * 16] * 3) == pytest.approx(proportion(3, 3))
+    with pytest.raises(ValueError, match="not a proportion"):
+        share_of_samples([])
+
+
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one(
+    random: np.random.Generator,
+) -> None:
+    marks = (random.random((7, 10)) < random.random((7, 1))).tolist()
+    found = pass_at_k(marks)
+    assert list(found) == ["pass_at_2", "pass_at_4", "pass_at_8", "pass_at_10"]
+    for name, share in found.items():
+        chosen = [map(any, combinations(m, int(name.removeprefix("pass_at_")))) for m in marks]
+        assert share["value"] == pytest.approx(np.mean([np.mean(list(any_)) for any_ in chosen]))
+        assert share["low"] <= share["value"] <= share["high"]
+    assert list(pass_at_k([[True] * 4, [False] * 3])) == ["pass_at_2", "pass_at_3"]
+    assert pass_at_k([[True], [False]]) == {}
+
+
+def test_shares_that_are_all_equal_are_no_certainty() -> None:
+    assert mean_share([1.0] * 5) == pytest.approx(proportion(5, 5))
+    assert mean_share([-1.0] * 5, least=-1.0)["low"] == -1

@@ -318,6 +318,10 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     assert metrics["no_verdict"] == sum(not text for text in said) > 0
     assert metrics["right"] + metrics["wrong"] + metrics["no_verdict"] == len(drawn)
     assert list(metrics["reasons"]) == ["ZeroDivisionError: integer division or modulo by zero"]
+    assert metrics["right_share"]["value"] == pytest.approx(metrics["right"] / len(drawn))
+    solved = {r.row for r in odd if r.verdict is Verdict.right}
+    every = sum(r.row == odd[0].row for r in odd)
+    assert metrics[f"pass_at_{every}"]["value"] == len(solved) / len({r.row for r in odd})
 
     again, _ = judged_by(tmp_path / "exact", tmp_path / "odd" / "made", Exact())
     assert all("exact" in rollout.rewards for rollout in again)

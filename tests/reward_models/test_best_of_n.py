@@ -91,6 +91,13 @@ def test_over_optimisation_is_told_where_intervals_part() -> None:
     assert over_optimised(best_of_n(better, [1, 2])) is None
 
 
+def test_three_prompts_are_too_few_for_over_optimisation() -> None:
+    worse = [sampled("7", ("7", 0.1), ("5", 0.2), ("7", 0.1), ("5", 0.1)) for _ in range(3)]
+    curve = best_of_n(worse, [1, 4])
+    assert curve[-1].reward_model == {"value": 0, "low": 0, "high": pytest.approx(0.5615, abs=1e-4)}
+    assert over_optimised(curve) is None
+
+
 def test_pairs_are_counted_and_a_tie_is_no_hit() -> None:
     scores = [(1.0, 0.0), (0.5, 0.5), (2.0, -1.0), (0.0, 1.0)]
     records: list[dict[str, Any]] = [{"scores": list(s), "tokens": [3, 4]} for s in scores]

@@ -19,7 +19,7 @@ from steps.data.rows.parquet import iter_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import from_record
 from steps.generation.engine import Finish
-from steps.online.rollouts import Rollout, read_rollouts, texts, write_rollouts
+from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.shared.shares import share_of
 
 _REASONS_TOLD = 5
@@ -114,6 +114,12 @@ def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
             f"{len(without)} of {len(rollouts)} completions have no verdict, {count} of them "
             f"because: {why}; mend the rows, the checker or the environment, or raise most_without"
         )
+
+
+def right_of_prompts(rollouts: Sequence[Rollout]) -> list[list[bool]]:
+    """For each prompt of each iteration, which of its completions have the verdict right."""
+    of_prompts = by_row(rollouts).values()
+    return [[rollout.verdict is Verdict.right for rollout in drawn] for drawn in of_prompts]
 
 
 def count_verdicts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
