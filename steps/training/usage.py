@@ -6,8 +6,11 @@ the gradient of trained weights; and 12 per layer, channel and attended pair of 
 counts only scored tokens, as it processes no others.
 """
 
+import contextlib
 import resource
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, cast
 
 import torch
@@ -112,4 +115,8 @@ def _peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 def _peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kibibytes on Linux
+    with contextlib.suppress(OSError, StopIteration):  # getrusage begins with a parent's memory
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

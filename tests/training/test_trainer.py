@@ -1,9 +1,12 @@
 """A trainer as a loop uses it: futures in order, one gradient whatever the forwards, poison."""
 
+import resource
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -303,3 +306,14 @@ def test_usage_says_how_full_the_forwards_were(folder: Path) -> None:
     assert usage["occupancy"] == pytest.approx(tokens / (64 * len(batch.packs)))
     assert "mfu" not in usage  # nobody knows the peak of this processor
     assert usage["peak_memory_gb"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read where Linux has it")
+def test_the_peak_of_memory_does_not_begin_with_that_of_the_process_that_started_this_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = trainer(folder, 64)
+    inherited = SimpleNamespace(ru_maxrss=2**40)
+    monkeypatch.setattr(resource, "getrusage", lambda who: inherited)
+    usage = trained.usage(trained.prepare(pairs(6).groups), seconds=2.0)
+    assert 0 < usage["peak_memory_gb"] < 2**20
