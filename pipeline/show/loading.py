@@ -56,13 +56,14 @@ def _loader(made: Made) -> Loader | None:
 
 
 def _chosen(made: Made, name: str) -> list[str]:
-    """The file of this name, or all files of the folder of this name.
+    """The file of this name, all files of the folder, or all shards of the table of this name.
 
     Raises:
-        TemperError: the artifact has no such file or folder.
+        TemperError: the artifact has no such file, folder or table.
     """
     inside = [file for file in made.files if not name or file.startswith(f"{name.rstrip('/')}/")]
     found = [name] if name in made.files else sorted(inside)
+    found = found or sorted(file for file in made.files if _table(file) == name)
     if not found:
         known = dict.fromkeys(
             part for file in sorted(made.files) for part in (file, file.partition("/")[0])

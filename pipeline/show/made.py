@@ -122,7 +122,7 @@ class Made:
         Several files become a dict by name, in which the shards of a table are one entry.
 
         Args:
-            name: one file or folder of the artifact, such as ``answers.jsonl`` or ``train``.
+            name: one file, folder or entry of that dict, such as ``answers.jsonl`` or ``train``.
 
         Raises:
             TemperError: there is no file or folder of this name, no file of a supported type, or

@@ -60,6 +60,7 @@ def test_shards_are_one_table_and_folders_are_loaded_by_name(
 ) -> None:
     made = made_of(write_any(), store, console)
     assert [*made.load()] == ["test/rows.parquet", "train/rows.parquet"]
+    assert all(made.load(name) == table for name, table in made.load().items())
     train = made.load("train")
     assert isinstance(train, pa.Table)
     assert train["row"].to_pylist() == [0, 1, 2, 3]
