@@ -116,7 +116,7 @@ def _best_of(prompts: Sequence[Sampled], n: int) -> BestOf:
         any_right.append(_share(any(prompt.right[i] for i in draw) for draw in draws))
         scores += [prompt.scores[i] for i in best]
     average = math.fsum(scores) / len(scores) if all(map(math.isfinite, scores)) else None
-    return BestOf(n, *map(mean_share, (picked, voted, any_right)), average)
+    return BestOf(n, mean_share(picked), mean_share(voted), mean_share(any_right), average)
 
 
 def _majority_is_right(prompt: Sampled, draw: range) -> bool:
