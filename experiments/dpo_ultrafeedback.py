@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 from pipeline import File, Step, TemperError
 from pipeline.experiment import ExperimentConfig, main
+from steps.checking.compared import PairJudge
+from steps.checking.config import JudgeConfig
+from steps.compare_completions import compare_completions
+from steps.comparing.pair_judges import PAIR_JUDGES
 from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate import evaluate
 from steps.evaluation.config import EvaluateConfig, HarnessConfig, KlConfig
@@ -18,13 +22,16 @@ from steps.export.card import ModelCard
 from steps.export.config import Adapters, GgufType
 from steps.export_gguf import export_gguf
 from steps.export_hf import export_hf
+from steps.generation.config import SamplingConfig
 from steps.import_model import import_model
 from steps.jax_backend.backend_choice import scoring_choices, training_choices
 from steps.lm_eval import lm_eval
 from steps.load_preferences import load_preferences
+from steps.load_prompts import load_prompts
 from steps.losses.registry import PAIR_LOSSES
 from steps.measure_kl import measure_kl
 from steps.models.config import Dtype
+from steps.sample_completions import sample_completions
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
@@ -33,6 +40,7 @@ from steps.training.config import PreferenceConfig, TrainConfig
 
 CHOICES = {
     "dpo.loss": PAIR_LOSSES,
+    "judge": PAIR_JUDGES,
     **training_choices("dpo", "sft"),
     **scoring_choices("evaluate"),
 }
@@ -49,6 +57,9 @@ class Config(ExperimentConfig):
             kept separately. They belong to the model after SFT.
         export_gguf: also write the trained model as a GGUF file with this type of weights.
         measure_kl: also measure the KL divergence of the model after DPO from the model before.
+        judge: who says whether the model after DPO answers held-out prompts better than the one
+            before; null: nobody does.
+        answering: how both answer them.
         lm_eval_tasks: a folder with tasks of the evaluation harness, which are run before and after
             DPO.
     """
@@ -64,6 +75,9 @@ class Config(ExperimentConfig):
     export_gguf: GgufType | None = None
     measure_kl: bool = False
     kl: KlConfig = field(default_factory=KlConfig)
+    judge: PairJudge | None = None
+    judging: JudgeConfig = field(default_factory=lambda: JudgeConfig(time_limit=600.0))
+    answering: SamplingConfig = field(default_factory=SamplingConfig)
     lm_eval_tasks: str | None = None
     lm_eval: HarnessConfig = field(default_factory=HarnessConfig)
 
@@ -113,6 +127,13 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
         )
     if cfg.measure_kl:
         results["divergence"] = measure_kl(test, model=dpo, reference=sft, config=cfg.kl)
+    if cfg.judge is not None:
+        prompts = load_rows(load_prompts, cfg.data)["test"]
+        answers = [
+            sample_completions(prompts, model, cfg.answering, cfg.evaluate.dtype)
+            for model in (dpo, sft)
+        ]
+        results["after DPO beside before"] = compare_completions(*answers, cfg.judge, cfg.judging)
     if cfg.lm_eval_tasks:
         folder = File(cfg.lm_eval_tasks)
         results["tasks before DPO"] = lm_eval(folder, model=sft, config=cfg.lm_eval)

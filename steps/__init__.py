@@ -9,8 +9,9 @@ A preference row passes through the rooms in this order: ``data`` (files become 
 tokens), ``scoring`` (how likely a model finds a response), ``training`` (with ``losses`` and
 ``models``), ``generation``, ``evaluation``, ``export``. ``reward_models`` are trained on the same
 engine, ``online`` trains on what a policy draws, ``checking`` judges and ``environments`` reply in
-the middle of it; ``jax_backend`` scores and trains in JAX, ``functional_backend`` trains by pure
-functions of torch. ``glue`` joins steps to these libraries, which know nothing of ``pipeline``;
-``prices`` says beforehand what steps will take, ``serving`` has the commands that use a finished
-model, and ``shared`` is what every room may use.
+the middle of it, ``comparing`` judges two models' answers side by side; ``jax_backend`` scores and
+trains in JAX, ``functional_backend`` trains by pure functions of torch. ``glue`` joins steps to
+these libraries, which know nothing of ``pipeline``; ``prices`` says beforehand what steps will
+take, ``serving`` has the commands that use a finished model, and ``shared`` is what every room may
+use.
 """

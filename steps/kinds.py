@@ -149,6 +149,12 @@ class OnlineRun(OnlineTraining):
     parts = {"model": Model, "state": OnlineState, "rollouts": Judged}  # noqa: RUF012
 
 
+class Comparisons(Artifact):
+    """``comparisons.jsonl``: two models' answers to the same prompts, and a judge's verdicts."""
+
+    views = "steps.views:comparisons"
+
+
 class Scores(Artifact):
     """``scores.jsonl``: for each of :class:`Completions`, whether it is right."""
 

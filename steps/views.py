@@ -67,7 +67,8 @@ EXACT_MATCH = (
     Measure("exact_match", "exact match", "Answers", True, 1),
     Measure("well_formed", "answers that state a result", "Answers", True, 1),
 )
-MEASURES = (*PREFERENCE, *EXACT_MATCH)
+WIN_RATE = (Measure("win_rate", "wins over the other model", "Comparison", True, 1),)
+MEASURES = (*PREFERENCE, *EXACT_MATCH, *WIN_RATE)
 """The metrics to which terminal and report give titles."""
 MOST_TEXTS = 40
 MOST_PROMPTS_OVER_ITERATIONS = 20
@@ -126,6 +127,26 @@ def scores(made: Made) -> Iterator[View]:
     ]  # fmt: skip
     if rows:
         yield Texts("Judged completions", rows)
+
+
+def comparisons(made: Made) -> Iterator[View]:
+    """How often a model's answers are better, and the answers with what the judge says."""
+    yield Measures(WIN_RATE)
+    texts = [
+        Text(f"{r.get('row')}: {r.get('outcome')}", _last_message(r.get("prompt")), _compared(r))
+        for r in made.records("comparisons.jsonl")[:MOST_TEXTS]
+    ]
+    if texts:
+        yield Texts("Compared answers", texts)
+
+
+def _compared(record: Mapping[str, Any]) -> str:
+    verdicts = record.get("verdicts")
+    reasons = [str(v.get("reason")) for v in verdicts] if isinstance(verdicts, list) else []
+    names = ("shown first", "shown second")
+    said = [f"judge, {place}: {reason}" for place, reason in zip(names, reasons, strict=False)]
+    answers = [f"model: {record.get('text')}", f"beside: {record.get('beside')}"]
+    return "\n\n".join([*answers, *said])
 
 
 def online(made: Made) -> Iterator[View]:

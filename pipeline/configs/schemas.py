@@ -225,24 +225,35 @@ def _writable_schema(schema: Any) -> DictConfig:
     except (OmegaConfBaseException, IndexError) as error:  # the latter of a generic class
         raise _no_config(schema if isinstance(schema, type) else type(schema), error) from error
     for node in _nodes(config):
-        OmegaConf.set_readonly(node, None)
+        node._set_flag("readonly", None)
         if OmegaConf.get_type(node) is dict:
             OmegaConf.set_struct(node, False)
     return config
 
 
 def _nodes(config: Container) -> Iterator[Container]:
+    """A config with all within it; also those without a value, which take one of their type."""
     yield config
-    for _, part in _parts(config):
+    for _, part in _containers(config):
         yield from _nodes(part)
 
 
 def _parts(config: Container) -> Iterator[tuple[str, DictConfig | ListConfig]]:
-    """The configs and lists directly within one, each after its name in it: ``.key`` or ``[0]``."""
+    """The configs and lists with a value directly within one, each after its name in it: ``.key``
+    or ``[0]``."""
+    return ((name, node) for name, node in _containers(config) if not _is_empty(node))
+
+
+def _containers(config: Container) -> Iterator[tuple[str, DictConfig | ListConfig]]:
+    if _is_empty(config):
+        return
     is_list = isinstance(config, ListConfig)
     keys: Any = range(len(config)) if isinstance(config, ListConfig) else config
     for key in keys:
         node = config._get_node(key)
-        if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
-            continue
-        yield f"[{key}]" if is_list else f".{key}", node
+        if isinstance(node, DictConfig | ListConfig):
+            yield f"[{key}]" if is_list else f".{key}", node
+
+
+def _is_empty(config: Container) -> bool:
+    return config._is_none() or config._is_missing()

@@ -4,7 +4,7 @@ Begin with ``verdicts``, which says what a checker is. ``boxed``, ``exact``, ``p
 ``math_expression`` and ``llm_judge`` are checkers, one file each; ``checkers`` knows them by name.
 ``numerals`` reads digits of any script for them. ``judges`` runs a checker in processes that can be
 killed, each verdict with a clock of its own, as ``config`` says; ``kept_verdicts`` are those that
-were paid for.
+were paid for. ``compared`` says what a judge of two completions is.
 
 Importable without torch, and uses nothing of this project but ``steps.shared``.
 """

@@ -28,6 +28,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from steps.checking.compared import Compared, PairJudge
 from steps.checking.kept_verdicts import KeptVerdicts, content_of
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.shared.checks import require, require_method
@@ -64,13 +65,13 @@ class Judges:
 
     def __init__(
         self,
-        checker: Checker,
+        checker: Checker | PairJudge,
         processes: int = 1,
         time_limit: float = 10.0,
         scratch: Path | None = None,
         most_without: float = 1.0,
     ) -> None:
-        require_method(checker, Checker, "check")
+        require_method(checker, Checker if isinstance(checker, Checker) else PairJudge, "check")
         require(processes >= 0, "processes must be at least 0", processes)
         require(0 < time_limit < math.inf, "time_limit must be above 0", time_limit)
         self._checker = checker
@@ -88,7 +89,7 @@ class Judges:
 
     def judge(
         self,
-        completions: Sequence[Answered],
+        completions: Sequence[Answered] | Sequence[Compared],
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Judgement]:
         """Judge completions in parallel. The judgements are in the order of the completions.
@@ -118,14 +119,14 @@ class Judges:
     def _require_verdicts(self, without: Sequence[str], total: int) -> None:
         if len(without) > share_of(self._most_without, total):
             raise ValueError(
-                f"{len(without)} of {total} completions have no verdict, the last because: "
+                f"{len(without)} of {total} judgements have no verdict, the last because: "
                 f"{without[-1]}; mend the checker and run again, which asks for what is missing; "
                 "or raise most_without, which asks for all verdicts again"
             )
 
     def _judge(
         self,
-        completions: Sequence[Answered],
+        completions: Sequence[Answered] | Sequence[Compared],
         on_progress: Callable[[int, int], None],
         on_verdict: Callable[[int, Judgement], None],
     ) -> list[Judgement]:
@@ -190,7 +191,7 @@ class _Process:
     handed: the indices of the completions that it has not judged yet. It works on the first one.
     """
 
-    def __init__(self, checker: Checker, time_limit: float) -> None:
+    def __init__(self, checker: Checker | PairJudge, time_limit: float) -> None:
         self.connection, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=_serve, args=(theirs, checker, time_limit))
         self._process.start()
@@ -218,7 +219,7 @@ class _Process:
             return "it closed its pipe"
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
-    def start(self, numbers: Sequence[int], completions: Sequence[Answered]) -> None:
+    def start(self, numbers: Sequence[int], completions: Sequence[Answered | Compared]) -> None:
         """Send completions to the process, and start the clock for the first one."""
         self.handed.extend(numbers)
         self._deadline = time.monotonic() + self._time_limit
@@ -300,7 +301,7 @@ class _Process:
 # --- in the judging process -----------------------------------------------------------------------
 
 
-def _serve(connection: Connection, checker: Checker, time_limit: float) -> None:
+def _serve(connection: Connection, checker: Any, time_limit: float) -> None:
     os.setsid()
     _die_first()
     own = os.getpid()
@@ -342,7 +343,7 @@ def _limit_processor_time(time_limit: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _judged(checker: Checker, answered: Answered) -> Judgement:
+def _judged(checker: Any, answered: Answered | Compared) -> Judgement:
     try:
         judgement = checker.check(answered)
     except Exception as error:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from steps.checking.compared import Compared
 from steps.checking.verdicts import Answered, Judgement, Verdict
 
 
@@ -47,8 +48,13 @@ class KeptVerdicts:
             return
 
 
-def content_of(answered: Answered) -> str:
-    """A digest of all that a checker sees."""
-    prompt = [dict(message) for message in answered.prompt]
-    seen = json.dumps([answered.text, answered.answer, prompt], sort_keys=True, default=repr)
+def content_of(asked: Answered | Compared) -> str:
+    """A digest of all that a checker or a judge of pairs sees."""
+    prompt = [dict(message) for message in asked.prompt]
+    texts = (
+        (asked.text, asked.answer)
+        if isinstance(asked, Answered)
+        else (asked.first, asked.second, "compared")
+    )
+    seen = json.dumps([*texts, prompt], sort_keys=True, default=repr)
     return hashlib.blake2b(seen.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

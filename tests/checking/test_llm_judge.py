@@ -41,7 +41,7 @@ def reply(text: str, finish: str = "stop") -> Any:
 def test_the_last_line_of_a_reply_is_the_verdict(
     answer: Any, verdict: Verdict, reason: str
 ) -> None:
-    judgement = verdict_of(answer)
+    judgement = verdict_of(answer, LlmJudge.words)
     assert judgement.verdict is verdict
     assert reason in judgement.reason
 

@@ -134,16 +134,39 @@ class Odd:
 class Of(Generic[T]):
     size: int = 1
 
+@dataclass(frozen=True)
+class Judge:
+    pass
+
+@dataclass(frozen=True)
+class Asked(Judge):
+    model: str = "one"
+
 @dataclass
 class Config(ExperimentConfig):
     part: Any = field(default_factory=Small)
+    judge: Judge | None = None
 
 def chosen(cfg: Config) -> dict:
+    print(cfg.judge)
     return {}
 
 if __name__ == "__main__":
-    main(chosen, choices={"part": {"small": Small, "odd": Odd, "of": Of}})
+    parts = {"small": Small, "odd": Odd, "of": Of}
+    main(chosen, choices={"part": parts, "judge": {"asked": Asked}})
 """
+
+
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [([], "None"), (["judge=asked", "judge.model=two"], "Asked(model='two')")],
+)
+def test_a_choice_may_be_none_by_default_and_have_a_frozen_base_without_fields(
+    tmp_path: Path, settings: list[str], made: str
+) -> None:
+    path = tmp_path / "chosen.py"
+    path.write_text(CHOICE)
+    assert made in script(path, *settings, "--plan").out
 
 
 @pytest.mark.parametrize("settings", [["part=odd", "--plan"], ["-m", "part=small,odd", "--plan"]])
