@@ -28,11 +28,11 @@ def compare_completions(
     """
     from steps.comparing.comparing import compare, counts, paired, scores
     from steps.data.rows.jsonl import read_json_lines, write_json_lines
-    from steps.evaluation.intervals import proportion
+    from steps.evaluation.intervals import mean_share
 
     answers = (read_json_lines(made / "completions.jsonl") for made in (completions, beside))
     compared = compare(paired(*answers), judge, config, out.scratch / "verdicts", out.progress)
     write_json_lines(out.path / "comparisons.jsonl", (c.record() for c in compared))
     found = scores(compared)
-    rate = {"win_rate": proportion(sum(found), len(found))} if found else {}
+    rate = {"win_rate": mean_share(found)} if found else {}
     return {**rate, **counts(compared)}

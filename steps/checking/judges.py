@@ -126,7 +126,7 @@ class Judges:
 
     def _judge(
         self,
-        completions: Sequence[Answered] | Sequence[Compared],
+        completions: Sequence[Answered | Compared],
         on_progress: Callable[[int, int], None],
         on_verdict: Callable[[int, Judgement], None],
     ) -> list[Judgement]:

@@ -14,10 +14,8 @@ _AT_ONCE = 2**16
 Z = 1.96  # of the standard normal distribution, for 95 %
 
 
-def proportion(successes: float, n: int) -> Interval:
+def proportion(successes: int, n: int) -> Interval:
     """A share with its score interval (Wilson 1927), which is valid for small n and near 0 and 1.
-
-    Successes may be parts of one, such as ties; the interval is then wider than it need be.
 
     Raises:
         ValueError: unless 0 <= successes <= n and n > 0.
