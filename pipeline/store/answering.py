@@ -3,13 +3,17 @@
 Clients of buckets repeat a request for some seconds, of some kinds for half a minute. That is right
 for a network that fails for a moment. It is too long for an address that is wrong, or a machine
 without a network. And it is too short for what a step has made in hours, which exists only in its
-worker until the bucket has it.
+worker until the bucket has it. Of a host that takes a request and sends nothing, the clients say
+nothing for minutes; so a user is told.
 """
 
+import contextlib
 import functools
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,10 +28,14 @@ PATIENCE_SECONDS = 3.0
 _CONNECT_SECONDS = 3.0
 _PAUSE_SECONDS = 0.5
 _PORTS = {"http": 80, "https": 443}
+SILENCE_SECONDS = 15.0
+"""After how long a user is told that a request is still waiting; no sooner is another one told."""
 OUTAGE_SECONDS = 600.0
 LONGEST_PAUSE_SECONDS = 20.0
 
 T = TypeVar("T")
+_told: float | None = None
+"""When this process has last told of a request that waits, on the monotonic clock."""
 
 
 @functools.cache
@@ -49,6 +57,34 @@ def require_answer(url: str) -> None:
             time.sleep(_PAUSE_SECONDS)
         else:
             return
+
+
+@contextlib.contextmanager
+def telling_of_silence(place: str) -> Iterator[None]:
+    """Print a sentence on standard error if the block, one request for a place, takes longer than
+    ``SILENCE_SECONDS``; of many requests that wait at once, the first prints it."""
+    timer = Timer(SILENCE_SECONDS, _tell_of_silence, [place])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell_of_silence(place: str) -> None:
+    global _told
+    now = time.monotonic()
+    if _told is not None and now - _told < SILENCE_SECONDS:
+        return
+    _told = now
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        print(
+            f"{place}: no answer for {SILENCE_SECONDS:.0f} s, still waiting; check that address, "
+            "the network, and whether the service is up (Ctrl-C stops)",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def despite_outages(

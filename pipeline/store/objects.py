@@ -32,7 +32,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
-from pipeline.store.answering import require_answer
+from pipeline.store.answering import require_answer, telling_of_silence
 from pipeline.store.stored import is_file
 
 _ONE_SLASH = re.compile(r"([a-z][a-z0-9]+):/(?!/)")
@@ -109,7 +109,8 @@ def open_objects(url: str, is_patient: bool = False) -> tuple["Objects", str]:
     if re.match("gc?s://", url) and not is_patient:
         _require_gcs(url)
     try:
-        fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+        with telling_of_silence(url):
+            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
         if url.startswith("s3://"):
             require_installed(["s3fs"], f"the store {url}")
@@ -276,14 +277,18 @@ class Objects:
 
     @contextlib.contextmanager
     def _failures_of(self, action: str, path: str) -> Iterator[None]:
+        url = self.url_of(path)
+        # of large files, a copy takes minutes while the store answers
+        is_copy = action.startswith("copy")
         try:
-            yield
+            with contextlib.nullcontext() if is_copy else telling_of_silence(url):
+                yield
         except Exception as error:
             if isinstance(error, OSError) and (path in str(error) or error.errno is not None):
                 raise
             reason = str(error) or type(error).__name__
             kept = (kind for kind in _KEPT_ERRORS if isinstance(error, kind))
-            raise next(kept, OSError)(f"cannot {action} {self.url_of(path)}: {reason}") from error
+            raise next(kept, OSError)(f"cannot {action} {url}: {reason}") from error
 
 
 class LocalObjects(Objects):

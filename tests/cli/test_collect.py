@@ -128,6 +128,15 @@ def test_nothing_is_left_of_a_key_that_goes(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("one_run")
+def test_a_step_whose_artifacts_have_all_gone_is_not_named_as_one_that_the_store_has(
+    lab: Lab,
+) -> None:
+    assert "multiply" in lab.store.steps()
+    collect(lab.store, Policy(last=0, grace=0))
+    assert lab.store.steps() == []
+
+
+@pytest.mark.usefixtures("one_run")
 def test_of_a_key_that_stays_an_earlier_generation_loses_its_data_only(lab: Lab) -> None:
     first = newest(lab, "multiply")
     run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])

@@ -1,9 +1,11 @@
 """What the store may rely on, on every kind of file system it is offered."""
 
 import contextlib
+import io
 import logging
 import os
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -383,6 +385,29 @@ def test_an_address_that_has_answered_is_not_tried_again() -> None:
     with _serving(_Refuse) as url:
         answering.require_answer(url)
     answering.require_answer(url)
+
+
+def test_a_user_is_told_of_a_request_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of buckets wait in silence for minutes."""
+    told = threading.Event()
+    lines: list[str] = []
+
+    class Screen(io.StringIO):
+        def flush(self) -> None:
+            lines.append(self.getvalue())
+            told.set()
+
+    def answer_late(path: str, *_: object, **__: object) -> bytes:
+        assert told.wait(HANGS_SECONDS)
+        return b"at last"
+
+    monkeypatch.setattr(answering, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", Screen())
+    objects, root = open_objects("memory://bucket")
+    monkeypatch.setattr(objects.fs, "cat_file", answer_late)
+    told.clear()
+    assert objects.read(f"{root}/a") == b"at last"
+    assert "memory:///bucket/a: no answer for" in lines[-1]
 
 
 @pytest.mark.parametrize("error", [PermissionError("Forbidden"), OSError("Slow down")], ids=str)

@@ -75,6 +75,8 @@ def _delete(store: Store, garbage: Garbage) -> None:
             store.evict(manifest)
     for file in garbage.files:
         store.objects.remove(file)
+        if garbage.kind is Kind.ARTIFACT:  # a step without artifacts has no folder
+            remove_if_empty(store, file.rpartition("/")[0])
     for folder in garbage.folders:
         store.objects.remove_tree(folder)
         remove_if_empty(store, folder.rpartition("/")[0])
