@@ -512,8 +512,7 @@ def evict(
             printing.show_line(console, f"{what} will stay; name one by {step}@KEY", "dim")
     size = decimal(sum(manifest.size for manifest in chosen.values()))
     _confirm(f"Delete {size} of data?", yes)
-    for manifest in chosen.values():
-        eviction.evict(catalog.store, manifest)
+    eviction.evict(catalog.store, list(chosen.values()))
     forget_broken_links(catalog.store)
     printing.show_line(console, f"freed {size}")
 

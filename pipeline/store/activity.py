@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import TemperError
+from pipeline.foreseen import NO_ROOM
 from pipeline.store.layout import Store, name_by_time
 from pipeline.store.lease import RELEASED_BYTES, Holder, Leases, chains, number_of
 from pipeline.store.stored import is_attempt, is_key, is_step
@@ -108,7 +109,7 @@ def alone_with(store: Store, step: str, key: str, purpose: str) -> Iterator[bool
     ours = Leases(store.objects, store.root, run=purpose)
     with ours.held(step, key, done=lambda: True) as lease:
         if lease is None:
-            _require_writable(store)  # otherwise a wait for the lease would hide this error
+            require_writable(store)  # otherwise a wait for the lease would hide this error
         yield lease is not None
 
 
@@ -135,7 +136,28 @@ def remove_if_empty(store: Store, folder: str) -> None:
             os.rmdir(folder)
 
 
-def _require_writable(store: Store) -> None:
+def make_room(store: Store) -> bool:
+    """Whether the disk of a store lacks the room for a lease. If so, the indexes of the catalog are
+    deleted, since they only save time: what deletes more then has the room to begin.
+
+    Raises:
+        TemperError: the store cannot be written for another reason.
+    """
+    try:
+        require_writable(store)
+    except TemperError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM:
+            raise
+        store.objects.remove_tree(f"{store.root}/index")
+        return True
+    return False
+
+
+def require_writable(store: Store) -> None:
+    """
+    Raises:
+        TemperError: the store cannot be written.
+    """
     probe = f"{store.root}/leases/.{name_by_time(time.time())}"
     try:
         store.objects.replace(probe, b"can this be written?")
@@ -146,4 +168,6 @@ def _require_writable(store: Store) -> None:
 
 def unwritable(store: Store, error: OSError) -> TemperError:
     """The error for the user whose store refuses a change."""
-    return TemperError(f"the store {store.url} cannot be written: {error.strerror or error}")
+    remedy = "; make room on its disk" if error.errno in NO_ROOM else ""
+    reason = error.strerror or error
+    return TemperError(f"the store {store.url} cannot be written: {reason}{remedy}")

@@ -1,6 +1,7 @@
 """What garbage collection frees and what it leaves, also while drivers are at work."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -10,15 +11,18 @@ import socket
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from numbers_lab import Lab, end, start_driver, start_held_driver, wait_for
 from places import GOLDEN
 from rich.console import Console
 from toy_steps import Times, add, fail, journal_lines, parity, slow_count
+from typer.testing import CliRunner
 from waiting import wait_until
 
 from pipeline import Step, Store, TemperError, run
+from pipeline.cli import app
 from pipeline.cli.keep.collect import delete
 from pipeline.cli.keep.garbage import Kind, Policy, find_garbage
 from pipeline.launchers.jobs import JobRecord
@@ -26,6 +30,7 @@ from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
+from pipeline.store.objects import LocalObjects
 from pipeline.store.runs import forget_run, names_of_runs, read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
@@ -134,6 +139,33 @@ def test_a_step_whose_artifacts_have_all_gone_is_not_named_as_one_that_the_store
     assert "multiply" in lab.store.steps()
     collect(lab.store, Policy(last=0, grace=0))
     assert lab.store.steps() == []
+
+
+def test_on_a_full_disk_room_can_be_made(
+    lab: Lab, stores: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of a full disk name these commands, and a lease needs room itself."""
+    for way in (["gc", "--keep-last", "1", "--grace", "0"], ["evict", "multiply"]):
+        shutil.rmtree(lab.store.root, ignore_errors=True)
+        shutil.copytree(stores[1], lab.store.root)
+        full = len(files(lab.store))
+
+        def refuse_if_full(write: Any, most: int) -> Any:
+            def attempt(self: LocalObjects, path: str, data: bytes) -> Any:
+                if len(files(lab.store)) >= most:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return write(self, path, data)
+
+            return attempt
+
+        with monkeypatch.context() as patch:
+            for name in ("create", "replace"):
+                write = getattr(LocalObjects, name)
+                patch.setattr(LocalObjects, name, refuse_if_full(write, full))
+            done = CliRunner().invoke(app, [*way, "--yes", "--store", lab.store.root])
+        assert done.exception is None
+        assert "freed" in done.output
+        assert len(files(lab.store)) < full
 
 
 @pytest.mark.usefixtures("one_run")

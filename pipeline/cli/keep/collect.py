@@ -1,9 +1,10 @@
 """Deletes garbage while drivers may be at work.
 
 It holds the lease of each key while it deletes, so no driver begins with that key, and skips keys
-whose lease another process holds. Before it deletes anything it reads the run records again, and
-keeps everything that a run has begun to use since the garbage was found. It deletes the latest
-manifest of an artifact first and the data last, so an interruption leaves no manifest without data.
+whose lease another process holds. If the disk has no room for a lease, it first deletes what needs
+none. Before it deletes anything it reads the run records again, and keeps everything that a run has
+begun to use since the garbage was found. It deletes the latest manifest of an artifact first and
+the data last, so an interruption leaves no manifest without data.
 
 One case remains: a driver that planned with an artifact that no kept run used, and wrote its record
 only after the deletion. It finds that its input is missing when it needs the bytes: the step fails
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.cli.keep.garbage import Findings, Garbage, Key, Kind, Uses
-from pipeline.store.activity import alone_with, forget_released, remove_if_empty
+from pipeline.store.activity import alone_with, forget_released, make_room, remove_if_empty
 from pipeline.store.catalog import Catalog
 from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
@@ -42,7 +43,10 @@ def delete(store: Store, findings: Findings) -> int:
         return _clear(store, *place, by_key[place], findings)
 
     freed = sum(map(_delete_write, by_key.pop(("", ""), [])))  # of no key, so no lease is needed
-    with ThreadPoolExecutor(WORKERS) as pool:
+    is_full = make_room(store)
+    if is_full:
+        freed += sum(_delete_attempts(store, place, by_key) for place in [*by_key])
+    with ThreadPoolExecutor(1 if is_full else WORKERS) as pool:  # each lease takes room
         freed += sum(pool.map(clear, by_key))
     for step in {g.step for group in by_key.values() for g in group if g.kind is Kind.ARTIFACT}:
         Catalog(store).rewrite(step)
@@ -63,6 +67,21 @@ def _clear(store: Store, step: str, key: str, group: Sequence[Garbage], findings
     if ends or (step, key) not in findings.leases:  # otherwise the lease's epoch is still needed
         forget_released(store, step, key)
     return sum(garbage.size for garbage in group)
+
+
+def _delete_attempts(store: Store, place: Key, by_key: dict[Key, list[Garbage]]) -> int:
+    """Delete the attempts at a key that nothing will commit, since no engine has its job, and take
+    them from the garbage; return the bytes freed. No driver's work needs them, so no lease."""
+    if store.read(store.job_path(*place)) is not None:
+        return 0
+    gone = [garbage for garbage in by_key[place] if garbage.kind is Kind.ATTEMPT]
+    for garbage in gone:
+        _delete(store, garbage)
+    if left := [garbage for garbage in by_key[place] if garbage.kind is not Kind.ATTEMPT]:
+        by_key[place] = left
+    else:
+        del by_key[place]
+    return sum(garbage.size for garbage in gone)
 
 
 def _delete(store: Store, garbage: Garbage) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.errors import TemperError
-from pipeline.store.activity import alone_with, attempts, leases
+from pipeline.store.activity import alone_with, attempts, leases, make_room
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss, Store
 from pipeline.store.manifest import Manifest
@@ -54,17 +54,21 @@ def require_unused(store: Store, manifests: Sequence[Manifest]) -> None:
                     )
 
 
-def evict(store: Store, manifest: Manifest) -> None:
-    """Delete the data of one generation.
+def evict(store: Store, manifests: Sequence[Manifest]) -> None:
+    """Delete the data of generations, also where the disk has no room left for a lease.
 
     Raises:
         TemperError: another process has just begun to make it again, or the store cannot be
             written.
     """
-    with alone_with(store, manifest.step, manifest.key, "temper evict") as alone:
-        if not alone:
-            raise TemperError(f"cannot evict {manifest.name}: it is being made; see: temper status")
-        store.evict(manifest)
+    make_room(store)
+    for manifest in manifests:
+        with alone_with(store, manifest.step, manifest.key, "temper evict") as alone:
+            if not alone:
+                raise TemperError(
+                    f"cannot evict {manifest.name}: it is being made; see: temper status"
+                )
+            store.evict(manifest)
 
 
 def _inputs_of(store: Store, step: str, key: str) -> list[str]:
