@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,14 +25,14 @@ from pipeline.cli.keep.garbage import Findings, Garbage
 from pipeline.cli.keep.verify import Damage
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
-from pipeline.plan import variants
+from pipeline.plan.labels import recorded_labels
 from pipeline.show.metrics import metric_text
 from pipeline.show.step_progress import progress_of
 from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.runs import UNKNOWN, Run, planned_labels
+from pipeline.store.runs import UNKNOWN, Run
 from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
@@ -55,7 +54,7 @@ def show_line(console: Console, value: object, style: str = "") -> None:
 def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manifest]) -> None:
     """Print a line for each artifact, with its state; a narrow terminal gets fewer columns."""
     manifests = list(manifests)
-    labels = _labels(catalog.store, manifests)
+    labels = recorded_labels(catalog.store, manifests)
     states = [state_of(catalog, manifest) for manifest in manifests]
     columns = {
         "artifact": [text(manifest.name) for manifest in manifests],
@@ -76,23 +75,6 @@ def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manif
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     console.print(table)
-
-
-def _labels(store: Store, manifests: Sequence[Manifest]) -> dict[str, str]:
-    """What distinguishes artifacts of one step, by attempt: the label in the plan of the run that
-    made it, and the settings in which it differs if there is no such label or others share it."""
-    nodes = variants.of_manifests(manifests)
-    differing = variants.distinguishing_settings(nodes)
-    settings = {attempt: variants.label(of) for attempt, of in differing.items()}
-    times = Counter(made.step for made in manifests)
-    planned = planned_labels(store, [made for made in manifests if times[made.step] > 1])
-    found = {attempt: planned.get(attempt, settings[attempt]) for attempt in nodes}
-    shared = Counter((made.step, found[made.attempt]) for made in manifests)
-    for made in manifests:
-        label, more = found[made.attempt], settings[made.attempt]
-        if shared[made.step, label] > 1 and label != more:
-            found[made.attempt] = f"{label} {more}".strip()
-    return variants.numbered(found, nodes)
 
 
 def _least_width(columns: Mapping[str, Sequence[Text]]) -> int:

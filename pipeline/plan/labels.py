@@ -20,6 +20,9 @@ from itertools import islice
 
 from pipeline.dag.step import Step
 from pipeline.plan import variants
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import planned_labels
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{8}")
 
@@ -41,6 +44,23 @@ def labels(steps: Sequence[Step], results: Mapping[str, str]) -> dict[str, str]:
     for group in variants.groups(nodes):
         if len(group) > 1:
             found |= _labels_of_group(group, own, derived, distinguishing)
+    return variants.numbered(found, nodes)
+
+
+def recorded_labels(store: Store, manifests: Sequence[Manifest]) -> dict[str, str]:
+    """What distinguishes artifacts of one step, by attempt: the label in the plan of the run that
+    made it, and the settings in which it differs if there is no such label or others share it."""
+    nodes = variants.of_manifests(manifests)
+    differing = variants.distinguishing_settings(nodes)
+    settings = {attempt: variants.label(of) for attempt, of in differing.items()}
+    times = Counter(made.step for made in manifests)
+    planned = planned_labels(store, [made for made in manifests if times[made.step] > 1])
+    found = {attempt: planned.get(attempt, settings[attempt]) for attempt in nodes}
+    shared = Counter((made.step, found[made.attempt]) for made in manifests)
+    for made in manifests:
+        label, more = found[made.attempt], settings[made.attempt]
+        if shared[made.step, label] > 1 and label != more:
+            found[made.attempt] = f"{label} {more}".strip()
     return variants.numbered(found, nodes)
 
 

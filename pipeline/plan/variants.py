@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.dag.canonical import Json
+from pipeline.dag.inputs import source_identity
 from pipeline.dag.settings import leaves
 from pipeline.dag.step import Input, Step
 from pipeline.store.manifest import Manifest
@@ -42,12 +43,38 @@ class Node:
 
 
 def of_steps(steps: Iterable[Step]) -> dict[str, Node]:
-    """Nodes by fingerprint, in the order of ``steps``."""
+    """Nodes by fingerprint, in the order of ``steps``. In place of the digest of a file's content
+    they have its name."""
+    steps = list(steps)
+    files = _names_of_files(steps)
     nodes = {}
     for step in steps:
         given = {_place(i): _Given(i.step.fingerprint, i.part) for i in step.inputs}
-        nodes[step.fingerprint] = _node(step.name, step.recipe(_place), given)
+        node = _node(step.name, step.recipe(_place), given)
+        settings = dict(_with_name(*setting, files) for setting in node.settings.items())
+        nodes[step.fingerprint] = replace(node, settings=settings)
     return nodes
+
+
+def _names_of_files(steps: Iterable[Step]) -> dict[str, str]:
+    """The shortest end of each file's path that distinguishes it, by the digest of its content."""
+    paths: dict[str, list[str]] = {}
+    for file in (file for step in steps for file in step.files):
+        if isinstance(content := source_identity(file.url), str):
+            paths.setdefault(content, file.url.rstrip("/").split("/"))
+    ends = {
+        content: ["/".join(path[-n:]) for n in range(1, len(path) + 1)]
+        for content, path in paths.items()
+    }
+    times = Counter(value_text(end) for of in ends.values() for end in of)
+    unique = {content: [e for e in of if times[value_text(e)] == 1] for content, of in ends.items()}
+    return {content: of[0] for content, of in unique.items() if of}
+
+
+def _with_name(path: str, value: Any, files: Mapping[str, str]) -> tuple[str, Any]:
+    if isinstance(value, str) and path.endswith(".content") and value in files:
+        return path.removesuffix(".content"), files[value]
+    return path, value
 
 
 def _place(reference: Input) -> str:

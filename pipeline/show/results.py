@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TemperError
 from pipeline.plan import variants
+from pipeline.plan.labels import recorded_labels
 from pipeline.show.made import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, metric_text, without_p_values
 from pipeline.store.catalog import Catalog
@@ -65,10 +66,10 @@ def results(
 
     catalog = Catalog(_store_of(of, store))
     rows = _rows(of, catalog, only_latest)
-    above = catalog.with_all_above(row.manifest for row in rows)
+    above = [*catalog.with_all_above(row.manifest for row in rows)]
     nodes = variants.of_manifests(above)
     columns = _identity(rows)
-    columns |= _inputs(nodes, rows, columns)
+    columns |= _inputs(nodes, recorded_labels(catalog.store, above), rows, columns)
     columns |= _settings(nodes, rows, columns)
     columns |= _metrics([row.manifest for row in rows], columns)
     return pa.table({name: _column(values) for name, values in columns.items()})
@@ -171,10 +172,14 @@ def _identity(rows: Sequence[_Row]) -> Columns:
     }
 
 
-def _inputs(nodes: Mapping[str, variants.Node], rows: Sequence[_Row], taken: Columns) -> Columns:
+def _inputs(
+    nodes: Mapping[str, variants.Node],
+    labels: Mapping[str, str],
+    rows: Sequence[_Row],
+    taken: Columns,
+) -> Columns:
     """A column for each parameter whose input differs between results, such as the model that an
     evaluation evaluates."""
-    labels = variants.names(nodes)
 
     def name(attempt: str | None) -> str | None:
         if attempt is None or attempt not in nodes:

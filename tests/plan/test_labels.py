@@ -1,12 +1,13 @@
 """What steps are called on screens, so that a person finds the one that is meant."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from report_steps import measure, prepare, prepare_again
 from rich.console import Console
 
-from pipeline import Artifact, Output, Step, Store, TemperError, run, step
+from pipeline import Artifact, File, Output, Step, Store, TemperError, results, run, step
 from pipeline.plan.planning import display_names, make_plan
 from pipeline.show.report import story_of_runs
 from pipeline.store.catalog import Catalog
@@ -40,6 +41,11 @@ def judge(out: Output, model: Artifact, baseline: Artifact | None = None) -> dic
 def called(roots: dict[str, Step], store: Store) -> list[str]:
     """What the plan calls each step."""
     return list(display_names(make_plan(roots, store)).values())
+
+
+@step(version="1")
+def load(out: Output, rows: File) -> dict:
+    return {}
 
 
 SOURCES = ("a", "b", "c")
@@ -87,6 +93,46 @@ def test_a_name_is_handed_on_to_what_only_that_step_needs_or_is_made_from(store:
     names = called({str(i): root for i, root in enumerate(roots)}, store)
     assert [n for n in names if n.startswith("mix")] == [f"mix (no {s})" for s in SOURCES]
     assert [n for n in names if n.startswith("learn")] == [f"learn (no {s})" for s in SOURCES]
+
+
+def test_a_table_of_results_calls_inputs_as_they_were_named(store: Store, console: Console) -> None:
+    mixtures = {s: mix(tuple(map(Part, without(s)))).named(f"no {s}") for s in SOURCES}
+    made = run({s: judge(mixture) for s, mixture in mixtures.items()}, store, console=console)
+    assert results(made)["model"].to_pylist() == [f"mix (no {s})" for s in SOURCES]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["easy.jsonl", "hard.jsonl"], ["easy.jsonl", "hard.jsonl"]),
+        (["easy/a.jsonl", "hard/a.jsonl", "b.jsonl"], ["easy/a.jsonl", "hard/a.jsonl", "b.jsonl"]),
+        (["easy", "hard/"], ["easy", "hard"]),  # folders
+    ],
+)
+def test_what_read_different_files_is_called_by_their_names(
+    files: list[str], names: list[str], tmp_path: Path, store: Store
+) -> None:
+    for name in files:
+        path = tmp_path / name
+        rows = path if "." in path.name else path / "rows.jsonl"
+        rows.parent.mkdir(exist_ok=True)
+        rows.write_text(f"of {name}")
+    roots = {name: learn(load(File(f"{tmp_path}/{name}"))) for name in files}
+    roots["all"] = learn(mix(()), base=load(File(f"{tmp_path}/{files[0]}")))  # not of one result
+    shown = [n for n in called(roots, store) if n.startswith("load")]
+    assert shown == [f"load (rows={name})" for name in names]
+
+
+def test_files_whose_names_are_too_long_to_differ_are_told_apart(
+    tmp_path: Path, store: Store
+) -> None:
+    names = [f"{'a' * 40}{number}.jsonl" for number in (1, 2)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    roots = {name: load(File(f"{tmp_path}/{name}")) for name in names}
+    roots |= {f"again {name}": learn(root, root) for name, root in roots.items()}
+    shown = called(roots, store)
+    assert len({*shown}) == len(shown)
 
 
 def test_results_in_a_list_are_called_as_they_were_named(store: Store, console: Console) -> None:
