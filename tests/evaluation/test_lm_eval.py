@@ -14,8 +14,6 @@ from steps.kinds import Model
 from steps.lm_eval import lm_eval
 from steps.views import benchmark
 
-pytestmark = pytest.mark.slow
-
 CHOICE = """
 task: capital
 dataset_path: json
