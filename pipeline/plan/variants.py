@@ -172,14 +172,14 @@ def parameters(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Co
     """The settings in which nodes or their ancestors differ.
 
     Returns:
-        The values of each setting by node, under the setting's shortened name; None for a step that
-        lacks a setting of others of its name, as of another loss, or of a list that is empty.
+        The values of each setting by node, under the setting's shortened name.
     """
-    return _shortened(_different_above(_histories(_with_absent(nodes)), chosen))
+    return _shortened(_different_above(_histories(nodes), chosen))
 
 
-def _with_absent(nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """The nodes with every setting of any node of their step; None where they lack it."""
+def with_absent(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """The nodes with every setting of any node of their step; None where they lack it, as one of
+    another loss, or of a list that is empty."""
     known: dict[str, dict[str, Any]] = {}
     for node in nodes.values():
         known.setdefault(node.step, {}).update(dict.fromkeys(node.settings))

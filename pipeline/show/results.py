@@ -201,7 +201,7 @@ def _settings(nodes: Mapping[str, variants.Node], rows: Sequence[_Row], taken: C
     attempts = [row.manifest.attempt for row in rows]
     return {
         _free(name, taken, "setting"): [values.get(attempt) for attempt in attempts]
-        for name, values in variants.parameters(nodes, attempts).items()
+        for name, values in variants.parameters(variants.with_absent(nodes), attempts).items()
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_steps import diverge, judge, measure, prepare
+from report_steps import diverge, hostile, judge, measure, prepare
 from rich.console import Console
 
 from pipeline import Step, Store, run
@@ -203,6 +203,13 @@ def test_plots_over_a_setting_of_two_metrics_of_one_title_tell_which_is_which(
     plots = {effect.setting: effect.panels for effect in effects(told, list(result_groups(told)))}
     names = [plot.name for plot in plots["right"]]
     assert names == ["Gain: share right", "words", "Answers: share right", "reward"]
+
+
+def test_a_setting_that_other_results_lack_is_not_plotted(store: Store, console: Console) -> None:
+    """As the loss of an evaluation, which its baseline has not: that is no sweep."""
+    results = {"before": hostile(prepare(), {}), "after": hostile(prepare(), {"beta": 0.1})}
+    told = story(store, results, console)
+    assert not [*effects(told, list(result_groups(told)))]
 
 
 def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console) -> None:

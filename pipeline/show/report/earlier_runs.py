@@ -99,7 +99,7 @@ def _settings(
 ) -> Mapping[str, Mapping[str, Any]]:
     """The settings in which artifacts or their ancestors differ; the values by run."""
     made = {reported.id: reported.manifest for reported in found.values() if reported.manifest}
-    nodes = variants.of_manifests(catalog.with_all_above(made.values()))
+    nodes = variants.with_absent(variants.of_manifests(catalog.with_all_above(made.values())))
     return {
         setting: {run: of[reported.id] for run, reported in found.items() if reported.id in of}
         for setting, of in variants.parameters(nodes, list(made)).items()
