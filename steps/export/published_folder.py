@@ -5,7 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from steps.data.tokens.rendering import load_bare_tokenizer
+from steps.generation.sampling import as_list, end_tokens
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
 
@@ -14,8 +17,12 @@ ADAPTER = "adapter"
 
 
 def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) -> dict[str, Any]:
-    """Write all weights, with adapters merged. With `keep_adapters`, also write the adapters."""
+    """Write all weights, with adapters merged. With `keep_adapters`, also write the adapters.
+
+    The generation config names every token that ends an answer, so others end answers there, too.
+    """
     exported = load_model(model, dtype)
+    _name_ends(exported, load_bare_tokenizer(model))
     save_model(exported, output, tokenizer_from=model)
     if keep_adapters and (model / ADAPTER).is_dir():
         shutil.copytree(model / ADAPTER, output / ADAPTER, copy_function=shutil.copyfile)
@@ -38,3 +45,11 @@ def export_adapters(model: Path, output: Path, base_model: str) -> dict[str, Any
     config.write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
     load_bare_tokenizer(model).save_pretrained(output)
     return {"adapter_bytes": (output / "adapter_model.safetensors").stat().st_size}
+
+
+def _name_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    config = model.generation_config
+    if config is not None:
+        named = as_list(config.eos_token_id)
+        lacking = [end for end in end_tokens(model, tokenizer) if end not in named]
+        config.eos_token_id = [*named, *lacking] if lacking else config.eos_token_id

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from steps.data.tokens.rendering import chat_format
 from steps.generation.choosing import sample_checked
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Finished, Request, share
@@ -87,9 +88,18 @@ def make_requests(
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokenizer's end-of-sequence token and those the model's generation config names."""
+    """The tokens that end a completion: the tokenizer's end of sequence, those that the model's
+    generation config names, and the one with which the chat template ends an answer. Training on
+    conversations teaches the last one, and a base model's files may name others only."""
     named = model.generation_config.eos_token_id if model.generation_config else None
-    return sorted({*_as_list(named), *_as_list(tokenizer.eos_token_id)})
+    return sorted({*as_list(named), *as_list(tokenizer.eos_token_id), *_end_of_turn(tokenizer)})
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if not tokenizer.chat_template or not tokenizer.is_fast:
+        return []
+    end = tokenizer.get_added_vocab().get(chat_format(tokenizer).last)
+    return as_list(end)
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
@@ -99,5 +109,6 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return core.decode(list(ids), skip_special_tokens=True)
 
 
-def _as_list(ids: Any) -> list[int]:
+def as_list(ids: Any) -> list[int]:
+    """The token ids that a config names: none, one, or a list of them."""
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

@@ -97,6 +97,7 @@ class Speaker:
             raise ValueError(f"cannot load the model of {folder}: {error}") from error
         if missing:
             raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
+        self._ends = end_tokens(self.model, self.tokenizer)
         _multiply_single_rows_by_pytorch(self.model)
 
     def answer(self, messages: Sequence[Message], drawing: Drawing, on_piece: OnPiece) -> str:
@@ -137,7 +138,7 @@ class Speaker:
 
         Raises ValueError if there are no tokens, or more than the model has positions for.
         """
-        ends = end_tokens(self.model, self.tokenizer)
+        ends = self._ends
         samples = drawing.temperature >= COLDEST
         self.model.generation_config = GenerationConfig(
             max_new_tokens=min(drawing.max_new_tokens, self.room_after(ids)),

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 import yaml
 from test_gguf import write_model, write_tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
+from steps.data.tokens.rendering import load_bare_tokenizer
 from steps.export.card import NONE, Ancestor, ModelCard, Sample, render_card
 from steps.export.published_folder import export_adapters, export_merged
 from steps.export.training_curves import draw_curves
@@ -97,6 +99,22 @@ def test_adapters_come_along_and_give_beside_the_base_what_the_merged_weights_gi
     adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "kept" / "adapter"))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "kept")
     torch.testing.assert_close(logits(adapted), logits(merged), atol=1e-4, rtol=1e-4)
+
+
+def test_an_exported_model_stops_where_its_template_ends_an_answer(
+    trained: Path, tmp_path: Path
+) -> None:
+    """As after SFT of a base model, whose generation config names the end of a text only."""
+    base, tokenizer = tmp_path / "base", load_bare_tokenizer(trained)
+    shutil.copytree(trained, base)
+    taught = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    config = GenerationConfig.from_pretrained(base)
+    config.eos_token_id = 0 if taught else 1
+    config.save_pretrained(base)
+    export_merged(base, tmp_path / "out", Dtype.float32, keep_adapters=False)
+    ends = GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
+    assert ends[0] == config.eos_token_id
+    assert taught in ends
 
 
 def test_adapters_alone_name_their_base_and_their_snippet_runs(

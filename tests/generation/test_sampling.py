@@ -20,7 +20,7 @@ from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.cache import KeyValueCache
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Finished
-from steps.generation.sampling import decoded, sample
+from steps.generation.sampling import decoded, end_tokens, sample
 from steps.kinds import Model, Prompts
 from steps.models.folders import load_model
 from steps.sample_completions import sample_completions
@@ -126,6 +126,23 @@ def test_a_text_ends_before_the_end_token_and_holds_no_special_token(
     lengths = {len(text.split()) for text in texts}
     assert min(lengths) < 20  # some ended early
     assert len(lengths) > 5
+
+
+def test_a_completion_ends_where_the_template_ends_an_answer_though_no_file_names_that_token(
+    model: PreTrainedModel, prompts: list[list[int]]
+) -> None:
+    """As with a base model whose end of sequence is another token than that of ChatML's turns."""
+    base = word_tokenizer()
+    base.eos_token = "w0"
+    model.generation_config.eos_token_id = 5  # pyright: ignore[reportOptionalMemberAccess]
+    taught = base.convert_tokens_to_ids("<end>")
+    assert end_tokens(model, base) == sorted([5, base.eos_token_id, taught])
+    config = SamplingConfig(40, temperature=2.0, num_completions=20)
+    drawn = [one for row in sample(model, base, asked(prompts), config) for one in row]
+    assert any(one.ids[-1] == taught and one.finish is Finish.stop for one in drawn)
+    assert not any(taught in one.ids[:-1] for one in drawn)
+    base.chat_template = None
+    assert end_tokens(model, base) == sorted([5, base.eos_token_id])
 
 
 def test_draws_follow_the_model_s_distribution(

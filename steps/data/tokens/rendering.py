@@ -94,6 +94,12 @@ class ChatFormat:
         return sorted({self.eos, *(token for end in ends for token in end)})
 
     @cached_property
+    def last(self) -> str:
+        """The token at which an answer is over, as nothing follows it there; it need not be the end
+        of sequence (base models with ChatML). Empty if the template writes none."""
+        return next(iter(self.special.findall(self.closing)[-1:]), "")
+
+    @cached_property
     def opener(self) -> str:
         """The special token that opens an assistant's turn, if one does."""
         found = self.special.findall(self.header or self.late_header)
