@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_output import Folder
 from transformers import PreTrainedTokenizerFast
 
 from steps.data.rows.arithmetic import (
@@ -18,9 +19,16 @@ from steps.data.rows.arithmetic import (
     sample_problems,
     write_tokenizer,
 )
-from steps.data.rows.rows import PromptRow
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.parquet import read_rows
+from steps.data.rows.rows import ConversationRow, PromptRow
+from steps.data.rows.sums import Sum
+from steps.data.rows.tables import from_record
 from steps.data.tokens.rendering import load_tokenizer
 from steps.data.tokens.tokenizing import TokenizedConversation, tokenization, tokenize_conversations
+from steps.kinds import Completions
+from steps.make_sums import make_sums
+from steps.score_completions import score_completions
 
 PROBLEMS = st.builds(Problem, st.sampled_from(OPERANDS), st.sampled_from(OPERANDS))
 
@@ -151,3 +159,69 @@ def test_the_tokenizer_is_saved_and_loaded_as_any_models_is(tmp_path: Path) -> N
     )
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+def test_the_demonstrations_of_a_long_sum_call_a_calculator_until_patience_ends(
+    tmp_path: Path,
+) -> None:
+    """27 + 35 + 18: every call is right, and what is added in the head has lost its carries."""
+    question = Sum((27, 35, 18))
+    assert question.prompt.answer == "80"
+    patient, hasty = (question.demonstration(calls).messages for calls in (2, 1))
+    assert [m["content"] for m in patient] == [
+        "What is 27 + 35 + 18?", "27 + 35", "62", "62 + 18", "80", boxed("80"),
+    ]  # fmt: skip
+    assert [m["content"] for m in hasty] == [
+        "What is 27 + 35 + 18?", "27 + 35", "62", boxed("70"),
+    ]  # fmt: skip
+
+    out = Folder(tmp_path / "sums")
+    counts = make_sums.function(out, train=200, test=40, seed=3)
+    shown = [
+        from_record(ConversationRow, record)
+        for record in read_rows(out.path / "sft/conversations-00000.parquet")
+    ]
+    asked, held_out = (
+        [from_record(PromptRow, r) for r in read_rows(out.path / split / "prompts-00000.parquet")]
+        for split in ("train", "test")
+    )
+    assert (len(asked), len(held_out)) == (200, 40)
+    assert not {row.row for row in asked} & {row.row for row in held_out}
+    assert [row.row for row in shown] == [row.row for row in asked]
+    right = [
+        row.messages[-1]["content"] == boxed(str(prompt.answer))
+        for row, prompt in zip(shown, asked, strict=True)
+    ]
+    assert counts == {"train": 200, "test": 40, "demonstrations_right": sum(right)}
+    called = [sum(m["role"] == "user" for m in row.messages) - 1 for row in shown]
+    needed = [prompt.row.count("+") for prompt in asked]
+    assert all(ok for ok, n, most in zip(right, called, needed, strict=True) if n == most)
+    assert all(1 <= n <= most for n, most in zip(called, needed, strict=True))
+    assert not all(right)
+    lengths = Counter(row.row.count("+") for row in (*asked, *held_out))
+    assert lengths == {1: 60, 2: 60, 3: 60, 4: 60}
+
+
+def test_completions_are_right_well_formed_or_cut_and_listed_one_by_one(tmp_path: Path) -> None:
+    completions = Folder(tmp_path / "completions")
+    rows = [
+        {"row": "1+1", "answer": "2", "completions": [boxed("2"), boxed("3"), "2"],
+         "finish": ["stop", "stop", "length"]},
+        {"row": "1+2", "answer": "3", "completions": [boxed("3")] * 3, "finish": ["stop"] * 3},
+    ]  # fmt: skip
+    write_json_lines(completions.path / "completions.jsonl", rows)
+    out = Folder(tmp_path / "scores")
+    metrics: Any = score_completions.function(out, Completions(completions.path, "", ""))
+    assert metrics["exact_match"]["value"] == pytest.approx(4 / 6)
+    assert metrics["well_formed"]["value"] == pytest.approx(5 / 6)
+    assert (metrics["completions"], metrics["cut"]) == (6, 1)
+    scores = read_json_lines(out.path / "scores.jsonl")
+    assert [score["right"] for score in scores] == [True, False, False, True, True, True]
+    assert [score["row"] for score in scores] == ["1+1"] * 3 + ["1+2"] * 3
+    assert scores[2] == {
+        "row": "1+1",
+        "answer": "2",
+        "completion": "2",
+        "right": False,
+        "cut": True,
+    }

@@ -313,6 +313,27 @@ def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_
     assert behind.seconds == in_step.seconds
 
 
+def test_training_on_rollouts_that_exist_has_an_iteration_for_each_of_its_prompts() -> None:
+    """Its time is known where the number of its prompts is, and its memory without that."""
+    rollouts, policy = write_rows(1), write_rows(2)
+
+    def price(model: Sizes, prompts: Sizes) -> Foreseen:
+        sizes = {policy.fingerprint: model, rollouts.fingerprint: prompts}
+        arguments = {"rollouts": rollouts, "policy": policy, "config": RlConfig(prompts=64)}
+        return of_online.REPLAYED.foresee(
+            Call(arguments, lambda v: sizes[v.fingerprint], Hardware(threads=8))
+        )
+
+    model, lengths = model_sizes.of_config(LLAMA), {"prompt": 99.0, "completion": 200.0}
+    few, many = (price(model, {**lengths, "prompts": n}) for n in (64, 6400))
+    assert 0 < (few.seconds or 0) < (many.seconds or 0)
+    unknown = price(model, lengths)
+    assert unknown.seconds is None
+    assert unknown.memory == many.memory
+    assert unknown.sizes["parts"]["model"]["bytes"] == pytest.approx(32.1e9, rel=0.01)
+    assert price({}, lengths) == Foreseen()
+
+
 def trained(config: DpoConfig, pace: float = 1.0) -> Foreseen:
     call = dpo(config, Hardware("CPU", threads=8))
     return of_training.PREFERENCE.foresee(replace(call, pace=pace))

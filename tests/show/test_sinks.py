@@ -3,8 +3,10 @@
 import json
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +155,44 @@ def test_a_key_without_a_network_leaves_everything_on_this_machine(
     kept = list((Path(store.root) / "sinks/wandb").glob("offline-run-*-train-*/*.wandb"))
     assert len(kept) == 2
     wait_until(lambda: all(b"final" in file.read_bytes() for file in kept))
+
+
+def test_a_server_that_refuses_a_key_leaves_everything_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, Any]] = []
+
+    def init(**asked: Any) -> SimpleNamespace:
+        begun.append(asked)
+        if asked["mode"] == "online":
+            raise RuntimeError("the key\nis invalid")
+        return SimpleNamespace(starting_step=0)
+
+    released: list[bool] = []
+    wandb: Any = ModuleType("wandb")
+    wandb.init, wandb.Settings, wandb.teardown = init, dict, lambda: released.append(True)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert weights_and_biases.WandbSink().mode == "offline"  # without a key
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    sink = weights_and_biases.WandbSink()
+    assert sink.mode == "online"
+    watched = Watched("experiment", "train", "train", "a" * 32, {}, tmp_path / "sinks")
+    left = tmp_path / "sinks/wandb" / f"offline-run-1-train-{'a' * 16}"
+    left.mkdir(parents=True)
+    sink.open(watched)
+    assert [(asked["mode"], asked["resume"]) for asked in begun] == [
+        ("online", "allow"), ("offline", None)
+    ]  # fmt: skip
+    assert released  # else the id of the run stays reserved
+    assert not left.exists()  # an earlier attempt's
+    assert sink.notice().startswith("not online (the key is invalid); kept in")
+
+    def full(**_: Any) -> None:
+        raise OSError("no space left")
+
+    wandb.init = full
+    with pytest.raises(OSError, match="no space left"):  # offline, nothing else can be tried
+        sink.open(watched)
 
 
 def list_mirrors(store: Store) -> list[Path]:
