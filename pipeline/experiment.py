@@ -251,8 +251,10 @@ class _Call:
     def job(self, cfg: DictConfig) -> None:
         """Run, plan or explain the experiment with one config; keep the message of a failure."""
         self.has_begun = True
+        job = ""
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _show_job(self.settings)
+            job = f"job {HydraConfig.get().job.num + 1}: "
         look_again()  # each job of a sweep sees the present files
         config = None
         try:
@@ -266,11 +268,11 @@ class _Call:
                 config = _checked(cfg, HydraConfig.get(), self.folder)
                 self._run(self._roots(config), config)
         except RunFailed as error:  # Hydra would print it a second time
-            self.failures.append(str(error))
+            self.failures.append(f"{job}{error}")
         except TemperError as error:
-            self.failures.append(self.placed(str(error), is_of_settings=not config))
+            self.failures.append(job + self.placed(str(error), is_of_settings=not config))
         except OmegaConfBaseException as error:
-            self.failures.append(self.explain(error))
+            self.failures.append(job + self.explain(error))
 
     def _roots(self, config: Any) -> Mapping[str, Step]:
         """The steps that the experiment wants.

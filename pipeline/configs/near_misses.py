@@ -38,6 +38,8 @@ _TYPES = {
 }
 """OmegaConf's names of types, in plain words."""
 _PLAINLY = r"""
+override ([\w./@]+)=None; Value .* could not be converted to ([\w ]+)
+    \1=None is no value for it: \2 is needed, or null where it may be
 override ([\w./@]+=.*?); Value .* could not be converted to ([\w ]+)
     \1 is no value for it: \2 is needed
 override ([\w./@]+=.*?); Value .* is not a valid bool

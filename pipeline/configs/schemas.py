@@ -4,13 +4,24 @@ A field with a choice of types is a group of Hydra's, whose options are these ty
 """
 
 import dataclasses
+import itertools
 import os
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Generic, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigNode, ConfigStore
-from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf, ValueNode
+from omegaconf import (
+    Container,
+    DictConfig,
+    ListConfig,
+    Node,
+    OmegaConf,
+    PathNode,
+    StringNode,
+    ValueNode,
+)
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.configs.groups import Choices
@@ -98,7 +109,7 @@ def to_dataclass(cfg: DictConfig) -> Any:
         raise TemperError(
             f"+{added}: the config has no setting {added}; --help lists every setting"
         )
-    if wrong := next(_wrong_lists(cfg), None):
+    if wrong := next(itertools.chain(_wrong_lists(cfg), _texts_for_null(cfg)), None):
         raise TemperError(wrong)
     try:
         made = _with_tuples(OmegaConf.to_object(cfg), cfg)
@@ -144,6 +155,18 @@ def _wrong_lists(config: Container, prefix: str = "") -> Iterator[str]:
                 yield f"{where[1:]}=[{listed}]: it takes {takes}, not {len(given)}"
         if isinstance(given, Container):
             yield from _wrong_lists(given, where)
+
+
+def _texts_for_null(config: Container, prefix: str = "") -> Iterator[str]:
+    """What is wrong with each text that says None where there may be none: YAML writes null."""
+    for key in config if isinstance(config, DictConfig) and not _is_empty(config) else ():
+        node = config._get_node(key)
+        is_text = isinstance(node, StringNode | PathNode) and node._is_optional()
+        if is_text and node._value() in ("None", Path("None")):
+            where = f"{prefix}.{key}"[1:]
+            yield f"{where}=None is a text of four letters; write {where}=null for none"
+    for name, part in _parts(config):
+        yield from _texts_for_null(part, prefix + name)
 
 
 def _with_tuples(made: Any, config: Container) -> Any:

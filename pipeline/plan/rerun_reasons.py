@@ -269,7 +269,7 @@ def _code_phrases(manifest: Manifest, code: Mapping[str, str], new: Mapping[str,
         version = manifest.made_by["version"]
         hint = f"; `temper accept {manifest.step}` if that makes no difference"
         return [f"made by version {version!r}, before its code was an input{hint}"]
-    return code_changes(manifest.code, code) or ["it calls other code"]
+    return code_changes(manifest.code, code) or ["it calls other code, or a class has other fields"]
 
 
 def _phrase(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

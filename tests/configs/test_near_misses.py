@@ -129,6 +129,7 @@ class Rate:
 
     lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.99)
+    limit: float | None = None
 
     def __post_init__(self):
         assert self.lr < 10, "lr must be below 10"
@@ -164,6 +165,7 @@ class Config(ExperimentConfig):
     named: dict[str, Rate] = field(default_factory=lambda: {"a": Rate()})
     colours: list[Colour] = field(default_factory=list)
     fast: bool = False
+    note: str | None = None
     fixed: dict[str, Fixed] = field(default_factory=dict)
     paints: dict[Colour, list[Colour]] = field(default_factory=lambda: {Colour.red: [Colour.blue]})
 
@@ -198,6 +200,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rates=[{lrr: 1}]", "rates: Rate has no setting lrr"),
         ("rates=[3]", "rates[0] takes settings of Rate, as in {NAME: VALUE}, and 3 is none"),
         ("rate={lrr: 1}", "rate: Rate has no setting lrr"),
+        ("note=None", "note=None is a text of four letters; write note=null for none"),
+        ("rate.limit=None", "is no value for it: a number is needed, or null where it may be"),
         ("names=[a,null]", "names[1] cannot be null; leave it out"),
         ("either=[1]", "either=[1] is no value for it; it takes one of int, str"),
         ("colour=[1]", "colour=[1] is no value for it; it takes one name of Colour"),
@@ -232,6 +236,12 @@ def test_what_lies_in_lists_and_under_numbers_is_set_as_any_other(own: Path) -> 
 @pytest.mark.parametrize("typed", ["jobs=range(3,1)", "colour=glob(*)"])
 def test_a_sweep_over_no_value_is_told_and_not_passed_over(typed: str, own: Path) -> None:
     assert f"-m: {typed} stands for no job" in script(own, "-m", typed, "--plan").error
+
+
+def test_the_errors_of_several_jobs_name_the_jobs(own: Path) -> None:
+    error = script(own, "-m", "rate.lr=10,20", "--plan").error
+    told = "invalid configuration in rate: lr must be below 10"
+    assert f"error: job 1: {told}; job 2: {told}" in error
 
 
 def test_help_names_the_options_of_an_enum_as_they_are_typed(own: Path) -> None:
