@@ -98,8 +98,8 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if not tokenizer.chat_template or not tokenizer.is_fast:
         return []
-    end = tokenizer.get_added_vocab().get(chat_format(tokenizer).last)
-    return as_list(end)
+    core = cast("Tokenizer", tokenizer.backend_tokenizer)
+    return as_list(core.token_to_id(chat_format(tokenizer).last))
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
