@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from steps.generation.remote.syncing import (
 )
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
+from steps.online.online_run import checked_by
 from steps.scoring.scored_by import model_digest
 
 SECRET = "a token of the tests"
@@ -181,6 +183,38 @@ def test_an_engine_that_says_yes_and_keeps_something_old_is_caught(liar: type[Sl
         assert asking.weights == ""  # so whoever goes on hands them over, and compares, again
         with pytest.raises(StaleWeightsError):
             list(asking.sample(ASKED, "new"))
+
+
+def test_in_a_run_engines_are_compared_with_the_trainer_s_scoring_of_what_they_drew() -> None:
+    model = seeded(0, tied=False)
+
+    class Trainer:
+        """Scores groups as the one of a run."""
+
+        def prepare(self, groups: Any) -> Any:
+            self.groups = groups
+            return groups
+
+        def logps(self, groups: Any) -> Any:
+            tokens = [
+                torch.full((len(answer.ids),), float(group.prompt_ids[0]))
+                for group in groups
+                for answer in group.responses
+            ]
+            return SimpleNamespace(result=lambda: SimpleNamespace(tokens=tokens))
+
+    trainer: Any = Trainer()
+    own = SlotEngine(model, "w")
+    assert checked_by(own, trainer) is own  # it draws with the trainer's own weights
+    drawn = list(own.sample(ASKED, "w"))
+    with serving(own) as server:
+        engines = checked_by(SyncedEngines([client(server.address)], probe_of(model)), trainer)
+        assert isinstance(engines, SyncedEngines)
+        pairs = [(ASKED[finished.k % len(ASKED)], finished) for finished in drawn]
+        scored = engines._probe.score(pairs)
+    assert [len(one) for one in scored] == [len(finished.ids) for finished in drawn]
+    assert [group.row for group in trainer.groups] == [request.row for request, _ in pairs]
+    assert [one[0] for one in scored] == [request.prompt_ids[0] for request, _ in pairs]
 
 
 # --- engines that fail ----------------------------------------------------------------------------

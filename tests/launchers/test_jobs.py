@@ -13,7 +13,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,11 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import Manifest
 from pipeline.wire import presence
-from pipeline.wire.launcher import REFUSED, Ended, Task
+from pipeline.wire.launcher import PREEMPTED, REFUSED, Ended, Task
+from pipeline.wire.spec import Report, StepSpec
+from pipeline.worker import attempt, rank
+from pipeline.worker.stopping import Stopping
+from pipeline.worker.torchrun import RankCall
 
 NOWHERE = Path(os.devnull)
 
@@ -302,6 +306,120 @@ def test_a_worker_of_which_nothing_is_heard_is_ended_and_followed_by_another(
     assert made
     assert len(engine.jobs) == 2
     assert len(counted(journal)) == 6
+
+
+def test_another_node_waits_for_the_first_and_helps_no_other_job(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.prepare()
+    folder = f"{store.root}/attempts/a"
+    monkeypatch.setattr(presence, "JOIN_SECONDS", 0.01)
+    joined: list[bool] = []
+    waiting = in_thread(lambda: joined.append(presence.join(store, folder, "first:1")))
+    assert presence.begin(store, folder, "first:1")
+    waiting.join(HANGS_SECONDS)
+    assert joined == [True]
+    assert not presence.join(store, folder, "second:1")
+    store.objects.replace(f"{folder}/begun.json", b"{dam")  # no address: of whom is unknown
+    assert not presence.join(store, folder, "first:1")
+    assert time.time() - (presence.begun(store, folder) or {})["time"] < HANGS_SECONDS
+
+
+def test_a_worker_shows_that_it_lives_while_it_works(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.prepare()
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.01)
+    folder = f"{store.root}/attempts/a"
+    with presence.beating(store, folder):
+        wait_until(lambda: int(store.read(f"{folder}/beat") or 0) > 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_asked", "status", "told"),
+    [
+        (None, False, 0, None),
+        (ValueError("no device"), False, 1, "no device"),
+        (RuntimeError("left"), True, PREEMPTED, "the worker was told to leave"),
+    ],
+)
+def test_a_node_other_than_the_first_reports_only_that_it_failed_or_left(
+    store: Store,
+    journal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None,
+    is_asked: bool,
+    status: int,
+    told: str | None,
+) -> None:
+    def ranks(*_: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(attempt, "_run", ranks)
+    task = leave_a_record(store, count_to(3, journal), str(tmp_path))
+    monkeypatch.setenv("TEMPER_NODE", "1")
+    monkeypatch.setenv("TEMPER_MASTER", "first:1")
+    assert presence.begin(store, task.folder, "first:1")
+    stopping = Stopping()
+    stopping.heeded = True
+    monkeypatch.setattr(stopping, "is_asked_within", lambda _: is_asked)
+    assert attempt.main(task.spec_url, stopping) == status
+    report = store.read(f"{task.folder}/report-1.json")
+    assert (None if report is None else Report.from_json(report).error) == told
+    assert store.read(f"{task.folder}/report.json") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_asked", "status"),
+    [
+        (None, False, 0),
+        (ValueError("no device"), False, 1),
+        (RuntimeError("left, saved"), True, PREEMPTED),
+    ],
+)
+def test_a_rank_leaves_its_end_where_its_worker_looks_for_it(
+    store: Store,
+    journal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception | None,
+    is_asked: bool,
+    status: int,
+) -> None:
+    def step(_: object, spec: StepSpec, stopping: Stopping, is_first: bool) -> dict[str, int]:
+        assert not is_first
+        if is_asked:
+            monkeypatch.setattr(Stopping, "is_asked", True)
+            stopping.paused = stopping.asked()
+        if error is not None:
+            raise error
+        return {"until": 3}
+
+    for name, nothing in (("_end_with", lambda _: None), ("join_step", lambda: None)):
+        monkeypatch.setattr(rank, name, nothing)  # they are for a process of its own
+    monkeypatch.setattr(Stopping, "listen", lambda _: None)
+    monkeypatch.setattr(rank, "_call", step)
+    monkeypatch.setenv("RANK", "1")
+    task = leave_a_record(store, count_to(3, journal), str(tmp_path))
+    (answers := tmp_path / "answers").mkdir()
+    spec = (store.read(f"{task.folder}/spec.json") or b"").decode()
+    call = RankCall(spec, "content", "scratch", (), str(answers), os.getpid())
+    (tmp_path / "call.json").write_text(json.dumps(asdict(call)))
+    assert rank.main(str(tmp_path / "call.json")) == status
+    left = {path.name for path in answers.iterdir()}
+    if error is None:
+        assert left == {"done-1"}
+        return
+    assert left == {"error-1.json"}
+    told = json.loads((answers / "error-1.json").read_text())
+    assert told["rank"] == 1
+    assert told["error"].endswith(str(error))
+    shown = capsys.readouterr()
+    assert ("Traceback" in shown.err) is not is_asked  # nobody has to look for a fault
+    assert (str(error) in shown.out) is is_asked
 
 
 @dataclass

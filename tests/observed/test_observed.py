@@ -27,6 +27,7 @@ from pipeline import File, Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.observed.discovery import Home
 from pipeline.observed.rules import Rules
+from pipeline.observed.states import ABSENT, folder_digest
 from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.running.rounds import RunFailed
 from pipeline.store.catalog import Catalog
@@ -1050,3 +1051,14 @@ def test_a_worker_whose_step_has_closed_every_file_still_observes(tmp_path: Path
     folders = begun(tmp_path, f"os.closerange(3, 99); {other}; os._exit(0)").split()
     assert {*tmp_path.iterdir()} == {*map(Path, folders)}
     assert len(folders) == 2
+
+
+def test_a_folder_that_is_gone_is_none_without_files(tmp_path: Path) -> None:
+    """A step that listed it has to run again, also if it was empty."""
+    there = tmp_path / "there"
+    there.mkdir()
+    empty = folder_digest(str(there))
+    (there / "__pycache__").mkdir()
+    assert folder_digest(str(there)) == empty
+    assert folder_digest(str(tmp_path / "gone")) == ABSENT != empty
+    assert folder_digest("no\0folder") == ABSENT

@@ -147,6 +147,25 @@ def test_a_run_that_is_stopped_shows_how_far_its_steps_came(store: Store, tmp_pa
     assert "left" not in drawn(board)
 
 
+def test_without_a_terminal_a_step_that_runs_says_from_time_to_time_how_far_it_is(
+    store: Store, tmp_path: Path
+) -> None:
+    board = board_of(store, tmp_path)
+    board.console = Console(file=io.StringIO(), width=80)
+    tell(board, done=4, total=6, metrics={"loss": 0.5})
+    (row,) = board.rows.values()
+
+    def lines() -> list[str]:
+        board._print_what_is_new()
+        return board.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    assert lines() == []  # it has just begun
+    row.started = time.monotonic() - 60
+    (line,) = lines()
+    assert re.search(r"slow_count: .*loss 0\.5 .*4/6", line)
+    assert lines() == [line]  # and not again at once
+
+
 def test_a_step_that_another_driver_makes_says_so(store: Store, tmp_path: Path) -> None:
     board = board_of(store, tmp_path, run="mine")
     (row,) = board.rows.values()

@@ -1,6 +1,7 @@
 """Plots: what lines, ticks and thinning do with the numbers that come."""
 
 import itertools
+import json
 import math
 import re
 
@@ -17,6 +18,8 @@ from pipeline.show.report.figures import (
     lines,
     thinned,
 )
+from pipeline.show.report.graph import draw
+from pipeline.show.report.texts import difference
 
 EXTREMES = (
     0.0, 1.0, -1.0, 1e308, -1e308, 1e-308, 5e-324, 1e15, 1e15 + 0.125, 0.1 + 0.2, 0.3,
@@ -96,3 +99,32 @@ def test_lines_have_a_colour_and_a_dash_of_their_own_as_long_as_there_are_any() 
     colours = r"fill:var\((--series-\d)\)"
     assert len(set(re.findall(colours, few))) == COLOURS
     assert set(re.findall(colours, many)) == {"--series-0"}
+
+
+def test_only_what_differs_is_marked() -> None:
+    assert difference("It is three.", "It is four.") == "It is <mark>four</mark>."
+    assert difference("same", "same") == "same"
+    assert difference("a b c d", "w x y z") == "w x y z"  # nothing in common: no marks
+    hostile = difference("<b>one</b> two", "<b>one</b> <i>two</i>")
+    assert "<i>" not in hostile
+    assert "<b>" not in hostile
+    assert difference("word " * 2000, "other " * 2000) == "other " * 2000
+    assert json.dumps(difference("", "new words")) == '"new words"'
+
+
+def test_an_answer_of_which_nothing_can_be_seen_is_told_in_words() -> None:
+    assert difference("words", " \n") == '<i class="muted">only white space</i>'
+    assert difference("", "") == '<i class="muted">empty</i>'
+
+
+def test_steps_of_which_many_stand_side_by_side_are_drawn_from_left_to_right() -> None:
+    """A report scrolls down, and boxes are wider than they are high."""
+    few = draw({"a": [], "b": ["a"], "c": ["b"]})
+    many = draw({"a": [], **{f"b{n}": ["a"] for n in range(20)}})
+    assert len({box.x for box in few.boxes}) == 1
+    assert [box.y for box in few.boxes] == sorted(box.y for box in few.boxes)
+    source, *others = many.boxes
+    assert len({box.x for box in others}) == 1
+    assert others[0].x > source.x
+    assert len({box.y for box in others}) == 20
+    assert max(box.x for box in many.boxes) < many.width < many.height

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from rich.console import Console
 from pipeline import Store, run
 from pipeline.cli.reports import Looks, story_of
 from pipeline.show.report.page import render
-from pipeline.show.report.texts import difference
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import read_runs
 
@@ -240,19 +238,3 @@ def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(
         assert grave_faults(seen.page) == []
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
         assert seen.said == []
-
-
-def test_only_what_differs_is_marked() -> None:
-    assert difference("It is three.", "It is four.") == "It is <mark>four</mark>."
-    assert difference("same", "same") == "same"
-    assert difference("a b c d", "w x y z") == "w x y z"  # nothing in common: no marks
-    hostile = difference("<b>one</b> two", "<b>one</b> <i>two</i>")
-    assert "<i>" not in hostile
-    assert "<b>" not in hostile
-    assert difference("word " * 2000, "other " * 2000) == "other " * 2000
-    assert json.dumps(difference("", "new words")) == '"new words"'
-
-
-def test_an_answer_of_which_nothing_can_be_seen_is_told_in_words() -> None:
-    assert difference("words", " \n") == '<i class="muted">only white space</i>'
-    assert difference("", "") == '<i class="muted">empty</i>'

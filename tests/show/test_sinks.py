@@ -5,12 +5,14 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from drivers import Driver
+from manifests import manifest
 from places import REPOSITORY, SUPPORT_PATH
 from report_steps import HOSTILE, JOURNAL, explode, hostile, prepare, train
 from rich.console import Console
@@ -19,7 +21,7 @@ from waiting import hold, let_go, wait_until
 from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
 from pipeline.show.made import Made
-from pipeline.show.sinks import Watched, weights_and_biases
+from pipeline.show.sinks import Watched, mirror, weights_and_biases
 from pipeline.store.catalog import Catalog
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -193,6 +195,15 @@ def test_a_server_that_refuses_a_key_leaves_everything_on_this_machine(
     wandb.init = full
     with pytest.raises(OSError, match="no space left"):  # offline, nothing else can be tried
         sink.open(watched)
+
+
+def test_the_ends_of_an_interval_are_numbers_of_the_summary() -> None:
+    interval = {"value": 0.5, "low": 0.25, "high": 0.75}
+    made = replace(manifest("a"), metrics={"accuracy": interval, "loss": 2.0, "notices": ["no"]})
+    assert mirror._numbers(made) == {
+        "seconds": made.seconds, "loss": 2.0,
+        "accuracy": 0.5, "accuracy.low": 0.25, "accuracy.high": 0.75,
+    }  # fmt: skip
 
 
 def list_mirrors(store: Store) -> list[Path]:

@@ -322,3 +322,12 @@ def test_a_table_of_results_leaves_out_no_result_in_a_window_of_any_width(
         show_results(console, store, dict(list(made.items())[:count]))
         table = printed(console).replace("run ", "run")
         assert all(f" {value}" in table for value in values[:count]), (count, table)
+
+
+def test_more_results_than_fit_side_by_side_have_a_row_each(store: Store) -> None:
+    made = {f"run{n}": replace(manifest(f"{n}"), metrics={"loss": n + 0.25}) for n in range(60)}
+    console = Console(width=80, file=io.StringIO())
+    show_results(console, store, made)
+    rows = [line.split() for line in printed(console).splitlines()]
+    for n in range(60):
+        assert any(f"run{n}" in row and f"{n}.25" in row for row in rows), n

@@ -18,6 +18,7 @@ from rich.console import Console
 from waiting import held, wait_until
 
 from pipeline import Store, run
+from pipeline.store import staging as module
 from pipeline.store.objects import Objects, open_objects
 from pipeline.store.staging import Staging
 
@@ -91,6 +92,33 @@ def test_a_machine_that_was_not_the_last_takes_what_the_last_one_kept(
     second.keep()
     staging(objects, one).restore()
     assert read(one / "key-0") == {"count": "2"}
+
+
+def test_while_a_step_runs_its_scratch_is_kept_at_intervals_also_after_a_failure(
+    objects: Objects,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "EVERY_SECONDS", 0.01)
+    one, other = tmp_path / "one", tmp_path / "other"
+    first = staging(objects, one)
+    first.restore()
+    upload, failures = first.keep, [OSError("the bucket is away")]
+
+    def keep() -> bool:
+        if failures:
+            raise failures.pop()
+        return upload()
+
+    monkeypatch.setattr(first, "keep", keep)
+    write(one / "key-0", state="1")
+    with first.running():
+        wait_until(lambda: first.is_used)
+    second = staging(objects, other)
+    second.restore()
+    assert read(other / "key-0") == {"state": "1"}
+    assert "scratch could not be kept: the bucket is away" in capsys.readouterr().out
 
 
 def test_what_is_there_is_not_sent_again_and_what_is_not_needed_goes(
