@@ -161,8 +161,9 @@ def _texts_for_null(config: Container, prefix: str = "") -> Iterator[str]:
     """What is wrong with each text that says None where there may be none: YAML writes null."""
     for key in config if isinstance(config, DictConfig) and not _is_empty(config) else ():
         node = config._get_node(key)
-        is_text = isinstance(node, StringNode | PathNode) and node._is_optional()
-        if is_text and node._value() in ("None", Path("None")):
+        if not isinstance(node, StringNode | PathNode) or not node._is_optional():
+            continue
+        if node._value() in ("None", Path("None")):
             where = f"{prefix}.{key}"[1:]
             yield f"{where}=None is a text of four letters; write {where}=null for none"
     for name, part in _parts(config):
