@@ -25,6 +25,7 @@ _AMBIGUOUS = object()
 _MOST_SETTINGS = 3
 _LONGEST_VALUE = 24
 _SHOWN_DIGITS = 8
+_TYPE = " type"
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,52 @@ def parameters(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Co
     return _shortened(_different_above(_histories(nodes), chosen))
 
 
+def effective(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Column]:
+    """The :func:`parameters` that vary by themselves. A field of a choice, such as the beta of a
+    loss, does if it has two values for one choice; otherwise the choice stands for its fields. That
+    an input is missing is no value of a setting either, as the start of the first of two trainings.
+    """
+    histories = _histories(_without_missing_inputs(nodes))
+    columns = _columns({name: histories[name] for name in chosen})
+    decided = {path for path in columns if _is_decided(path, columns)}
+    kept = {
+        name: {path: value for path, value in histories[name].items() if path not in decided}
+        for name in chosen
+    }
+    return _shortened(_different_above(kept, chosen))
+
+
+def _without_missing_inputs(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    inputs = {(node.step, path) for node in nodes.values() for path in node.inputs}
+    return {
+        name: replace(
+            node,
+            settings={
+                path: value
+                for path, value in node.settings.items()
+                if value is not None or (node.step, path) not in inputs
+            },
+        )
+        for name, node in nodes.items()
+    }
+
+
+def _is_decided(path: str, columns: Mapping[str, Column]) -> bool:
+    """Whether a choice above a setting decides its value: the class of a dataclass that has it."""
+    parts = path.split(".")
+    above = (f"{'.'.join(parts[:end])}{_TYPE}" for end in range(1, len(parts)))
+    return any(place in columns and _decides(columns[place], columns[path]) for place in above)
+
+
+def _decides(choice: Column, values: Column) -> bool:
+    of_kind: dict[tuple[str, str], tuple[str, str]] = {}
+    for name, value in values.items():
+        known = _comparable(value)
+        if of_kind.setdefault(_comparable(choice.get(name)), known) != known:
+            return False
+    return len(of_kind) > 1
+
+
 def with_absent(nodes: Mapping[str, Node]) -> dict[str, Node]:
     """The nodes with every setting of any node of their step; None where they lack it, as one of
     another loss, or of a list that is empty."""
@@ -320,15 +367,19 @@ def _different_above(
 
     A setting must have two different values: it does not count that some nodes lack the ancestor
     that has it. If two settings agree wherever both exist, the one that fewer nodes have is kept:
-    it is the source of the difference.
+    it is the source of the difference. A setting that has several such sources, each of other
+    nodes, as the loss of evaluations after different kinds of training, is kept in their place.
     """
     columns = _columns({name: histories[name] for name in chosen})
     varied = {p: of for p, of in columns.items() if len(set(map(_comparable, of.values()))) > 1}
     different = _different(varied, len(chosen))
     sources: list[Column] = []
     for of in sorted(different.values(), key=len):
-        if not any(_follows(of, source) for source in sources):
+        followed = [source for source in sources if _follows(of, source)]
+        if not followed:
             sources.append(of)
+        elif len(followed) > 1 and _are_apart(followed):
+            sources = [source for source in sources if not _follows(of, source)] + [of]
     kept = set(map(id, sources))
     return {path: of for path, of in different.items() if id(of) in kept}
 
@@ -339,6 +390,11 @@ def _follows(values: Column, source: Column) -> bool:
         name in values and _comparable(values[name]) == _comparable(value)
         for name, value in source.items()
     )
+
+
+def _are_apart(columns: Sequence[Column]) -> bool:
+    """Whether no node has two of these settings."""
+    return len(set().union(*columns)) == sum(map(len, columns))
 
 
 # --- values by node ------------------------------------------------------------------------------
@@ -372,13 +428,20 @@ def _comparable(value: Any) -> tuple[str, str]:
 def _shortened(differing: Mapping[str, T]) -> dict[str, T]:
     """The columns under the last part of their path, where that part is unique."""
     ends = Counter(_end(path) for path in differing)
-    return {_end(path) if ends[_end(path)] == 1 else path: of for path, of in differing.items()}
+    plain = Counter(path.removesuffix(_TYPE) for path in differing)
+
+    def short(path: str) -> str:
+        if ends[_end(path)] == 1:
+            return _end(path)
+        return path.removesuffix(_TYPE) if plain[path.removesuffix(_TYPE)] == 1 else path
+
+    return {short(path): of for path, of in differing.items()}
 
 
 def _end(path: str) -> str:
     """The short name of a setting: the last part of its path, or everything from the list item in
     which it lies. A path ``loss type`` holds the dataclass of ``loss``, and is called ``loss``."""
-    names = path.removesuffix(" type").split(".")
+    names = path.removesuffix(_TYPE).split(".")
     listed = (at for at, name in enumerate(names) if "[" in name)
     return ".".join(names[next(listed, len(names) - 1) :])
 

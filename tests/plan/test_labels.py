@@ -1,6 +1,6 @@
 """What steps are called on screens, so that a person finds the one that is meant."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from pipeline import Artifact, File, Output, Step, Store, TemperError, results, run, step
 from pipeline.plan.planning import display_names, make_plan
+from pipeline.plan.variants import Node, effective
 from pipeline.show.report import story_of_runs
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_run
@@ -203,3 +204,39 @@ def test_settings_of_a_step_are_its_own_whatever_its_baseline_has(
     newest = read_run(store, names_of_runs(store)[-1])
     story = story_of_runs([newest], Catalog(store), look=None)
     assert story.parameters == {"beta": {"base": 0.1, "b0": 0.5, "b1": 2.0}}
+
+
+def trained_with(*losses: tuple[str, str, float]) -> dict[str, Node]:
+    """Evaluations of models that several kinds of training made, each with its loss."""
+    nodes = {}
+    for number, (trainer, kind, beta) in enumerate(losses):
+        settings = {"loss type": kind, "loss.beta": beta}
+        nodes[f"model {number}"] = Node(trainer, settings, {})
+        nodes[f"{number}"] = Node("evaluate", settings, {"model": f"model {number}"})
+    nodes["before"] = Node("evaluate", {}, {})
+    return nodes
+
+
+def test_losses_of_different_kinds_of_training_are_one_setting() -> None:
+    """Their betas are no setting of their own: each loss has one."""
+    swept = trained_with(("dpo", "Dpo", 0.1), ("dpo", "Ipo", 0.2), ("free", "Simpo", 2.0))
+    swept |= {f"free {n}": node for n, node in trained_with(("free", "Cpo", 0.1)).items()}
+    swept["free 0"] = replace(swept["free 0"], inputs={"model": "free model 0"})
+    told = effective(swept, ["0", "1", "2", "free 0", "before"])
+    assert told == {"loss": {"0": "Dpo", "1": "Ipo", "2": "Simpo", "free 0": "Cpo"}}
+
+
+def test_a_field_that_varies_within_a_loss_is_a_setting_beside_it() -> None:
+    swept = trained_with(("dpo", "Dpo", 0.1), ("dpo", "Dpo", 0.2), ("dpo", "Ipo", 0.1))
+    assert list(effective(swept, ["0", "1", "2"])) == ["loss", "beta"]
+
+
+def test_the_rounds_of_a_training_are_no_setting() -> None:
+    """The second goes on from the state of the first, which has no start."""
+    first = Node("train", {"start": None}, {})
+    second = Node("train", {"start": "state"}, {"start": "1"})
+    assert not effective({"1": first, "2": second}, ["1", "2"])
+    other = replace(second, settings={"start": "model"})
+    assert effective({"1": first, "2": second, "3": other}, ["1", "2", "3"]) == {
+        "start": {"2": "state", "3": "model"}
+    }

@@ -212,6 +212,14 @@ def test_a_setting_that_other_results_lack_is_not_plotted(store: Store, console:
     assert not [*effects(told, list(result_groups(told)))]
 
 
+def test_a_setting_under_which_no_metric_changes_has_no_plots(
+    store: Store, console: Console
+) -> None:
+    told = story(store, {n: judge(40, answer=n) for n in ("four", "five")}, console)
+    assert told.parameters == {"answer": {"four": "four", "five": "five"}}
+    assert 'id="sweep"' not in render(told)
+
+
 def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console) -> None:
     page = render(story(store, {"a": diverge(7), "b": diverge(1)}, console))
     told = "loss of a (2 of them), operations of a (1 of them), loss of b (8 of them), operations"

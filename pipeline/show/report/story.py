@@ -85,7 +85,7 @@ class Story:
     """
     Attributes:
         results: the results that the runs were asked for, by name.
-        parameters: the values of each setting in which results differ, by result.
+        parameters: the values of each setting that varies by itself among the results, by result.
         others: steps of other runs whose curves can be shown beside these.
         past: earlier versions of the results, from other runs.
     """
@@ -159,7 +159,7 @@ def _story(
     )
     labels = variants.names(nodes)
     asked = {id: name for name, id in reversed(list(roots.items()))}
-    parameters = variants.parameters(nodes, [id for id in asked if id in nodes])
+    parameters = variants.effective(nodes, [id for id in asked if id in nodes])
 
     def complete(reported: ReportedStep) -> ReportedStep:
         own = reported.label if len(runs) == 1 else ""  # these are unique within a run

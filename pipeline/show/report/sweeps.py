@@ -58,12 +58,14 @@ class _Places:
 
 
 def effects(story: Story, groups: Sequence[Group]) -> Iterator[Effect]:
-    """Plots for every setting in which the results of a group differ."""
+    """Plots for every setting in which the results of a group differ, if a metric differs too."""
     for group in groups:
         for setting in story.parameters:
             values = _values(story, group, setting)
             if len(set(map(str, values.values()))) > 1:
-                yield _effect(story, group, setting, values)
+                effect = _effect(story, group, setting, values)
+                if effect.panels:
+                    yield effect
 
 
 def _values(story: Story, group: Group, setting: str) -> dict[str, Any]:
