@@ -49,7 +49,7 @@ from pipeline.show.terminal import make_console, show_error
 from pipeline.store import logs as growing
 from pipeline.store.accepted import withdraw
 from pipeline.store.activity import Attempt, attempts, leases
-from pipeline.store.catalog import Catalog
+from pipeline.store.catalog import Catalog, Unread
 from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
@@ -218,8 +218,9 @@ def list_artifacts(
     if not manifests and not unreadable:
         raise TemperError(f"there are no artifacts in {store}; set --store or TEMPER_STORE")
     printing.show_artifacts(make_console(), catalog, manifests)
-    for url in unreadable:
-        printing.show_line(make_console(), f"! {url} is damaged; see: temper verify", "yellow")
+    for unread in unreadable:
+        wrong = "is damaged" if unread.damaged else "was not read"
+        printing.show_line(make_console(), f"! {unread.url} {wrong}; see: temper verify", "yellow")
 
 
 @app.command()
@@ -536,15 +537,17 @@ def verify_artifacts(
         found = verify(catalog.store, present, lambda size: bar.advance(bar.task_ids[0], size))
     printing.show_damages(console, found)
     damages = [damage for damage in found if not damage.unread]
-    for url in unreadable:
-        printing.show_line(console, f"{url} is damaged; delete it, and the step will be run again")
+    for unread in unreadable:
+        printing.show_line(console, unread.why)
     bad = len({damage.manifest.attempt for damage in damages})
     unchecked = len({damage.manifest.attempt for damage in found}) - bad
     gone = len(chosen) - len(present)
     passed = f"; {gone} passed over, evicted or marked as damaged before" if gone else ""
     intact = counted(len(present) - bad - unchecked, "artifact")
+    bad += sum(unread.damaged for unread in unreadable)
+    unchecked += sum(not unread.damaged for unread in unreadable)
     left = f", {unchecked} not checked" if unchecked else ""
-    printing.show_line(console, f"{intact} intact, {bad + len(unreadable)} damaged{left}{passed}")
+    printing.show_line(console, f"{intact} intact, {bad} damaged{left}{passed}")
     if damages:
         mark_damaged(catalog.store, damages)
         printing.show_line(console, "what is damaged is marked: a run that needs it makes it again")
@@ -621,20 +624,20 @@ def _has_content(store: Store) -> bool:
     return not {"manifests", "attempts", "runs"}.isdisjoint(store.objects.folders(store.root))
 
 
-def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list[str]]:
-    """The artifacts of each STEP or STEP@KEY, and the addresses of their unreadable manifests."""
+def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list[Unread]]:
+    """The artifacts of each STEP or STEP@KEY, and their manifests that cannot be read."""
     found: dict[str, Manifest] = {}
-    unreadable: list[str] = []
+    unreadable: list[Unread] = []
     for name in (by_key(catalog, name) for name in names):
         step, _, prefix = name.partition("@")
         unread = catalog.unreadable([step])
-        urls = [url for url in unread if url.rpartition("/")[2].startswith(prefix)]
-        unreadable += urls
-        if "@" in name and not urls:
+        theirs = [u for u in unread if u.url.rpartition("/")[2].startswith(prefix)]
+        unreadable += theirs
+        if "@" in name and not theirs:
             chosen = [find(catalog, name)]
         else:
             chosen = [m for m in catalog.history(step) if m.key.startswith(prefix)]
-        if not chosen and not urls:
+        if not chosen and not theirs:
             raise unknown_step(catalog, step)
         found |= {manifest.attempt: manifest for manifest in chosen}
     return list(found.values()), list(dict.fromkeys(unreadable))

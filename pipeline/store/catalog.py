@@ -19,7 +19,7 @@ from typing import Any
 import blake3
 
 from pipeline.errors import TemperError
-from pipeline.store.layout import DataLoss, Store, object_name, parse_object_name
+from pipeline.store.layout import LISTED_ONLY, DataLoss, Store, object_name, parse_object_name
 from pipeline.store.manifest import Manifest
 from pipeline.store.stored import is_step, parse_json
 
@@ -30,15 +30,34 @@ Place = tuple[str, int]
 """A key and a generation."""
 
 
+@dataclass(frozen=True)
+class Unread:
+    """A manifest that a listing names and that cannot be read.
+
+    Attributes:
+        why: what is wrong with it and what to do, in a sentence with its address.
+        damaged: whether its bytes are not those of a manifest. If not, it may be intact.
+    """
+
+    url: str
+    why: str
+    damaged: bool
+
+
 @dataclass
 class _Shelf:
-    """The manifests of one step at the time of listing, and the index of their copies."""
+    """The manifests of one step at the time of listing, and the index of their copies.
+
+    Attributes:
+        refused: the errors of those that cannot be read.
+    """
 
     versions: dict[Place, str] = field(default_factory=dict)
     indexed: dict[str, dict[str, Any]] = field(default_factory=dict)
     manifests: dict[Place, Manifest] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     losses: dict[Place, DataLoss] = field(default_factory=dict)
+    refused: dict[Place, TemperError] = field(default_factory=dict)
     unindexed: bool = False
 
 
@@ -83,15 +102,22 @@ class Catalog:
         made = [m for step in self.store.steps() for m in self.history(step)]
         return sorted(made, key=lambda manifest: manifest.attempt)
 
-    def unreadable(self, steps: Iterable[str] = ()) -> list[str]:
-        """URLs of damaged manifests, of the named steps or, by default, of all."""
+    def unreadable(self, steps: Iterable[str] = ()) -> list[Unread]:
+        """The manifests that cannot be read, of the named steps or, by default, of all; without
+        those that were deleted after the listing."""
         found = []
         for step in list(steps) or self.store.steps():
             shelf = self._shelf(step)
             self._read_missing(step, shelf)
-            folder = self.store.url_of(f"{self.store.root}/manifests/{step}")
+            folder = f"{self.store.root}/manifests/{step}"
             missing = [place for place in shelf.versions if place not in shelf.manifests]
-            found += [f"{folder}/{object_name(*place)}" for place in sorted(missing)]
+            names = {object_name(*place): place for place in sorted(missing)}
+            still = self.store.still_listed(folder, names) if names else ()
+            for name in still:
+                url = self.store.url_of(f"{folder}/{name}")
+                error = shelf.refused.get(names[name])
+                damaged = error is not None and not isinstance(error.__cause__, OSError)
+                found.append(Unread(url, str(error or f"{url} {LISTED_ONLY}"), damaged))
         return found
 
     def with_all_above(self, made: Iterable[Manifest]) -> list[Manifest]:
@@ -180,8 +206,12 @@ class Catalog:
             shelf.manifests[place] = found
         if place not in shelf.manifests:
             self._read_missing(step, shelf)  # read all that the index lacks, in parallel
-        if place not in shelf.manifests and (found := self.store.manifest(step, *place)):
-            shelf.manifests[place] = found
+        if place not in shelf.manifests:
+            if found := self.store.manifest(step, *place):
+                shelf.manifests[place] = found
+            elif place in shelf.versions:  # else the step would be made again, and never committed
+                folder = f"{self.store.root}/manifests/{step}"
+                self.store.require_gone(folder, [object_name(*place)])
         return shelf.manifests.get(place)  # `None` if it was deleted since the listing
 
     def _in_index(self, shelf: _Shelf, place: Place) -> bool:
@@ -201,9 +231,11 @@ class Catalog:
         """Read every manifest of a step; those that are not in the index in parallel."""
 
         def read(place: Place) -> Manifest | None:
-            with contextlib.suppress(TemperError):
+            try:
                 return self._from_index(step, shelf, place) or self.store.manifest(step, *place)
-            return None
+            except TemperError as error:
+                shelf.refused[place] = error
+                return None
 
         places = [place for place in shelf.versions if place not in shelf.manifests]
         lacking = [place for place in places if not self._in_index(shelf, place)]

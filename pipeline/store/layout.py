@@ -35,7 +35,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from pipeline.dag.canonical import Json, hash_json
 from pipeline.errors import TemperError
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import (
+    SHOWN_BYTES,
     Entry,
     LocalObjects,
     make_folder,
@@ -82,6 +83,8 @@ def open_store(store: "str | Store | None") -> "Store":
     return Store(os.environ.get("TEMPER_STORE", "store") if store is None else store)
 
 
+LISTED_ONLY = "is listed, and yet the store says that it does not exist; try again later"
+"""What is wrong with a file that a request does not find and every listing names."""
 _CREDENTIALS = {"gs": " (gcloud auth application-default login)", "s3": " (aws configure)"}
 """How to get credentials, by the scheme of an address."""
 
@@ -136,9 +139,11 @@ class Store:
             if not isinstance(said, dict):
                 raise TypeError("it says nothing of a layout")
         except (ValueError, TypeError) as error:
+            shown = (data or b"")[:SHOWN_BYTES].decode(errors="replace")
             raise TemperError(
-                f"{self.url_of(path)} is damaged; if {self.url} is a store, write "
-                f'{{"layout": {LAYOUT_VERSION}}} into that file, or else choose another with store='
+                f"{self.url_of(path)} is damaged (it begins with {shown!r}); if {self.url} is a "
+                f'store, write {{"layout": {LAYOUT_VERSION}}} into that file, or else choose '
+                "another with store="
             ) from error
         found = said.get("layout")
         if type(found) is not int:  # what another version writes need not be what this one does
@@ -157,6 +162,20 @@ class Store:
         """The bytes of a file; ``None`` if there is none."""
         with self.reading(path):
             return self.objects.read(path)
+
+    def require_gone(self, folder: str, names: Collection[str]) -> None:
+        """Check that files that a listing has named, and a request has not found, were deleted
+        between the two.
+
+        Raises:
+            TemperError: the store still lists one of them, so it may come back.
+        """
+        if names and (left := self.still_listed(folder, names)):
+            raise TemperError(f"{self.url_of(f'{folder}/{left[0]}')} {LISTED_ONLY}")
+
+    def still_listed(self, folder: str, names: Collection[str]) -> list[str]:
+        """Those of some files that the store lists now."""
+        return [entry.name for entry in self.listing(folder) if entry.name in names]
 
     def listing(self, folder: str) -> list[Entry]:
         """The objects directly in a folder, by name."""
@@ -402,10 +421,12 @@ class Store:
         found = {}
         with ThreadPoolExecutor(_READERS) as pool:
             read = pool.map(lambda name: self.read(f"{folder}/{name}"), names)
-            for name, data in zip(names, read, strict=True):
-                with contextlib.suppress(ValueError):
-                    if isinstance(went := parse_json(data or b""), dict):
-                        found[name.removesuffix(".json")] = went
+            data = dict(zip(names, read, strict=True))
+        self.require_gone(folder, [name for name, went in data.items() if went is None])
+        for name in names:
+            with contextlib.suppress(ValueError):
+                if isinstance(went := parse_json(data[name] or b""), dict):
+                    found[name.removesuffix(".json")] = went
         return found
 
     def forget_steps_of_run(self, run: str) -> None:

@@ -39,6 +39,8 @@ _ONE_SLASH = re.compile(r"([a-z][a-z0-9]+):/(?!/)")
 """The beginning of a URL that lacks a slash, and would be the name of a folder."""
 _KEPT_ERRORS = (PermissionError, FileNotFoundError)
 """What callers tell from other errors of a bucket."""
+SHOWN_BYTES = 40
+"""How much of an object an error shows."""
 S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
 # gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
@@ -165,12 +167,23 @@ class Objects:
         return self.fs.unstrip_protocol(path)
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of an object; ``None`` if there is none."""
+        """The bytes of an object; ``None`` if there is none.
+
+        Raises:
+            OSError: also if what answers is no JSON but a page, as gateways send in place of what
+                they cannot reach.
+        """
         with self._failures_of("read", path):
             try:
-                return self.fs.cat_file(path)
+                data: bytes = self.fs.cat_file(path)
             except (FileNotFoundError, IsADirectoryError):
                 return None
+            if path.endswith(".json") and (page := data[:SHOWN_BYTES].strip()).startswith(b"<"):
+                raise OSError(
+                    f"it begins with {page.decode(errors='replace')!r}, which Temper never writes: "
+                    "a gateway or proxy may have answered in place of the bucket"
+                )
+            return data
 
     def create(self, path: str, data: bytes) -> bool:
         """Create an object unless it exists. Return whether this call created it."""

@@ -164,11 +164,14 @@ def read_runs(store: Store) -> list[Run]:
     """All recorded runs, oldest first.
 
     Raises:
-        TemperError: a record cannot be read, or is damaged.
+        TemperError: a record cannot be read, is damaged, or is listed and not found.
     """
+    names = names_of_runs(store)
     with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(lambda name: _read(store, name), names_of_runs(store)))
-    return [run for run in found if run is not None]
+        found = dict(zip(names, pool.map(lambda name: _read(store, name), names), strict=True))
+    missing = [f"{name}.json" for name, run in found.items() if run is None]
+    store.require_gone(f"{store.root}/runs", missing)
+    return [run for run in found.values() if run is not None]
 
 
 def newest_runs(store: Store) -> Iterator[Run]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import command_line
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from manifests import manifest
 from numbers_lab import Lab, end, start_held_driver
 from own_script import TEMPER, Desk
@@ -41,7 +42,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
-from pipeline.store.objects import Objects
+from pipeline.store.objects import LocalObjects, Objects
 from pipeline.store.runs import Run, names_of_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
@@ -620,12 +621,71 @@ def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) ->
     path.write_text("{")
     result = call(lab, "verify", *(name.format(key=key[:6]) for name in names))
     assert result.exit_code == 1
-    assert f"{path} is damaged; delete it" in result.output
+    assert f"{path} is damaged (Expecting" in result.output
+    assert "; delete it, and the step will be run again" in result.output
     assert ", 1 damaged" in result.output
     assert "see: temper verify multiply" in refusal(lab, "show", "multiply")
     listed = "".join(call(lab, "list").output.split())
     assert "numbers@" in listed
     assert f"{path}isdamaged;see:" in listed
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Parts of paths of files that are listed, and that requests do not find."""
+    parts: list[str] = []
+    read, opened = LocalObjects.read, LocalFileSystem.open
+
+    def read_some(objects: LocalObjects, path: str) -> bytes | None:
+        return None if any(part in path for part in parts) else read(objects, path)
+
+    def open_some(fs: LocalFileSystem, path: str, *args: Any) -> Any:
+        if any(part in path for part in parts):
+            raise FileNotFoundError(path)
+        return opened(fs, path, *args)
+
+    monkeypatch.setattr(LocalObjects, "read", read_some)
+    monkeypatch.setattr(LocalFileSystem, "open", open_some)
+    return parts
+
+
+@pytest.mark.usefixtures("product")
+@pytest.mark.parametrize("names", [[], ["multiply"]])
+def test_a_manifest_that_is_listed_and_not_found_is_not_called_damaged(
+    lab: Lab, names: list[str], hidden: list[str]
+) -> None:
+    hidden += ["manifests/multiply/", "index/multiply"]
+    result = call(lab, "verify", *names)
+    assert result.exit_code == 1
+    assert "is listed, and yet the store says that it does not exist; try again" in result.output
+    assert ", 0 damaged, 1 not checked" in result.output
+    assert "delete" not in result.output
+    assert "was not read; see: temper verify" in " ".join(call(lab, "list").output.split())
+    hidden.clear()
+    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify")
+
+
+@pytest.mark.usefixtures("product")
+def test_a_file_that_is_listed_and_not_found_is_not_marked(lab: Lab, hidden: list[str]) -> None:
+    (made,) = Catalog(lab.store).history("multiply")
+    hidden.append(lab.store.content_path(made))
+    result = call(lab, "verify")
+    assert result.exit_code == 1
+    assert "1 artifact intact, 0 damaged, 1 not checked" in result.output
+    hidden.clear()
+    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify")
+
+
+def test_a_step_is_not_made_again_while_its_manifest_is_listed_and_not_found(
+    lab: Lab, hidden: list[str]
+) -> None:
+    lab.run(product=lab.product())
+    hidden += ["manifests/multiply/", "index/multiply"]
+    with pytest.raises(TemperError, match="is listed, and yet"):
+        lab.run(product=lab.product())
+    assert journal_lines(lab.journal) == ["numbers", "multiply"]
+    hidden.clear()
+    assert lab.run(product=lab.product()) == []
 
 
 @pytest.mark.usefixtures("product")

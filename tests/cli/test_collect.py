@@ -47,6 +47,26 @@ def lab(tmp_path: Path, store: Store, console: Console, monkeypatch: pytest.Monk
     return Lab(Path(), store, console)
 
 
+@pytest.mark.parametrize("record", ["the record of a run", "the outcome of a step"])
+def test_what_a_run_used_is_kept_while_its_record_is_listed_and_not_found(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    lab.run(product=lab.product())
+    (name,) = names_of_runs(lab.store)
+    hidden = f"/runs/{name}.json"
+    if record == "the outcome of a step":  # as of a run that was killed
+        run = json.loads(lab.store.read(f"{lab.store.root}/runs/{name}.json") or b"")
+        path, hidden = f"{lab.store.root}/runs/{name}.json", f"/runs/{name}/0.json"
+        lab.store.objects.replace(path, json.dumps({**run, "outcome": "running"}).encode())
+        lab.store.objects.replace(f"{lab.store.root}{hidden}", b"{}")
+    read = LocalObjects.read
+    monkeypatch.setattr(
+        LocalObjects, "read", lambda self, path: None if hidden in path else read(self, path)
+    )
+    with pytest.raises(TemperError, match=f"{hidden} is listed, and yet the store says"):
+        find_garbage(lab.store, NOW)
+
+
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Stores after a run, and after another with another factor."""

@@ -61,6 +61,21 @@ def test_a_store_that_may_not_be_read_is_told_with_what_to_check(
         store.check_layout()
 
 
+def test_a_page_in_place_of_an_object_is_told_as_the_answer_of_a_gateway(gcs_bucket: str) -> None:
+    store = Store(f"{gcs_bucket}/{secrets.token_hex(4)}")
+    store.prepare()
+    made = store.commit(manifest("first"))
+    page = b"<html><head><title>502 Bad Gateway</title></head></html>"
+    told = r"cannot read .* begins with '<html>.* a gateway or proxy may have answered.*; check"
+    for path in ("temper.json", f"manifests/{made.step}/{made.key}.json"):
+        store.objects.replace(f"{store.root}/{path}", page)
+    with pytest.raises(TemperError, match=told):
+        store.check_layout()
+    with pytest.raises(TemperError, match=told):
+        Catalog(store).latest(made.step, made.key)
+    assert [unread.damaged for unread in Catalog(store).unreadable()] == [False]
+
+
 @pytest.mark.usefixtures("workers_here")
 def test_an_evicted_input_is_made_again_where_it_is_needed(
     gcs_bucket: str, tmp_path: Path, console: Console

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.dag.files import FileEntry, describe_stream
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import DataLoss, Store
+from pipeline.store.layout import LISTED_ONLY, DataLoss, Store
 from pipeline.store.manifest import Manifest
 
 _REMOTE_READERS = 16
@@ -24,7 +24,7 @@ class Damage:
     Attributes:
         expected: the committed size and digest; ``None`` for a file that was never committed.
         found: what is there instead, in words.
-        unread: whether the file is there and cannot be read: it may be intact.
+        unread: whether the file is there, or listed, and cannot be read: it may be intact.
     """
 
     manifest: Manifest
@@ -61,7 +61,10 @@ def verify(
         try:
             digest = _stored_digest(store, path, read)
         except FileNotFoundError:
-            return Damage(manifest, name, expected, "nothing")
+            folder, _, base = path.rpartition("/")
+            still = bool(store.still_listed(folder, [base]))  # then it may come back
+            found = f"{store.url_of(path)}, which {LISTED_ONLY}" if still else "nothing"
+            return Damage(manifest, name, expected, found, unread=still)
         except OSError as error:
             if not store.is_local:
                 raise
