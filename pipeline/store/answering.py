@@ -108,7 +108,7 @@ def despite_outages(
     from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
     retrying = Retrying(
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception(may_pass),
         stop=stop_after_delay(OUTAGE_SECONDS),
         wait=wait_exponential(1.0, max=LONGEST_PAUSE_SECONDS),
         before_sleep=lambda state: tell(
@@ -120,7 +120,8 @@ def despite_outages(
     return retrying(ask, *arguments)
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
+    """Whether an error of a store is of a kind that passes by itself, such as a failed network."""
     cause = error.__cause__ if isinstance(error, TemperError) else error
     return (
         isinstance(cause, OSError)

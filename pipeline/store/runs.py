@@ -4,7 +4,6 @@ Records of the first layout contain no keys and no command; see :attr:`Run.names
 """
 
 import calendar
-import contextlib
 import platform
 import shlex
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from pipeline import processes
 from pipeline.errors import TemperError
 from pipeline.store.activity import holding_runs, leases, unwritable
+from pipeline.store.answering import may_pass
 from pipeline.store.layout import Store
 from pipeline.store.lease import MOST_PROCESSES
 from pipeline.store.manifest import Manifest
@@ -288,6 +288,9 @@ def _read(store: Store, name: str) -> Run | None:
 
 
 def _unless_damaged(store: Store, name: str) -> Run | None:
-    with contextlib.suppress(TemperError):
+    try:
         return _read(store, name)
-    return None
+    except TemperError as error:
+        if may_pass(error):  # else an earlier run would be shown as the newest
+            raise
+        return None

@@ -31,7 +31,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import LocalObjects
-from pipeline.store.runs import forget_run, names_of_runs, read_runs
+from pipeline.store.runs import forget_run, names_of_runs, newest_runs, read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -65,6 +65,18 @@ def test_what_a_run_used_is_kept_while_its_record_is_listed_and_not_found(
     )
     with pytest.raises(TemperError, match=f"{hidden} is listed, and yet the store says"):
         find_garbage(lab.store, NOW)
+
+
+@pytest.mark.usefixtures("one_run")
+def test_an_earlier_run_is_not_shown_as_the_newest_while_the_store_fails(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_read(self: LocalObjects, path: str) -> bytes:
+        raise OSError(errno.EIO, "503: try again later", path)
+
+    monkeypatch.setattr(LocalObjects, "read", fail_to_read)
+    with pytest.raises(TemperError, match=r"cannot read .*/runs/.*: 503: try again later"):
+        next(newest_runs(lab.store))
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +327,9 @@ def test_an_attempt_whose_job_may_run_without_a_driver_stays(lab: Lab) -> None:
     collect(lab.store, NOW)
     assert attempt.exists()
     assert JobRecord.read(lab.store, "slow_count", key) == record
+    lab.store.objects.replace(lab.store.job_path("slow_count", key), b"half")
+    collect(lab.store, NOW)
+    assert attempt.exists(), "a record that cannot be read may be of this attempt"
     lab.run(product=lab.product())
     collect(lab.store, LAST)
     assert not [name for name in files(lab.store) if "slow_count" in name]

@@ -262,7 +262,7 @@ class _Finder:
     """Finds each kind of garbage in the listings.
 
     Attributes:
-        jobs: attempts that an engine may be running, by key.
+        jobs: attempts that an engine may be running, by key; ``None`` if the record does not say.
         runs, kept: all recorded runs, and those to keep.
     """
 
@@ -271,7 +271,7 @@ class _Finder:
     shelves: _Shelves
     held: frozenset[Key]
     tries: Sequence[Attempt]
-    jobs: Mapping[Key, str]
+    jobs: Mapping[Key, str | None]
     runs: Sequence[Run]
     kept: Sequence[Run]
 
@@ -281,7 +281,8 @@ class _Finder:
             step, key = place = attempt.step, attempt.key
             if (step, attempt.name) in named or not self._is_free(*place):
                 continue
-            is_done = self.jobs.get(place) != attempt.name or self._is_over(*place)
+            # an unreadable record may be of any attempt
+            is_done = self.jobs.get(place, "") not in (attempt.name, None) or self._is_over(*place)
             if self._is_old(attempt.name) and is_done:
                 folder = f"{self.store.root}/{attempt.folder}"
                 yield Garbage(Kind.ATTEMPT, step, key, attempt.size, folders=[folder])
@@ -495,11 +496,12 @@ def _staged(store: Store) -> dict[Key, int]:
     return found
 
 
-def _jobs(store: Store) -> dict[Key, str]:
-    """The attempts that are recorded as jobs of an engine, by key."""
-    found = {}
+def _jobs(store: Store) -> dict[Key, str | None]:
+    """The attempts that are recorded as jobs of an engine, by key; ``None`` if a record cannot be
+    read."""
+    found: dict[Key, str | None] = {}
     for path in store.objects.sizes(f"{store.root}/jobs"):
         if (place := _OF_KEY.fullmatch(path)) and is_step(place[1]):
             record = JobRecord.read(store, *place.groups())
-            found[place[1], place[2]] = record.attempt if record else ""
+            found[place[1], place[2]] = record.attempt if record else None
     return found
