@@ -27,10 +27,10 @@ from steps.import_model import import_model
 from steps.jax_backend.backend_choice import scoring_choices, training_choices
 from steps.lm_eval import lm_eval
 from steps.load_preferences import load_preferences
-from steps.load_prompts import load_prompts
 from steps.losses.registry import PAIR_LOSSES
 from steps.measure_kl import measure_kl
 from steps.models.config import Dtype
+from steps.prompts_of_pairs import prompts_of_pairs
 from steps.sample_completions import sample_completions
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_preferences import tokenize_preferences
@@ -128,7 +128,7 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     if cfg.measure_kl:
         results["divergence"] = measure_kl(test, model=dpo, reference=sft, config=cfg.kl)
     if cfg.judge is not None:
-        prompts = load_rows(load_prompts, cfg.data)["test"]
+        prompts = prompts_of_pairs(pairs)["test"]
         answers = [
             sample_completions(prompts, model, cfg.answering, cfg.evaluate.dtype)
             for model in (dpo, sft)

@@ -126,7 +126,9 @@ def compare(
         if c.text != c.beside
         for texts in ((c.text, c.beside), (c.beside, c.text))
     ]
-    with Judges(judge, config.processes, config.time_limit, scratch, config.most_without) as judges:
+    # A comparison has two judgements, so of twice as many none a share too large is certain.
+    most = 2 * share_of(config.most_without, len(comparisons)) / max(1, len(asked))
+    with Judges(judge, config.processes, config.time_limit, scratch, min(1.0, most)) as judges:
         given = iter(judges.judge(asked, on_progress))
     judged = [
         c if c.text == c.beside else replace(c, verdicts=(next(given), next(given)))
@@ -148,7 +150,8 @@ def _require_verdicts(comparisons: Sequence[Comparison], most_without: float) ->
         why, count = reasons.most_common(1)[0]
         raise ValueError(
             f"{len(without)} of {len(comparisons)} comparisons have no verdict, {count} verdicts "
-            f"because: {why}; mend the judge, or raise most_without"
+            f"because: {why}; mend the judge and run again, which asks for what is missing; or "
+            "raise most_without, which asks for all verdicts again"
         )
 
 

@@ -9,12 +9,14 @@ import pytest
 from http_answers import Asked, answering
 from step_output import Folder
 
+from experiments.dpo_ultrafeedback import Config, dpo_ultrafeedback
 from steps.checking.compared import Compared, PairJudge
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Judgement, judged, no_verdict
 from steps.compare_completions import compare_completions
 from steps.comparing.llm_pair_judge import LlmPairJudge
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.sources import ModelSource, PreferenceData
 
 QUESTION = [{"role": "user", "content": "Why?"}]
 
@@ -33,6 +35,11 @@ class First(PairJudge):
 
     def check(self, compared: Compared) -> Judgement:
         return judged(True) if "hm" not in compared.second else no_verdict("it cannot tell")
+
+
+@dataclass(frozen=True)
+class CostlyFirst(First):
+    is_costly: ClassVar[bool] = True
 
 
 class Silent(PairJudge):
@@ -101,6 +108,18 @@ def test_too_few_verdicts_are_an_error_with_the_reason(compare: Callable[..., An
         compare([["a"]], [["b"]], Silent())
 
 
+def test_the_share_without_a_verdict_is_one_of_all_comparisons(
+    compare: Callable[..., Any],
+) -> None:
+    """Though a costly judge is asked no further once it is too large, and equal texts are not."""
+    same = [["x"]] * 18
+    own, beside = [["a"], ["hm"], *same], [["c"], ["e"], *same]
+    metrics, _ = compare(own, beside, CostlyFirst())  # one of 20, and of 4 judgements
+    assert metrics["no_verdict"] == 1
+    with pytest.raises(ValueError, match="have no verdict"):
+        compare([["hm"], *own], [["e"], *beside], CostlyFirst())
+
+
 @pytest.mark.parametrize(
     ("beside", "question", "why"),
     [
@@ -153,3 +172,19 @@ def test_a_model_is_asked_in_both_orders_and_only_for_what_is_missing(
 def test_a_template_shows_both_answers() -> None:
     with pytest.raises(ValueError, match=r"template must have \{second\} in it"):
         LlmPairJudge("j", "{first}")
+
+
+def test_the_recipe_dpo_asks_about_the_prompts_of_its_pairs_whatever_their_format(
+    tmp_path: Path,
+) -> None:
+    """``load_prompts`` refuses pairs without a column of prompts, as those of Anthropic's HH."""
+    (tmp_path / "pairs.jsonl").write_text('{"chosen": "a", "rejected": "b"}\n')
+    model = ModelSource(hub="a/model", revision="0" * 40)
+    data = PreferenceData(path=str(tmp_path / "pairs.jsonl"), test_fraction=0.5)
+    wanted = dpo_ultrafeedback(Config(data=data, model=model, judge=LlmPairJudge("j")))
+    compared = wanted["after DPO beside before"]
+    answered = [given.step for given in compared.inputs]
+    assert [one.name for one in answered] == ["sample_completions"] * 2
+    assert {of.step.name for one in answered for of in one.inputs} == {
+        "prompts_of_pairs", "train_dpo", "train_sft",
+    }  # fmt: skip

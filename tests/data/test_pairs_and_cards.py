@@ -10,15 +10,18 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 from step_output import Folder
 
-from pipeline import Artifact, TemperError
+from pipeline import Artifact, File, TemperError
 from steps.build_pairs import PairConfig, build_pairs
 from steps.checking.boxed import is_correct
+from steps.data.load.config import LoadConfig
 from steps.data.rows.parquet import read_rows, write_rows
-from steps.data.rows.rows import Message, PreferenceRow, UnpairedRow
+from steps.data.rows.rows import Message, PreferenceRow, PromptRow, UnpairedRow
 from steps.data.rows.tables import PAIRS, from_record, to_record
 from steps.evaluation.answers import check_answers, compare_answers, judge, side_by_side
 from steps.export.card import Ancestor, ModelCard, Sample, render_card
 from steps.kinds import Preferences
+from steps.load_preferences import load_preferences
+from steps.prompts_of_pairs import prompts_of_pairs
 from steps.unpair import unpair
 
 
@@ -123,6 +126,33 @@ def test_pairs_taken_apart_keep_all_that_goes_with_a_response(tmp_path: Path) ->
     assert [row.weight for row in rows] == [0.5, 1.5, 2.5] * 2
     assert rows[-1].template_kwargs == {"k": 2}
     assert rows[-1].tools == ({"name": "add"},)
+
+
+def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(
+    tmp_path: Path,
+) -> None:
+    """Such as rows without a column of prompts, which ``load_prompts`` does not read."""
+    ask: Message = {"role": "user", "content": "Why?"}
+    sides = [({"role": "assistant", "content": text},) for text in "abcd"]
+    rows = [
+        {"chosen": [ask, *sides[0]], "rejected": [ask, *sides[1]]},
+        {"chosen": [ask, *sides[2]], "rejected": [ask, *sides[3]]},
+        {side: f"\n\nHuman: How?\n\nAssistant: {side}" for side in ("chosen", "rejected")},
+    ]
+    for name, of in (("implicit", rows[:2]), ("hh", rows[2:])):
+        data, loaded = tmp_path / f"{name}.jsonl", Folder(tmp_path / name)
+        data.write_text("\n".join(map(json.dumps, of)))
+        load_preferences.function(loaded, File(str(data)), None, LoadConfig())
+        out = Folder(tmp_path / f"of {name}")
+        metrics = prompts_of_pairs.function(out, Preferences(loaded.path, "load_preferences", ""))
+        assert metrics == {"train": 1}
+        (asked,) = (from_record(PromptRow, one) for one in read_rows(out.path / "train"))
+        content = "Why?" if name == "implicit" else "How?"
+        assert asked == PromptRow("file:1", ({"role": "user", "content": content},))
+    with pytest.raises(TemperError, match="pass the whole artifact"):
+        prompts_of_pairs.function(
+            Folder(tmp_path / "none"), Preferences(out.path, "load_preferences", "")
+        )
 
 
 def test_a_completion_that_was_cut_is_in_no_pair_unless_it_is_asked_for(tmp_path: Path) -> None:
