@@ -15,7 +15,8 @@ def judge(
     a reward under the checker's name: 1 for right, 0 for wrong, none without a verdict.
 
     Where prompts have several completions, the interval of ``right_share`` resamples prompts, and
-    ``pass_at_K`` tells how likely one of K completions is right; without a verdict, none is.
+    ``pass_at_K`` tells how likely one of K completions is right. A completion without a verdict
+    counts as not right.
 
     The verdicts replace those of an earlier checker, whose rewards stay. The checker judges each
     completion in a separate process, which is killed after ``config.time_limit`` seconds.

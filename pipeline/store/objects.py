@@ -41,6 +41,8 @@ _KEPT_ERRORS = (PermissionError, FileNotFoundError)
 """What callers tell from other errors of a bucket."""
 SHOWN_BYTES = 40
 """How much of an object an error shows."""
+_LONG = ("copy", "copy to", "remove all of")
+"""What is many requests, or large ones."""
 S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
 # gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
@@ -206,7 +208,7 @@ class Objects:
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder with all its content if it exists."""
-        with self._failures_of("remove", path), contextlib.suppress(FileNotFoundError):
+        with self._failures_of("remove all of", path), contextlib.suppress(FileNotFoundError):
             self.fs.rm(path, recursive=True)
 
     def folders(self, folder: str) -> list[str]:
@@ -291,10 +293,9 @@ class Objects:
     @contextlib.contextmanager
     def _failures_of(self, action: str, path: str) -> Iterator[None]:
         url = self.url_of(path)
-        # of large files, a copy takes minutes while the store answers
-        is_copy = action.startswith("copy")
+        is_long = action in _LONG  # it takes minutes while the store answers
         try:
-            with contextlib.nullcontext() if is_copy else telling_of_silence(url):
+            with contextlib.nullcontext() if is_long else telling_of_silence(url):
                 yield
         except Exception as error:
             if isinstance(error, OSError) and (path in str(error) or error.errno is not None):

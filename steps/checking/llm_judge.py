@@ -1,4 +1,4 @@
-"""Judges that ask a language model behind an OpenAI-compatible address; the checker of them."""
+"""A checker that asks a language model, and what it shares with a judge of pairs that does so."""
 
 import math
 import os

@@ -1,7 +1,7 @@
 """Right answers where a model is sampled several times for each prompt.
 
 Samples of one prompt are alike: an easy prompt has many right ones. So intervals resample prompts,
-as if the samples of each belonged together; those that count every sample by itself are too narrow.
+each with all of its samples. Intervals that count every sample by itself are too narrow.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,6 @@ Begin with ``card``, which writes the model card. ``training_curves`` draws its 
 weights or with adapters only. ``gguf_file`` writes a GGUF file, with the tokenizer from
 ``gguf_tokenizer``; ``gguf_kinds`` lists what it can hold. ``config`` defines the choices.
 
-Uses the configs of ``steps.training`` and ``steps.losses``, which the card prints, ``steps.models``
-and the tokenizers of ``steps.data``.
+Uses the configs of ``steps.training`` and ``steps.losses``, which the card prints,
+``steps.models``, the tokenizers of ``steps.data``, and the ends of answers of ``steps.generation``.
 """

@@ -387,6 +387,26 @@ def test_an_address_that_has_answered_is_not_tried_again() -> None:
     answering.require_answer(url)
 
 
+def test_what_is_many_requests_is_not_said_to_get_no_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A bucket that removes thousands of objects, or takes a large file, does answer."""
+    objects, root = open_objects("memory://many")
+    told: list[str] = []
+
+    def telling(place: str) -> contextlib.AbstractContextManager[None]:
+        told.append(place)
+        return contextlib.nullcontext()
+
+    (tmp_path / "b").write_bytes(b"large")
+    monkeypatch.setattr("pipeline.store.objects.telling_of_silence", telling)
+    objects.put({f"{root}/a/b": tmp_path / "b"})
+    objects.remove_tree(f"{root}/a")
+    assert not told
+    assert objects.read(f"{root}/a/b") is None
+    assert told
+
+
 def test_a_user_is_told_of_a_request_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of buckets wait in silence for minutes."""
     told = threading.Event()
