@@ -94,6 +94,8 @@ _HYDRA_QUIET = (
     f"hydra.sweep.dir={tempfile.gettempdir()}/temper-multirun-{os.getuid()}",
 )
 
+_NO_CONFIGS = "pipeline.configs"
+"""A package without configs."""
 # What a single job does without: Hydra would read a YAML file for each.
 _HYDRA_UNUSED = tuple(
     f"hydra/{group}=[]"
@@ -219,7 +221,8 @@ class _Call:
         if {"-m", "--multirun"} & {*self.settings} and self.asked is None:
             with contextlib.suppress(Exception):  # of a job, which raises it again in its turn
                 _show_disk_of_sweep(self._jobs())
-        folder = self.folder and str(self.folder)
+        # without a folder, Hydra would take the folders beside this module for groups, as store/
+        folder = str(self.folder) if self.folder else f"pkg://{_NO_CONFIGS}"
 
         @hydra.main(version_base="1.3", config_path=folder, config_name=self.name)
         def job(cfg: DictConfig) -> None:
@@ -462,7 +465,7 @@ def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
         # no folder is searched either way; `initialize` would read the source of its whole stack
-        return initialize_config_module("pipeline.configs", version_base="1.3")
+        return initialize_config_module(_NO_CONFIGS, version_base="1.3")
     return initialize_config_dir(str(folder), version_base="1.3")
 
 

@@ -63,17 +63,29 @@ PREFERENCE = (
     Measure("eval_loss", "loss", "Preference", False, -1),
 )  # fmt: skip
 """The metrics of an evaluation. :func:`_measures_of_answers` adds one for each check of answers."""
+REWARD = (
+    Measure("pairs/accuracy", "pairs ranked right", "Held-out pairs", True, 1),
+    Measure("pairs/accuracy_at_equal_length", "pairs ranked right at equal length",
+            "Held-out pairs", True, 1),
+    Measure("pairs/calibration_error", "calibration error", "Held-out pairs", True, -1),
+    Measure("pairs/margin", "score margin", "Held-out pairs", False, 1),
+    Measure("pairs/loss", "loss", "Held-out pairs", False, -1),
+    Measure("one_right_of_four", "right answer above three wrong ones", "Answers", True, 1),
+)  # fmt: skip
+"""The metrics of a reward model. :func:`_measures_of_best` adds those of the best of n."""
 EXACT_MATCH = (
     Measure("exact_match", "exact match", "Answers", True, 1),
     Measure("well_formed", "answers that state a result", "Answers", True, 1),
 )
 WIN_RATE = (Measure("win_rate", "wins over the other model", "Comparison", True, 1),)
-MEASURES = (*PREFERENCE, *EXACT_MATCH, *WIN_RATE)
+MEASURES = (*PREFERENCE, *REWARD, *EXACT_MATCH, *WIN_RATE)
 """The metrics to which terminal and report give titles."""
 MOST_TEXTS = 40
 MOST_PROMPTS_OVER_ITERATIONS = 20
 MOST_ITERATIONS_OF_A_PROMPT = 6
 MOST_TOKEN_FILES = 8
+PICKERS = ("reward_model", "majority", "checker")
+"""Who picks the best of n."""
 CALIBRATION, BEST_OF_N = "calibration.jsonl", "best_of_n.jsonl"
 _PER_ITERATION = (
     "iteration", "row", "k", "prompt_ids", "ids", "scored", "finish", "verdict", "rewards",
@@ -160,11 +172,12 @@ def online(made: Made) -> Iterator[View]:
 
 def reward_evaluation(made: Made) -> Iterator[View]:
     """The best-of-n curve for each way of picking, and the calibration of the scores."""
-    yield Measures([measure for measure in PREFERENCE if not measure.p])
-    if curve := made.records(BEST_OF_N):
+    curve = made.records(BEST_OF_N)
+    yield Measures([*REWARD, *_measures_of_best(curve)])
+    if curve:
         points = {
             picker.replace("_", " "): [(p["n"], p[picker]["value"]) for p in curve]
-            for picker in ("reward_model", "majority", "checker")
+            for picker in PICKERS
         }
         yield Curves("Best of n", "samples", points, section="Results")
     yield from _calibration(made, "Calibration of the scores")
@@ -248,6 +261,15 @@ def _measures_of_answers(metrics: Mapping[str, Any]) -> Iterator[Measure]:
                       f"answers/{name}", f"gain/answers/{name}/p")  # fmt: skip
     for name in names:
         yield Measure(f"answers/{name}", name, "Share of answers that pass a check", True)
+
+
+def _measures_of_best(curve: Sequence[Mapping[str, Any]]) -> Iterator[Measure]:
+    """How often the best of n samples is right, by who picks it; the checker is the upper bound."""
+    for point in curve:
+        for picker in PICKERS:
+            title = f"best of {point.get('n')}: {picker.replace('_', ' ')}"
+            better = 1 if picker == "reward_model" else 0
+            yield Measure(f"best_of_{point.get('n')}/{picker}", title, "Answers", True, better)
 
 
 def _calibration(made: Made, title: str) -> Iterator[View]:

@@ -22,7 +22,7 @@ from tiny_models import (
 from waiting import leaving_at
 
 from pipeline import TemperError, adopt
-from pipeline.show.views import Curves
+from pipeline.show.views import Curves, Measures
 from steps.build_pairs import build_pairs
 from steps.checking.verdicts import Verdict
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
@@ -134,7 +134,10 @@ def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> N
     points = read_json_lines(out.path / "best_of_n.jsonl")
     assert [point["n"] for point in points] == [1, 4]
     shown: Any = SimpleNamespace(records=lambda name: read_json_lines(out.path / name))
-    _, best, calibration = reward_evaluation(shown)
+    measures, best, calibration = reward_evaluation(shown)
+    assert isinstance(measures, Measures)
+    explained = {measure.metric for measure in measures.measures}
+    assert {name for name, value in metrics.items() if isinstance(value, dict)} <= explained
     assert isinstance(best, Curves)
     assert best.lines["checker"] == [(1, 0.5), (4, 1)]
     assert isinstance(calibration, Curves)
@@ -355,7 +358,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, folder: Path) -> None:
     desk = Desk(repository, "reward_model", folder, SMALL)
     done = desk.run_here()
-    for shown in ("pairs: accuracy", "best of 8: reward model", "best of 8: checker"):
+    for shown in ("pairs ranked right", "best of 8: reward model", "best of 8: checker"):
         assert shown in done.stdout
     assert "nothing to run" in desk.here().stdout
 
