@@ -7,20 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar
-
-import requests
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.shared.checks import require, require_count
 from steps.shared.execution_detail import detail_field
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest
+    from tenacity import RetryCallState
 
 TEMPLATE = """\
 Somebody was asked this:
@@ -96,9 +91,18 @@ class AskedModel:
         filled = {"question": _conversation(prompt), **texts}
         places = re.compile("|".join(f"\\{{{re.escape(place)}\\}}" for place in filled))
         message = places.sub(lambda place: filled[place[0][1:-1]], self.template)
+        # here: every plan of an experiment that offers judges reads this module
+        from tenacity import (
+            Retrying,
+            retry_if_exception_type,
+            stop_after_attempt,
+            wait_random_exponential,
+        )
+
+        growing = wait_random_exponential(multiplier=0.5, max=20)
         retrying = Retrying(
             stop=stop_after_attempt(self.tries),
-            wait=_pause,
+            wait=lambda state: max(_asked_to_wait(state), growing(state)),
             retry=retry_if_exception_type(_PassingError),
             reraise=True,
         )
@@ -108,6 +112,8 @@ class AskedModel:
             return no_verdict(str(error))
 
     def _ask(self, message: str) -> Any:
+        import requests
+
         content = {
             "model": self.model,
             "messages": [{"role": "user", "content": message}],
@@ -136,7 +142,7 @@ class AskedModel:
         except ValueError as error:
             raise _PassingError("the judge answers with what is no JSON") from error
 
-    def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    def _sign(self, request: "PreparedRequest") -> "PreparedRequest":
         if key := os.environ.get(self.key_variable):
             request.headers["Authorization"] = f"Bearer {key}"
         return request
@@ -184,14 +190,10 @@ class _PassingError(_FailedError):
         self.wait = wait
 
 
-_growing_pause = wait_random_exponential(multiplier=0.5, max=20)
-
-
-def _pause(state: RetryCallState) -> float:
-    """The seconds until the next try: growing ones, but no fewer than the address asks for."""
+def _asked_to_wait(state: "RetryCallState") -> float:
+    """The seconds for which the address has asked before the next try."""
     error = state.outcome and state.outcome.exception()
-    asked_to_wait = error.wait if isinstance(error, _PassingError) else 0.0
-    return max(asked_to_wait, _growing_pause(state))
+    return error.wait if isinstance(error, _PassingError) else 0.0
 
 
 def _seconds(retry_after: str) -> float:
