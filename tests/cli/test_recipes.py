@@ -340,6 +340,7 @@ def test_an_option_may_have_its_suffix_and_lie_in_a_folder(option: str) -> None:
     assert "there is only" not in said.error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("code_stays")
 def test_the_jobs_of_a_sweep_are_held_against_the_disk_together(
     monkeypatch: pytest.MonkeyPatch,

@@ -21,6 +21,8 @@ from laboratory import Laboratory
 from report import fault, is_judged
 
 TOPICS = sorted({idiom.topic for idiom in idioms()})
+LONGEST = {"functions_and_classes", "precision", "third_look"}
+"""Topics that take `make test` a second or more each, and reach no branch that others do not."""
 ALWAYS = frozenset((FOLDER.parent / "always.txt").read_text("utf-8").split())
 
 
@@ -43,7 +45,9 @@ def laboratory(repository: Path) -> Iterator[Laboratory]:
         yield laboratory
 
 
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize(
+    "topic", [pytest.param(t, marks=[pytest.mark.slow] * (t in LONGEST)) for t in TOPICS]
+)
 def test_a_step_runs_again_if_its_result_changes_and_not_if_an_edit_is_neutral(
     laboratory: Laboratory, topic: str
 ) -> None:

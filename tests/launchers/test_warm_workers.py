@@ -230,6 +230,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_step_changes_before_it_imports_a_library_counts_for_the_import(lab: Lab) -> None:
     steps = "".join(
         f"""

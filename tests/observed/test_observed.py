@@ -701,7 +701,9 @@ def write_pieces(project: Project) -> None:
         project.write(f"data_{number}.txt", f"{number}0")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("spawn", "forkserver"))]
+)
 def test_processes_that_a_step_starts_are_observed(project: Project, method: str) -> None:
     write_pieces(project)
     project.step(

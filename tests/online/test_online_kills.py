@@ -36,6 +36,7 @@ def attempt(
     return exit_code(until, policy, work, ITERATIONS, training, sampling)
 
 
+@pytest.mark.slow
 def test_kills_while_sampling_and_while_training_leave_the_same_bits(
     policy: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

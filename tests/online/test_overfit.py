@@ -40,7 +40,7 @@ SHOWS, REACHES = 20, 50
 @pytest.mark.parametrize(
     ("judge", "iterations"),
     [
-        (third, REACHES),
+        pytest.param(third, REACHES, marks=pytest.mark.slow),
         (dealt_out_anew, SHOWS),
         pytest.param(dealt_out_anew, REACHES, marks=pytest.mark.attack),
     ],

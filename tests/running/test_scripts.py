@@ -238,6 +238,7 @@ def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_helper_may_have_the_name_of_a_library_that_the_step_does_not_use(
     tmp_path: Path,
 ) -> None:

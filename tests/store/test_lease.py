@@ -210,6 +210,7 @@ def _fork_into_turns(url: str, turns: Any) -> None:
         process.join()
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_at_a_time_holds_the_lease(store_url: str) -> None:
     turns = fresh_processes.CONTEXT.Queue()
     fresh_processes.call(_fork_into_turns, store_url, turns)

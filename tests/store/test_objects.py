@@ -54,6 +54,7 @@ def _fork_into_writers(url: str, won: Any) -> None:
     won.put(None)
 
 
+@pytest.mark.slow
 def test_of_many_processes_that_create_an_object_one_wins(
     place: tuple[Objects, str], store_url: str
 ) -> None:
