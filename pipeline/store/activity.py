@@ -109,7 +109,7 @@ def alone_with(store: Store, step: str, key: str, purpose: str) -> Iterator[bool
     ours = Leases(store.objects, store.root, run=purpose)
     with ours.held(step, key, done=lambda: True) as lease:
         if lease is None:
-            require_writable(store)  # otherwise a wait for the lease would hide this error
+            _require_writable(store)  # otherwise a wait for the lease would hide this error
         yield lease is not None
 
 
@@ -144,7 +144,7 @@ def make_room(store: Store) -> bool:
         TemperError: the store cannot be written for another reason.
     """
     try:
-        require_writable(store)
+        _require_writable(store)
     except TemperError as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM:
             raise
@@ -153,7 +153,7 @@ def make_room(store: Store) -> bool:
     return False
 
 
-def require_writable(store: Store) -> None:
+def _require_writable(store: Store) -> None:
     """
     Raises:
         TemperError: the store cannot be written.

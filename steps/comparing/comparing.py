@@ -14,7 +14,6 @@ from typing import Any
 
 from steps.checking.compared import Compared, PairJudge
 from steps.checking.config import JudgeConfig
-from steps.checking.judges import Judges
 from steps.checking.verdicts import Judgement, Verdict
 from steps.shared.shares import share_of
 
@@ -120,6 +119,8 @@ def compare(
     Raises:
         ValueError: more than `config.most_without` of the comparisons have no verdict.
     """
+    from steps.checking.judges import Judges  # here: plans that offer judges read this module
+
     asked = [
         Compared(*texts, c.prompt)
         for c in comparisons
