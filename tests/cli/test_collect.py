@@ -491,7 +491,6 @@ def test_a_holder_on_another_machine_counts_as_alive(lab: Lab) -> None:
     assert find_garbage(lab.store, replace(LAST, last=0)).garbage == []
 
 
-@pytest.mark.slow
 def test_objects_of_others_in_a_bucket_are_left_alone(tmp_path: Path) -> None:
     store = Store(f"memory://{tmp_path.name}/store")
     store.prepare()

@@ -12,8 +12,6 @@ import pytest
 from drivers import printed_by
 from places import REPOSITORY
 
-pytestmark = pytest.mark.slow
-
 _KEYS = """
 import json, sys
 from dataclasses import dataclass
@@ -86,6 +84,7 @@ def called(python: Path | str, *words: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_code_recipes_configs_and_the_template(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
@@ -98,6 +97,7 @@ def test_the_wheel_holds_code_recipes_configs_and_the_template(wheel: Path) -> N
     assert not [name for name in held if "__pycache__" in name or name.startswith("tests/")]
 
 
+@pytest.mark.slow
 def test_a_recipe_is_planned_outside_the_repository(python: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
@@ -118,6 +118,7 @@ def test_keys_do_not_depend_on_where_temper_is_installed(python: Path, tmp_path:
     assert installed["keys"] == here["keys"]
 
 
+@pytest.mark.slow
 def test_a_folder_with_the_name_of_a_package_is_one_sentence(python: Path, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text("from pipeline import Step\nfrom steps.mine import mine\n")

@@ -274,7 +274,6 @@ KILLED = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills",
     [TRAINING[-1:], pytest.param(TRAINING, marks=pytest.mark.attack)],

@@ -263,7 +263,6 @@ def test_a_step_that_leaves_its_machine_goes_on_from_the_bucket(
     assert not scratch_copies(store)
 
 
-@pytest.mark.slow
 def test_after_a_kill_another_machine_loses_at_most_one_interval(
     gcs_bucket: str, machine: Path, tmp_path: Path, console: Console
 ) -> None:
