@@ -173,8 +173,9 @@ class _Source:
         return (plain / frequencies).to(torch.float32).numpy()
 
 
-def _require_settings(config: PreTrainedConfig) -> None:
-    """Raise ValueError for settings that llama.cpp would silently ignore or compute differently."""
+def _require_settings(config: Any) -> None:
+    """Raise ValueError for settings that llama.cpp would silently ignore or compute differently, or
+    whose tensors it would not load."""
     rotation: Any = config.rope_parameters
     kind = rotation.get("rope_type", "default")
     known = _ROTATIONS if _ARCHITECTURES[config.model_type] is _LLAMA else _ROTATIONS[:1]
@@ -189,8 +190,20 @@ def _require_settings(config: PreTrainedConfig) -> None:
     is_used = getattr(config, "use_sliding_window", True)
     if window is not None and is_used and window < config.max_position_embeddings:
         raise ValueError(f"sliding_window={window} cannot be written as GGUF: it would be ignored")
+    heads = config.num_attention_heads
+    if config.model_type == "qwen2" and _head_size(config) * heads != config.hidden_size:
+        raise ValueError(
+            f"head_dim={_head_size(config)} cannot be written as GGUF: llama.cpp takes heads of a "
+            "qwen2 model to be as wide together as its hidden states"
+        )
+    if config.model_type == "qwen3" and config.attention_bias:
+        raise ValueError("attention_bias=true of a qwen3 model cannot be written as GGUF")
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act={config.hidden_act!r} cannot be written as GGUF: only silu")
+
+
+def _head_size(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _neighbouring(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -202,15 +215,14 @@ def _neighbouring(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def _add_metadata(writer: GGUFWriter, config: PreTrainedConfig, type: GgufType, title: str) -> None:
     settings: Any = config
-    heads = settings.num_attention_heads
-    head_size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    head_size = _head_size(settings)
     writer.add_name(title)
     writer.add_vocab_size(settings.vocab_size)
     writer.add_context_length(settings.max_position_embeddings)
     writer.add_embedding_length(settings.hidden_size)
     writer.add_block_count(settings.num_hidden_layers)
     writer.add_feed_forward_length(settings.intermediate_size)
-    writer.add_head_count(heads)
+    writer.add_head_count(settings.num_attention_heads)
     writer.add_head_count_kv(settings.num_key_value_heads)
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)

@@ -3,6 +3,10 @@
 GGUF contains no rules for splitting text, only the name of rules in llama.cpp (``ggml.pre``). So
 only a byte-level BPE whose splitting rules have such a name can be written. The rules are compared
 completely, because a wrong name would give other tokens without any warning.
+
+llama.cpp ends a completion at the tokens ``eos``, ``eot`` and ``eom`` of the metadata, and at
+tokens whose texts it knows, such as ``<|im_end|>`` (``special_eog_ids`` in
+https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp).
 """
 
 import json
@@ -10,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFWriter, Keys, TokenType
+from transformers import GenerationConfig
 
+from steps.data.rows.reasons import MalformedRow
 from steps.data.tokens.encoding import LLAMA, QWEN, SPLIT
-from steps.data.tokens.rendering import load_bare_tokenizer
+from steps.data.tokens.rendering import Chat, chat_format, load_bare_tokenizer, render
 from steps.export.gguf_kinds import require_byte_level
 
 _GPT2 = {"type": "ByteLevel", "use_regex": True}
@@ -64,16 +70,62 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, vocabulary: int) -> None:
     writer.add_token_merges(merges)
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
-    if tokenizer.eos_token_id is not None:
-        writer.add_eos_token_id(tokenizer.eos_token_id)
     if tokenizer.pad_token_id is not None:
         writer.add_pad_token_id(tokenizer.pad_token_id)
+    _add_ends(writer, tokenizer, folder)
     written = list(tokenizer("a")["input_ids"])
-    writer.add_add_bos_token(bool(written) and written[0] == tokenizer.bos_token_id)
+    begins = bool(written) and written[0] == tokenizer.bos_token_id
+    writer.add_add_bos_token(begins and _chats_begin_with_bos(tokenizer))
     writer.add_add_eos_token(bool(written) and written[-1] == tokenizer.eos_token_id)
     writer.add_add_space_prefix(False)
+    _add_templates(writer, tokenizer)
+
+
+def _add_ends(writer: GGUFWriter, tokenizer: Any, folder: Path) -> None:
+    """Add the tokens that end a completion: the end of sequence; the end of an answer in the chat
+    template, which training on chats teaches; and one more that the generation config names."""
+    ends = [tokenizer.eos_token_id]
+    writer.add_eos_token_id(tokenizer.eos_token_id)
     if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+        last = tokenizer.get_vocab().get(chat_format(tokenizer).last)
+        if last is not None:
+            writer.add_eot_token_id(last)
+            ends.append(last)
+    if (folder / "generation_config.json").is_file():
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+        all_named = named if isinstance(named, list) else [named]
+        if others := [end for end in all_named if end is not None and end not in ends]:
+            writer.add_eom_token_id(others[0])
+
+
+def _chats_begin_with_bos(tokenizer: Any) -> bool:
+    """Whether a chat has the BOS that the tokenizer adds to other texts. Training encodes what the
+    template writes and adds nothing; llama.cpp adds a BOS to chats too, if it adds one at all."""
+    if not tokenizer.chat_template:
+        return True
+    try:
+        text = render(chat_format(tokenizer), Chat(({"role": "user", "content": "a"},)))
+    except MalformedRow:
+        return True
+    return text.startswith(tokenizer.bos_token)
+
+
+def _add_templates(writer: GGUFWriter, tokenizer: Any) -> None:
+    templates = tokenizer.chat_template
+    if not templates:
+        return
+    named = dict(templates) if isinstance(templates, Mapping) else {"default": templates}
+    if tokenizer.bos_token is None:  # then llama.cpp takes token 11 for it, transformers no text
+        named = {name: _WITHOUT_BOS + t if "bos_token" in t else t for name, t in named.items()}
+    if "default" in named:
+        writer.add_chat_template(named.pop("default"))
+    for name, template in named.items():
+        writer.add_string(Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=name), template)
+    if named:
+        writer.add_array(Keys.Tokenizer.CHAT_TEMPLATES, sorted(named))
+
+
+_WITHOUT_BOS = "{%- set bos_token = '' -%}"
 
 
 def _name_of_rules(described: Mapping[str, Any]) -> str:
@@ -85,6 +137,12 @@ def _name_of_rules(described: Mapping[str, Any]) -> str:
     model, normalizer = described["model"], described["normalizer"]
     splits = described["pre_tokenizer"] or {"type": "none"}
     require_byte_level(model)
+    for token in described["added_tokens"]:
+        if token["lstrip"] or token["rstrip"] or token["single_word"]:
+            raise ValueError(
+                f"a tokenizer whose token {token['content']} takes white space with it, or matches "
+                "whole words only, is not written as GGUF: llama.cpp would not"
+            )
     if model.get("unk_token"):
         raise ValueError(
             "a tokenizer with an unknown token is not written as GGUF: only byte-level BPE"

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.hub import cached_file
 
 from steps.data.images.placeholders import PROCESSOR_FILES
@@ -41,10 +42,11 @@ def import_pretrained(
 
     Raises:
         ValueError: the source holds no model or not all of its weights, or no tokenizer with a chat
-            template.
+            template; or it is a GGUF file with a tensor or a rotation that would be left out.
     """
     where: dict[str, Any] = {"revision": revision} if revision else {}
     quantized: dict[str, Any] = {}
+    file = source
     if source.endswith(".gguf"):
         where["gguf_file"] = Path(source).name
         quantized["quantization_config"] = GgufConfig(dequantize=True)
@@ -54,6 +56,8 @@ def import_pretrained(
             tokenizer = AutoTokenizer.from_pretrained(source, **where, trust_remote_code=False)
         with _loading("model", source):
             config = None if quantized else _config(source, where)
+            if quantized:
+                quantized["config"] = _config_of_gguf(file, where)
             kind: Any = AutoModelForCausalLM if config is None else language_model_of(config)
             model, found = kind.from_pretrained(
                 source,
@@ -64,6 +68,8 @@ def import_pretrained(
                 **where,
                 **quantized,
             )
+            if quantized:
+                _require_biases(file, model)
     require_weights(
         [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])], source
     )
@@ -123,6 +129,79 @@ def _config(source: str, where: dict[str, Any]) -> PreTrainedConfig:
     return config
 
 
+def _config_of_gguf(file: str, where: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a GGUF file, with what only its tensors say and transformers does not read:
+    biases, and the divisors of rotations' frequencies (Llama 3.1).
+
+    Raises ValueError for a rotation that is none of transformers' kinds.
+    """
+    import gguf
+
+    config: Any = AutoConfig.from_pretrained(
+        str(Path(file).parent), **where, trust_remote_code=False
+    )
+    reader = gguf.GGUFReader(file)
+    fields, tensors = reader.fields, {tensor.name: tensor for tensor in reader.tensors}
+    for setting, bias in (("attention_bias", "attn_q.bias"), ("mlp_bias", "ffn_gate.bias")):
+        if hasattr(config, setting) and f"blk.0.{bias}" in tensors:
+            setattr(config, setting, True)
+    kind = fields["general.architecture"].contents()
+    if kind in ("qwen3", "qwen3moe") and (size := fields.get(f"{kind}.attention.key_length")):
+        config.head_dim = size.contents()
+    if (divisors := tensors.get("rope_freqs.weight")) is not None:
+        config.rope_parameters = _rotation(config, torch.tensor(divisors.data))
+    scaling = fields.get(f"{kind}.rope.scaling.type")
+    named = "none" if scaling is None else scaling.contents()
+    every = getattr(config, "rope_parameters", None) or {}
+    rotation = every.get("full_attention", every)  # in Gemma 3, windows keep the default one
+    if named == "linear" and rotation.get("rope_type") == "default":
+        rotation |= {"rope_type": named, "factor": fields[f"{kind}.rope.scaling.factor"].contents()}
+    if named not in ("none", rotation.get("rope_type")) or "rope_factors_long.weight" in tensors:
+        raise ValueError(f"rotated by {named}")
+    return config
+
+
+def _rotation(config: Any, divisors: torch.Tensor) -> dict[str, Any]:
+    """The rotation whose frequencies are the default ones, each divided by its divisor.
+
+    A GGUF file has only the divisors of Llama 3.1's rotation. Its factor is the largest one, and
+    its other settings are those of all Llamas since; only the length before the change is tried
+    out.
+    """
+    default = config.rope_parameters
+    factor = round(divisors.max().item(), 4)
+    if (divisors - factor).abs().max() < 1e-4 * factor:
+        return default | {"rope_type": "linear", "factor": factor}
+    exponents = torch.arange(len(divisors), dtype=torch.float32) / len(divisors)
+    plain = default["rope_theta"] ** -exponents
+    for length in (2**power for power in range(6, 20)):
+        llama3 = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0}
+        llama3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": length}
+        config.rope_parameters = default | llama3
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        if torch.allclose(plain / frequencies, divisors, rtol=1e-4):
+            return config.rope_parameters
+    raise ValueError("rotated by the divisors in rope_freqs.weight")
+
+
+def _require_biases(file: str, model: PreTrainedModel) -> None:
+    """Raise ValueError if a GGUF file has a bias for which a model has no place: transformers
+    leaves such tensors out without a word."""
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    kind = reader.fields["general.architecture"].contents()
+    known = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind), None)
+    if known is None:
+        return
+    names = gguf.get_tensor_name_map(known, model.config.num_hidden_layers)
+    biases = (n.removesuffix(".bias") for n in model.state_dict() if n.endswith(".bias"))
+    places = {f"{names.get_name(name)}.bias" for name in biases}
+    found = {t.name for t in reader.tensors if t.name.endswith(".bias") and "_exps." not in t.name}
+    if lost := sorted(found - places):
+        raise ValueError(f"no place for {lost[0]}")
+
+
 def _require_floats(config: PreTrainedConfig) -> None:
     """Raise ValueError if the weights that a config describes are quantised, and transformers
     does not turn them into floats."""
@@ -154,6 +233,10 @@ _MEANINGS = {
     "read a `tiktoken` file": _TO_CONVERT,
     "requires the SentencePiece": _TO_CONVERT,
     "unpack_from requires a buffer": "its .gguf file is cut off; download it again",
+    "rotated by": "its rotary positions are of a kind that is not read from .gguf files; take the "
+    "model's Hugging Face folder",
+    "no place for": "it has biases that transformers would leave out; take the model's Hugging "
+    "Face folder",
     "quantised by": "its weights are quantised, and cannot be trained; take the model that they "
     "were made from",
     "both a whole model and an adapter": "an adapter (adapter_config.json) lies beside a whole "

@@ -1,4 +1,4 @@
-"""GGUF files: transformers reads back what was written, and what cannot be said is refused."""
+"""GGUF files: what was written is read back, and what cannot be said is refused."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,12 @@ import gguf
 import pytest
 import torch
 from step_output import Folder
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -23,7 +24,9 @@ from steps.export.config import GgufType
 from steps.export.gguf_file import write_gguf
 from steps.export_gguf import export_gguf
 from steps.import_model import import_model
+from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
+from steps.models.importing import import_pretrained
 
 TEXTS = ["the cat sat", " on  the\tmat\n\n42!", "Grüße, 你好 <|im_start|>user", ""]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -175,6 +178,139 @@ def test_a_changed_rotation_is_written_as_divisors_of_its_frequencies(tmp_path: 
     assert divisors.min() == pytest.approx(1.0)
 
 
+def written_tokenizer(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The metadata of a file, written after attributes of the folder's tokenizer were set."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    tokenizer.save_pretrained(folder)
+    write_gguf(folder, folder / "model.gguf", GgufType.q8_0, "tiny")
+    fields = gguf.GGUFReader(folder / "model.gguf").fields
+    prefix = "tokenizer.ggml."
+    return {name.removeprefix(prefix): field.contents() for name, field in fields.items()}
+
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_file_ends_answers_where_the_template_and_the_generation_config_do(
+    tmp_path: Path,
+) -> None:
+    """llama.cpp knows the ends of the usual templates by their texts, but not <|turn|>."""
+    write_model(tmp_path)
+    tokenizer = write_tokenizer(tmp_path)
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path)
+    end = tokenizer.convert_tokens_to_ids("<|turn|>")
+    GenerationConfig(eos_token_id=[1, 2]).save_pretrained(tmp_path)
+    found = written_tokenizer(tmp_path, chat_template=TURNS)
+    assert (found["eos_token_id"], found["eot_token_id"], found["eom_token_id"]) == (1, end, 2)
+
+
+def test_a_file_adds_no_bos_to_chats_whose_template_writes_none(tmp_path: Path) -> None:
+    """llama.cpp would add it to chats as well, and training has seen none there."""
+    write_model(tmp_path)
+    tokenizer = write_tokenizer(tmp_path)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    assert not written_tokenizer(tmp_path, chat_template=TURNS)["add_bos_token"]
+    assert written_tokenizer(tmp_path, chat_template="{{ bos_token }}" + TURNS)["add_bos_token"]
+
+
+def test_a_template_s_bos_is_empty_where_the_tokenizer_has_none(tmp_path: Path) -> None:
+    """transformers writes nothing for it, llama.cpp would write token 11."""
+    write_model(tmp_path)
+    write_tokenizer(tmp_path)
+    template = "{{ bos_token }}" + TURNS
+    found = written_tokenizer(tmp_path, bos_token=None, chat_template=template)
+    assert found["tokenizer.chat_template"] == "{%- set bos_token = '' -%}" + template
+
+
+def test_a_file_has_every_template_of_a_tokenizer_by_its_name(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    write_tokenizer(tmp_path)
+    templates = {"default": TURNS, "tool_use": "tools" + TURNS, "rag": "rag" + TURNS}
+    found = written_tokenizer(tmp_path, chat_template=templates)
+    assert found["tokenizer.chat_templates"] == ["rag", "tool_use"]
+    assert found["tokenizer.chat_template"] == TURNS
+    assert found["tokenizer.chat_template.rag"] == "rag" + TURNS
+
+
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+ONLY_IN_TENSORS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"rope_parameters": LLAMA_3, "max_position_embeddings": 131072}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("qwen3", {"head_dim": 32}),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), ONLY_IN_TENSORS)
+def test_an_imported_file_computes_what_its_tensors_say(
+    kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """transformers reads biases, changed rotations and the width of Qwen 3's heads from no file."""
+    model = write_model(tmp_path / "model", kind, **settings)
+    write_tokenizer(tmp_path / "model")
+    write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f32, "tiny")
+    import_pretrained(str(tmp_path / "model.gguf"), tmp_path / "back", Dtype.float32, None)
+    torch.testing.assert_close(
+        logits(load_model(tmp_path / "back")), logits(model), atol=2e-5, rtol=1e-5
+    )
+
+
+def rewritten(source: Path, file: Path, scaling: str = "", **renamed: str) -> None:
+    """Copy a file, with a rotation's scaling, and with parts of its tensors' names replaced."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(file, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kind = field.types[0], field.types[-1] if field.types[1:] else None
+            writer.add_key_value(field.name, field.contents(), *kind)
+    if scaling:
+        writer.add_string("llama.rope.scaling.type", scaling)
+        writer.add_float32("llama.rope.scaling.factor", 4.0)
+    for tensor in reader.tensors:
+        name = tensor.name
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        writer.add_tensor(name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "told"),
+    [
+        ({}, {"scaling": "yarn"}, "its rotary positions are of a kind that is not read"),
+        (
+            {"attention_bias": True},
+            {"attn_output": "attn_extra"},
+            "it has biases that transformers would leave out",
+        ),
+    ],
+)
+def test_a_file_with_what_transformers_would_leave_out_is_refused(
+    settings: dict[str, Any], change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", **settings)
+    write_tokenizer(tmp_path / "model")
+    write_gguf(tmp_path / "model", tmp_path / "whole.gguf", GgufType.f32, "tiny")
+    rewritten(tmp_path / "whole.gguf", tmp_path / "model.gguf", **change)
+    with pytest.raises(ValueError, match=told):
+        import_pretrained(str(tmp_path / "model.gguf"), tmp_path / "back", Dtype.float32, None)
+
+
 def test_equal_folders_give_equal_files(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     write_tokenizer(tmp_path / "model")
@@ -189,6 +325,8 @@ def test_equal_folders_give_equal_files(tmp_path: Path) -> None:
         ("gpt2", {}, "a gpt2 model cannot be written as GGUF; these can: llama"),
         ("mistral", {"sliding_window": 16}, "sliding_window=16 cannot be written"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' cannot be written"),
+        ("qwen2", {"head_dim": 32}, "head_dim=32 cannot be written"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=true of a qwen3 model cannot"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -237,6 +375,14 @@ def test_a_plan_refuses_a_model_that_gguf_cannot_hold_before_anything_is_trained
         export_gguf(imported)
 
 
+STRIPPING = [
+    {
+        "id": 1, "content": "<|im_end|>", "single_word": False, "lstrip": False, "rstrip": True,
+        "normalized": False, "special": True,
+    }
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -245,6 +391,7 @@ def test_a_plan_refuses_a_model_that_gguf_cannot_hold_before_anything_is_trained
         ({"model": {"ignore_merges": True}}, "no name that is known here"),
         ({"model": {"merges": []}}, "a tokenizer without merges"),
         ({"normalizer": {"type": "Lowercase"}}, "normalises text"),
+        ({"added_tokens": STRIPPING}, "<|im_end|> takes white space with it"),
     ],
 )
 def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(
