@@ -17,10 +17,10 @@ expectation, with a standard deviation of at most √(2 / d) of the product of t
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,10 @@ from steps.jax_backend.stacked import Tree
 from steps.losses.base import PreferenceLoss, ReferenceLoss
 from steps.models.workplace import OnProgress, ignore_progress
 from steps.scoring.examples import TokenGroup, read_pairs
+from steps.scoring.logps import TokenLogps
 from steps.training.config import OptimizerConfig
 from steps.training.objectives import Objective, preference_objective
+from steps.training.trainer import BatchLoss, GroupLosses
 
 _ROWS_AT_A_TIME = 256
 
@@ -120,9 +122,8 @@ def read_rows_of(folder: Path, records: Iterable[Mapping[str, Any]]) -> list[Tok
 
 def gradient_of(trainer: JaxTrainer, objective: Objective) -> Tree:
     """The gradient of the mean loss of all of an objective's examples."""
-    everything = range(len(objective.groups))
     batch = trainer.prepare(objective.groups)
-    trainer.forward_backward(batch, objective.batch_loss(everything, None)).result()
+    trainer.forward_backward(batch, _OneByOne.of(objective)).result()
     return trainer.take_gradient()
 
 
@@ -130,7 +131,7 @@ def along(trainer: JaxTrainer, direction: Tree, objective: Objective) -> Tensor:
     """The derivative of each example's loss along a direction, float64 [n]."""
     batch = trainer.prepare(objective.groups)
     assert isinstance(batch, RoundsBatch)
-    loss = objective.batch_loss(range(len(objective.groups)), None)
+    loss = _OneByOne.of(objective)
     found = torch.zeros(len(objective.groups), dtype=torch.float64)
     for one in batch.rounds:
         arrays = trainer.scorer.on_devices(one.arrays)
@@ -143,7 +144,30 @@ def along(trainer: JaxTrainer, direction: Tree, objective: Objective) -> Tensor:
                 [group.scored_stop - group.scored_start for group in spans]
             )
             found[batch.members[number]] = torch.stack([product.sum() for product in products])
-    return found * len(objective.groups)  # a batch's loss is a mean
+    return found * len(objective.groups)  # their loss is a mean
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """The mean loss of pairs, each of which is a batch of its own. A likelihood term is a mean over
+    the tokens of a batch, so within a larger one a pair's loss would depend on the others."""
+
+    losses: Sequence[BatchLoss]
+
+    @classmethod
+    def of(cls, objective: Objective) -> Self:
+        return cls([objective.batch_loss([n], None) for n in range(len(objective.groups))])
+
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        only = torch.zeros(1, dtype=torch.int64)
+        found = [
+            self.losses[member](logps.of(torch.tensor([place])), only)[0]
+            for place, member in enumerate(members.tolist())
+        ]
+        return torch.cat(found) / len(self.losses), {}
+
+    def to(self, device: torch.device) -> Self:
+        return replace(self, losses=[loss.to(device) for loss in self.losses])
 
 
 def _objective(
