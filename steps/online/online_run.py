@@ -8,6 +8,7 @@ segment, to a new model folder and state.
                                      without which the state means something else
           /rollouts/                 the rollouts, if the segment sampled them; see `rollouts`
           /metrics.jsonl             one line for each iteration
+          /summary.md                rewards and completions of the first and the last iteration
 """
 
 import json
@@ -58,11 +59,13 @@ from steps.shared.checks import require
 from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import Schedule
-from steps.training.metrics import StepMetrics
+from steps.training.metrics import StepMetrics, side_by_side
 from steps.training.policy import TorchPolicy
 from steps.training.trainer import Trainer
 
 _STATE, _REACHED, _ROLLOUTS = "state.safetensors", "state.json", "rollouts"
+_LOOKED_AT = ("reward", "completions/", "kl", "loss")
+"""How the names begin of the metrics that ``summary.md`` shows."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ def run_online(
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
         policy.save(weights, place.output / "model")
         write_json_lines(place.output / "metrics.jsonl", log)
+        (place.output / "summary.md").write_text(_first_and_final(log))
     notices = [*notices, *_untaught(log)]
     return _summary(log) | ({"notices": notices} if notices else {})
 
@@ -375,3 +379,14 @@ def _summary(log: Sequence[StepMetrics]) -> dict[str, Any]:
         "tokens": log[-1]["num_tokens"],
         **{when: {n: v for n, v in line.items() if n != "step"} for when, line in named.items()},
     }
+
+
+@execution_detail
+def _first_and_final(log: Sequence[StepMetrics]) -> str:
+    """The ``summary.md`` of a segment: what a reader looks at first, as a Markdown table."""
+    columns = {
+        f"iteration {line['step']}": {n: v for n, v in line.items() if n.startswith(_LOOKED_AT)}
+        for line in (log[0], log[-1])
+    }
+    title = "The only iteration" if len(columns) == 1 else "First and last iteration"
+    return side_by_side(title, columns)

@@ -43,12 +43,21 @@ def first_and_final(loss: str, summary: Mapping[str, Any]) -> str:
     No step reads it, and a summary with an old heading stays correct. So an edit of this function
     does not rerun training.
     """
-    columns = {1: summary["first"], summary["steps"]: summary["final"]}
+    columns = {"step 1": summary["first"], f"step {summary['steps']}": summary["final"]}
     title = "the only step" if len(columns) == 1 else "first and last step"
-    heading = "".join(f" step {step} |" for step in columns)
-    lines = [f"### {loss}, {title}", "", f"| |{heading}", "|---|" + "---:|" * len(columns)]
-    for name in summary["first"]:
-        if name in summary["final"]:
-            values = "".join(f" {column[name]:.6f} |" for column in columns.values())
+    return side_by_side(f"{loss}, {title}", columns)
+
+
+@execution_detail
+def side_by_side(title: str, columns: Mapping[str, Mapping[str, float]]) -> str:
+    """Metrics as a Markdown table with one column for each entry of `columns`. A row is a metric
+    that all columns have."""
+    heading = "".join(f" {name} |" for name in columns)
+    lines = [f"### {title}", "", f"| |{heading}", "|---|" + "---:|" * len(columns)]
+    first, *others = columns.values()
+    for name in first:
+        if all(name in other for other in others):
+            rounded = (round(column[name], 6) + 0.0 for column in columns.values())  # no minus zero
+            values = "".join(f" {value:.6f} |" for value in rounded)
             lines.append(f"| {name} |{values}")
     return "\n".join(lines) + "\n"

@@ -85,6 +85,12 @@ def test_a_run_is_a_model_a_state_judged_rollouts_and_a_log(run: tuple[Path, Any
     assert all(rollout.policy_logps for rollout in rollouts if rollout.is_rewarded)
     assert (made / "rollouts" / "engine.json").is_file()
     assert len((made / "metrics.jsonl").read_text().splitlines()) == 3
+    first_reward = metrics["first"]["reward"]
+    summary = (made / "summary.md").read_text()
+    assert (
+        f"| iteration 1 | iteration 3 |\n|---|---:|---:|\n| reward | {first_reward:.6f} |"
+        in summary
+    )
     assert metrics["iterations"] == 3
     assert metrics["first"]["ratio/at_start"] == 0
     assert json.loads(json.dumps(metrics)) == metrics

@@ -87,6 +87,18 @@ def test_the_best_of_several_has_a_p_that_counts_them(store: Store, console: Con
     assert found.tone == ""
 
 
+def test_results_as_good_as_the_best_are_counted(store: Store, console: Console) -> None:
+    before = judge(40)
+    tried: dict[str, Any] = {
+        name: judge(60, 20, 0.004, answer=name, baseline=before) for name in ("DPO", "IPO")
+    }
+    found = said(store, {"SFT": before, **tried}, console)
+    assert found.sentence.startswith("Best of 2, DPO (tied with IPO) against SFT: ")
+    untested = {name: judge(60, answer=name) for name in ("DPO", "IPO", "KTO")}
+    found = said(store, {"SFT": before, **untested}, console)
+    assert found.sentence.startswith("DPO (tied with 2 others), the best of 3, against SFT: ")
+
+
 def test_a_baseline_that_is_no_result_is_called_by_its_step(store: Store, console: Console) -> None:
     found = said(store, {"DPO": judge(60, 20, 0.004, baseline=judge(40))}, console)
     assert found.sentence.startswith("DPO against judge")

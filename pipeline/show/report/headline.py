@@ -85,13 +85,21 @@ def _sentence(best: _Change, rivals: Sequence[_Change], story: Story) -> str:
     verdict = "significant" if p < SIGNIFICANT else "not significant"
     ends = f"95 % interval {rough(best.interval['low'])} to {rough(best.interval['high'])}"
     corrected = f" after correction for {len(rivals)} results" if len(rivals) > 1 else ""
-    opening = f"{best.result}{against}"
+    equals = [c.result for c in rivals if c is not best and c.value == best.value]
+    opening = f"{best.result}{_tied(equals)}{against}"
     if len(rivals) > 1:
         opening = f"Best of {len(rivals)}, {opening}"
     return (
         f"{opening}: {best.measure.title} {_movement(best)}, {ends}; "
         f"{verdict}{corrected} ({probability(p)})."
     )
+
+
+def _tied(equals: Sequence[str]) -> str:
+    """Which other results are as good as the named one."""
+    if not equals:
+        return ""
+    return f" (tied with {equals[0] if len(equals) == 1 else f'{len(equals)} others'})"
 
 
 def _movement(change: _Change) -> str:
@@ -146,10 +154,12 @@ def _by_intervals(measure: Measure, known: Mapping[str, Mapping[str, float]]) ->
     best, after = max(others, key=lambda result: result[1]["value"] * measure.better)
     apart = after["low"] > before["high"] or after["high"] < before["low"]
     change = after["value"] - before["value"]
+    equals = [name for name, value in others if name != best and value["value"] == after["value"]]
     which = f", the best of {len(others)}" if len(others) > 1 else ""
     relation = "do not overlap" if apart else "overlap, so it may be chance"
     sentence = (
-        f"{best}{which}, against {first}: {measure.title} went from {number(before['value'])} to "
-        f"{number(after['value'])} ({signed(change)}); the 95 % intervals {relation}."
+        f"{best}{_tied(equals)}{which}, against {first}: {measure.title} went from "
+        f"{number(before['value'])} to {number(after['value'])} ({signed(change)}); "
+        f"the 95 % intervals {relation}."
     )
     return Headline(sentence, Cell(change, p=0.0 if apart else 1.0, better=measure.better).tone)
