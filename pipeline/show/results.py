@@ -11,6 +11,7 @@ more columns, ``METRIC.low`` and ``METRIC.high``. :func:`compare` prints the sam
 reads only manifests and run records, never data.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ def results(
             know their own store.
         only_latest: for the name of a step, leave out artifacts that were made again later.
 
+    Warns:
+        UserWarning: a manifest of the named step cannot be read, so its artifact is left out.
+
     Raises:
         TemperError: the store cannot be read, or has nothing of this name.
     """
@@ -66,6 +70,8 @@ def results(
 
     catalog = Catalog(_store_of(of, store))
     rows = _rows(of, catalog, only_latest)
+    for unread in catalog.unreadable([of]) if isinstance(of, str) else ():
+        warnings.warn(f"the table lacks an artifact of {of}: {unread.why}", stacklevel=2)
     above = [*catalog.with_all_above(row.manifest for row in rows)]
     nodes = variants.of_manifests(above)
     columns = _identity(rows)

@@ -144,6 +144,16 @@ def test_results_of_a_step_are_all_it_ever_made_by_what_lies_above_too(
         results("teach", store)
 
 
+def test_a_table_without_a_damaged_artifact_says_so(store: Store, console: Console) -> None:
+    for beta in (0.1, 0.5):
+        run([measure(prepare(), beta=beta)], store, console=console)
+    (damaged, _) = Path(store.root).glob("manifests/measure/*")
+    damaged.write_text("half")
+    with pytest.warns(UserWarning, match=f"lacks an artifact of measure: .*{damaged.name}"):
+        table = results("measure", store)
+    assert table.num_rows == 1
+
+
 def test_results_of_a_step_are_called_as_their_runs_called_them(
     store: Store, console: Console
 ) -> None:
