@@ -1,10 +1,15 @@
 """``train_kto``: training on responses labelled good or bad, against cached reference logps."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
 from steps.glue.held_out_rows import with_reference
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, ReferenceLogps, UnpairedTokens
+from steps.losses.base import UnpairedLoss, WeightedUnpairedLoss
+from steps.shared.execution_detail import execution_detail
 from steps.training.config import KtoConfig
 
 
@@ -21,12 +26,13 @@ def train_kto(
     """Write a model folder, ``metrics.jsonl`` and ``summary.md``. An interrupted step resumes from
     its last checkpoint.
 
-    The arguments mean the same as in :func:`steps.train_dpo.train_dpo`.
+    The arguments mean the same as in :func:`steps.train_dpo.train_dpo`. A notice tells if the
+    weights do not balance the numbers of good and bad responses.
     """
     from steps.training.recipes import run_kto
 
     with at_work(out) as place:
-        return run_kto(
+        metrics = run_kto(
             policy.path,
             iter_rows(tokens.path),
             reference.path,
@@ -34,3 +40,33 @@ def train_kto(
             place,
             with_reference(held_out, held_out_reference),
         )
+    labels = (record["label"] for record in iter_rows(tokens.path, ["label"]))
+    notices = [*metrics.get("notices", ()), *unbalanced(config.loss, labels)]
+    return {**metrics, **({"notices": notices} if notices else {})}
+
+
+@execution_detail
+def unbalanced(loss: UnpairedLoss, labels: Iterable[bool]) -> list[str]:
+    """A notice if good responses, their number times their weight, do not count 1 to 4/3 times as
+    much as bad ones; see :class:`steps.losses.kto.Kto`."""
+    if not isinstance(loss, WeightedUnpairedLoss):
+        return []
+    numbers = Counter(labels)
+    good, bad = numbers[True], numbers[False]
+    if not good or not bad:
+        kind, missing = ("good", "avoid") if good else ("bad", "write")
+        return [
+            f"all {good + bad} responses are {kind}, so nothing shows the model what to {missing}"
+        ]
+    of_good, of_bad = good * loss.desirable_weight, bad * loss.undesirable_weight
+    if not of_good or not of_bad or 0.95 <= of_good / of_bad <= 1.4:  # a weight of 0 is meant
+        return []
+    if of_good < of_bad:
+        name, low, high = "desirable_weight", of_bad / good, of_bad / good * 4 / 3
+    else:
+        name, low, high = "undesirable_weight", of_good / bad * 3 / 4, of_good / bad
+    return [
+        f"of {good} good and {bad} bad responses the good ones count {of_good / of_bad:.2g} times "
+        f"as much as the bad ones, and the paper of KTO recommends 1 to 1.33 times: set {name} to "
+        f"{low:.3g} to {high:.3g}"
+    ]

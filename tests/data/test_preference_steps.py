@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,11 @@ from steps.losses.combined import CombinedReference, CombinedReferenceFree
 from steps.losses.cpo import Cpo
 from steps.losses.dpo import Dpo
 from steps.losses.ipo import Ipo
+from steps.losses.kto import Kto
 from steps.losses.simpo import Simpo
 from steps.reference_logprobs import reference_logprobs
 from steps.train_dpo import train_dpo
-from steps.train_kto import train_kto
+from steps.train_kto import train_kto, unbalanced
 from steps.train_on_pairs import train_on_pairs
 from steps.train_reference_free import train_reference_free
 from steps.train_sft import train_sft
@@ -170,7 +172,8 @@ def test_kto_runs_from_single_responses_to_a_model(tmp_path: Path) -> None:
     reference, model = Trained(tmp_path / "reference"), Trained(tmp_path / "model")
     reference_logprobs.function(reference, tokens, policy, config.reference())
     before = artifact(reference.path)
-    train_kto.function(model, tokens, policy, before, config, tokens, before)
+    metrics = train_kto.function(model, tokens, policy, before, config, tokens, before)
+    assert "notices" not in (metrics or {})  # four good responses and four bad ones
     first, *_, last = model.log()
     assert first["loss"] == pytest.approx(0.5, abs=1e-6)
     assert first["kl"] == 0
@@ -178,6 +181,27 @@ def test_kto_runs_from_single_responses_to_a_model(tmp_path: Path) -> None:
     assert last["eval_loss"] < 0.5
     assert (model.path / "model.safetensors").is_file()
     assert "kto, first and last step" in (model.path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "weights", "told"),
+    [
+        (5, 5, {}, ""),
+        (20, 15, {}, ""),
+        (3, 9, {}, "0.33 times as much .* desirable_weight to 3 to 4"),
+        (3, 9, {"desirable_weight": 3.5}, ""),
+        (9, 3, {}, "3 times as much .* undesirable_weight to 2.25 to 3"),
+        (9, 3, {"desirable_weight": 0.0}, ""),  # to unlearn the bad ones
+        (4, 0, {}, "all 4 responses are good, so nothing shows the model what to avoid"),
+        (0, 4, {}, "all 4 responses are bad"),
+    ],
+)
+def test_weights_that_do_not_balance_good_and_bad_responses_are_told(
+    good: int, bad: int, weights: dict[str, float], told: str
+) -> None:
+    notices = unbalanced(Kto(**weights), [True] * good + [False] * bad)
+    assert len(notices) == bool(told)
+    assert re.search(told, "".join(notices))
 
 
 def test_a_loss_without_a_reference_runs_from_pairs_to_a_model(tmp_path: Path) -> None:
