@@ -11,6 +11,7 @@ from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import LEDGER, PAIRS, from_record
 from steps.kinds import Preferences
+from steps.shared.execution_detail import execution_detail
 
 
 def keep_pairs(
@@ -25,7 +26,7 @@ def keep_pairs(
     Raises:
         TemperError: there is no such split, or it has no pairs left.
     """
-    tally, kept = Tally(), dict[str, int]()
+    tallies, kept = dict[str, Tally](), dict[str, int]()
     files = sorted(pairs.path.glob("*/pairs-*.parquet"))
     _require_splits(splits, {path.parent.name for path in files})
     for path in files:
@@ -35,15 +36,19 @@ def keep_pairs(
             records = _kept(records, check, split, name, entries)
         kept[split] = kept.get(split, 0) + write_rows(out.path / name, PAIRS, records)
         write_rows(out.scratch / name, LEDGER, map(vars, entries))
+        tally = tallies.setdefault(split, Tally())
         for entry in entries:
             tally.add(entry)
     if missing := [split for split in splits if not kept.get(split)]:
-        raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.worst_reasons()}")
+        raise TemperError("; ".join(_nothing_left(split, tallies[split]) for split in missing))
     for split in kept:
         copy_images(pairs.path / split, out.path / split)
     lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
     write_rows(out.path / "ledger.parquet", LEDGER, lines)
-    return {**kept, **tally.metrics()}
+    every = Tally()
+    for tally in tallies.values():
+        every.merge(tally)
+    return {**kept, **every.metrics()}
 
 
 def _require_splits(splits: tuple[str, ...], there: set[str]) -> None:
@@ -54,6 +59,19 @@ def _require_splits(splits: tuple[str, ...], there: set[str]) -> None:
             if known
             else "there is no SPLIT/pairs-*.parquet; pass the whole artifact"
         )
+
+
+@execution_detail
+def _nothing_left(split: str, tally: Tally) -> str:
+    """Why a split has no pairs left: the most frequent reasons, each with its first row."""
+    worst = sorted(tally.dropped.items(), key=lambda found: -found[1].count)[:3]
+    why = [f"{reason}: {d.count}, e.g. row {d.rows[0]}: {d.detail}" for reason, d in worst]
+    return (
+        f"nothing is left of the {tally.rows} pairs of {split} ({'; '.join(why)}); loosen what "
+        "leaves them out, or take the split out of splits"
+        if why
+        else f"{split} has no pairs; take it out of splits, or let the step before keep some"
+    )
 
 
 def _kept(

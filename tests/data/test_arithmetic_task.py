@@ -22,7 +22,7 @@ from steps.data.rows.arithmetic import (
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.rows import ConversationRow, PromptRow
-from steps.data.rows.sums import Sum
+from steps.data.rows.sums import Sum, sample_sums
 from steps.data.rows.tables import from_record
 from steps.data.tokens.rendering import load_tokenizer
 from steps.data.tokens.tokenizing import TokenizedConversation, tokenization, tokenize_conversations
@@ -200,6 +200,13 @@ def test_the_demonstrations_of_a_long_sum_call_a_calculator_until_patience_ends(
     assert not all(right)
     lengths = Counter(row.row.count("+") for row in (*asked, *held_out))
     assert lengths == {1: 60, 2: 60, 3: 60, 4: 60}
+
+
+@pytest.mark.parametrize(("train", "test"), [(6000, 401), (-1, 5), (5, -1)])
+def test_more_sums_than_there_are_are_refused(train: int, test: int) -> None:
+    """Of two numbers there are 1,600, and every length has as many."""
+    with pytest.raises(ValueError, match=f"{train} \\+ {test} sums asked for; there are 6400"):
+        sample_sums(0, train, test)
 
 
 def test_completions_are_right_well_formed_or_cut_and_listed_one_by_one(tmp_path: Path) -> None:

@@ -1139,6 +1139,19 @@ def test_pairs_are_left_out_by_margin_and_length_and_told(
     assert [e.row for e in out.ledger() if e.outcome == "kept"] == kept
 
 
+def test_a_split_that_loses_all_its_pairs_is_told_with_the_reasons(tmp_path: Path) -> None:
+    asked = [row | {"prompt": "What is it, then?"} for row in SCORED]
+    made, _ = loaded(
+        tmp_path / "rows", File(write(tmp_path / "rows.jsonl", asked)), test_fraction=0.0
+    )
+    pairs = Artifact(made.path, "load_preferences", "")
+    few = r"nothing is left of the 5 pairs of train \(margin too small: 5, e.g. row close: 0.5, bel"
+    with pytest.raises(TemperError, match=few):
+        filter_pairs.function(Folder(tmp_path / "few"), pairs, FilterConfig(min_margin=9.0))
+    with pytest.raises(TemperError, match=r"overlaps evaluation: 5, e.g. row close: .* row close"):
+        decontaminate.function(Folder(tmp_path / "none"), pairs, pairs)
+
+
 @pytest.mark.parametrize("splits", ["train", ("tran",), ("train", "test")])
 def test_splits_that_are_not_there_are_told_with_those_that_are(
     tmp_path: Path, splits: Any

@@ -56,7 +56,16 @@ class Sum:
 
 
 def sample_sums(seed: int, train: int, test: int) -> tuple[list[Sum], list[Sum]]:
-    """`train` and `test` different questions, of every length equally often, in random order."""
+    """`train` and `test` different questions, of every length equally often, in random order.
+
+    Raises:
+        ValueError: more are asked for than there are: there are 1,600 sums of two numbers.
+    """
+    most = len(LENGTHS) * len(OPERANDS) ** min(LENGTHS)
+    if train < 0 or test < 0 or train + test > most:
+        raise ValueError(
+            f"{train} + {test} sums asked for; there are {most}, as many of each length"
+        )
     draws = random.Random(f"sums {seed}")
     found: dict[Sum, None] = {}
     while len(found) < train + test:
