@@ -8,6 +8,7 @@ own answers, which the reward model scores.
     temper run rlhf --data prompts.jsonl --model MODEL reward_model=FOLDER  an existing one
 
 A row is {"prompt": …, "chosen": …, "rejected": …}; with a reward model, {"prompt": …}.
+Pairs without a column of prompts need the name of their format: data.format=hh_rlhf.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from pipeline import Input, Step, TemperError, adopt
 from pipeline.experiment import main
+from steps.data.formats.by_name import FORMATS
+from steps.data.rows.rows import PreferenceRow
 from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate_reward_model import evaluate_reward_model
 from steps.generation.config import SamplingConfig
@@ -29,6 +32,7 @@ from steps.load_prompts import load_prompts
 from steps.models.config import ADAPTERS
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
+from steps.prompts_of_pairs import prompts_of_pairs
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.reward_models.model_rewards import ModelRewards
 from steps.sample_rollouts import sample_rollouts
@@ -66,7 +70,7 @@ class Config(Segmented):
 def rlhf(cfg: Config) -> dict[str, Step]:
     """Pairs → reward model → segments of sampling, scoring and learning → held-out prompts."""
     policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
-    prompts = load_rows(load_prompts, cfg.data)
+    prompts = _prompts(cfg.data)
     if cfg.reward_model is None:
         results = _trained(cfg, policy)
         reward = results["reward model"]
@@ -95,6 +99,15 @@ def rlhf(cfg: Config) -> dict[str, Step]:
         results[f"after {done}"] = scored(trained["model"])
         start = trained["state"]
     return results
+
+
+def _prompts(data: PreferenceData) -> Step:
+    """The prompts of the rows. Where the config names a format of pairs, they are those of the
+    pairs, each once; else the rows have a column of prompts."""
+    named = {data.format, *(part.format for part in data.mixture.values())}
+    if any(name in FORMATS and FORMATS[name].makes is PreferenceRow for name in named):
+        return prompts_of_pairs(load_rows(load_preferences, data))
+    return load_rows(load_prompts, data)
 
 
 def _existing(folder: str) -> Step:

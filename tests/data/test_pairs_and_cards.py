@@ -21,6 +21,7 @@ from steps.evaluation.answers import check_answers, compare_answers, judge, side
 from steps.export.card import Ancestor, ModelCard, Sample, render_card
 from steps.kinds import Preferences
 from steps.load_preferences import load_preferences
+from steps.load_prompts import load_prompts
 from steps.prompts_of_pairs import prompts_of_pairs
 from steps.unpair import unpair
 
@@ -149,6 +150,8 @@ def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(
         (asked,) = (from_record(PromptRow, one) for one in read_rows(out.path / "train"))
         content = "Why?" if name == "implicit" else "How?"
         assert asked == PromptRow("file:1", ({"role": "user", "content": content},))
+    with pytest.raises(TemperError, match=r"prompts_of_pairs.* temper run rlhf with data.format=hh"):
+        load_prompts.function(Folder(tmp_path / "no"), File(str(tmp_path / "hh.jsonl")))
     with pytest.raises(TemperError, match="pass the whole artifact"):
         prompts_of_pairs.function(
             Folder(tmp_path / "none"), Preferences(out.path, "load_preferences", "")

@@ -21,6 +21,7 @@ from tiny_models import (
 )
 from waiting import leaving_at
 
+from experiments import rlhf
 from pipeline import TemperError, adopt
 from pipeline.show.views import Curves, Measures
 from steps.build_pairs import build_pairs
@@ -47,6 +48,7 @@ from steps.reward_models.reward_scores import score_pairs
 from steps.score_completions import score_completions
 from steps.score_with_reward_model import score_with_reward_model
 from steps.select_demonstrations import select_demonstrations
+from steps.sources import ModelSource, PreferenceData
 from steps.train_dpo import train_dpo
 from steps.train_reward_model import train_reward_model
 from steps.training.config import OptimizerConfig
@@ -353,6 +355,28 @@ SMALL = (
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a store in which the second experiment finds the reward model of the first."""
     return tmp_path_factory.mktemp("experiments")
+
+
+@pytest.mark.parametrize(
+    ("of_data", "asked"),
+    [
+        ({"format": "auto"}, "load_prompts"),
+        ({"format": "hh_rlhf"}, "prompts_of_pairs"),
+        ({"format": "prompt"}, "load_prompts"),
+    ],
+)
+def test_a_policy_answers_the_prompts_of_pairs_that_have_no_column_of_them(
+    tmp_path: Path, of_data: dict[str, str], asked: str
+) -> None:
+    """As those of Anthropic's HH: the name of their format says that they are pairs."""
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    model = ModelSource(hub="a/model", revision="0" * 40)
+    config = rlhf.Config(
+        data=PreferenceData(path=str(tmp_path / "rows.jsonl"), **of_data), model=model
+    )
+    before = rlhf.rlhf(config)["before"]
+    answers = next(of.step for of in before.inputs if of.step.name == "sample_rollouts")
+    assert asked in {of.step.name for of in answers.inputs}
 
 
 def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, folder: Path) -> None:

@@ -49,7 +49,10 @@ def undecided(
     if not found and "unpaired" in wanted and (unread := _unread_label(seen)):
         return f"{where}: {unread}"
     if not found and (not suggested or _UNCLEAR in suggested) and (others := _made_by(seen)):
-        return f"{where}: no format fits its rows as they are read here, but they are {others}"
+        asked = _prompts_of(seen) if "prompt" in wanted else ""
+        return (
+            f"{where}: no format fits its rows as they are read here, but they are {others}{asked}"
+        )
     if not suggested:
         return f"{cannot} ({listed}), and no settings by their names read them; {_ANEW}"
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
@@ -132,6 +135,17 @@ def _made_by(seen: list[Mapping[str, Any]]) -> str:
             continue
         if all(any(kind.detected(record) is not None for kind in kinds) for record in seen):
             return reader
+    return ""
+
+
+def _prompts_of(seen: list[Mapping[str, Any]]) -> str:
+    """How the prompts of pairs without a column of prompts are read; empty for other records."""
+    for name, kind in FORMATS.items():
+        if kind.makes is PreferenceRow and all(kind.detected(r) is not None for r in seen):
+            return (
+                ", and their prompts with prompts_of_pairs(load_preferences(…)) (temper run rlhf "
+                f"with data.format={name})"
+            )
     return ""
 
 
