@@ -58,6 +58,8 @@ _BARE = ("local", "hub", "mine")
 _ONE_PATH = "{} takes one path; several files have a folder or a pattern: 'parts/*.jsonl'"
 _OF_PATH = {"data": "data=mine", "model": "model=local"}
 _OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
+_MIXTURE = "data.mixture"
+"""The setting whose parts have names of the user's own, so that a file says all of it at once."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,12 @@ class Recipe:
         for group in ("data", "model") if self.rows else ():
             if group in given or getattr(asked, group) is not None:
                 continue
-            if f"{group}.path" in given:
+            if f"{group}.path" in given or (group == "data" and _MIXTURE in given):
                 found.append(_OF_PATH[group])
             elif f"{group}.hub" in given:
                 found += _OF_HUB[group]
-        is_own = "data.path" in given or "data.hub" in given or given.get("data", DEMO) != DEMO
+        is_own = not given.keys().isdisjoint(("data.path", "data.hub", _MIXTURE))
+        is_own = is_own or given.get("data", DEMO) != DEMO
         return [*(self.own if is_own and asked.data is None else ()), *found]
 
 
@@ -126,7 +129,8 @@ def run_recipe(words: Sequence[str]) -> None:
     """Run the recipe that the arguments of ``temper run`` name.
 
     Raises:
-        TemperError: there is no such recipe, or its file cannot be read.
+        TemperError: there is no such recipe, its file cannot be read, or an option is chosen that a
+            file of this folder has.
     """
     from pipeline import experiment
 
@@ -145,6 +149,10 @@ def run_recipe(words: Sequence[str]) -> None:
     from_file = [f"{name}={value}" for name, value in settings.items()]
     pairs = (argument.lstrip("+").split("=", 1) for argument in asked.others if "=" in argument)
     arguments = [*own, *recipe.implied(settings | dict(pairs), asked), *from_file, *asked.others]
+    try:
+        _refuse_options_of_here(recipe, arguments)
+    except TemperError as error:
+        raise TemperError(called.placed(str(error))) from None
     of_data = ("data=", "data.", "--help", "-h")
     if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
         print("note: no --data, so the example pairs that ship with Temper are used", flush=True)
@@ -153,6 +161,29 @@ def run_recipe(words: Sequence[str]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
     runpy.run_path(str(recipe.file), run_name="__main__")
+
+
+def _refuse_options_of_here(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """
+    Raises:
+        TemperError: an option is a file in ``conf`` of this folder. Only a script beside it would
+            read that file, and Temper's own option of this name may mean other rows.
+    """
+    if CONF.exists() and os.path.realpath("conf") == os.path.realpath(CONF):
+        return
+    for name, equals, value in (a.lstrip("+").partition("=") for a in arguments):
+        group = name.partition("@")[0]
+        for option in value.split(",") if equals and "." not in group else ():
+            file = os.path.join("conf", group, f"{option}.yaml")
+            if not os.path.isfile(file):
+                continue
+            meant = f"temper recipes copy {recipe.name} FILE.py writes one"
+            if option in names_of_options(group):
+                meant += f"; or rename it, to choose the {option} that ships with Temper"
+            raise TemperError(
+                f"{group}={option}: only a script beside conf reads {file}, and temper run does "
+                f"not; {meant}"
+            )
 
 
 def _of(asked: Asked, option: str) -> list[str]:
@@ -413,7 +444,7 @@ def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Nested values as settings on a command line."""
     for key, value in content.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and f"{prefix}{key}" != _MIXTURE:
             yield from _settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}={_typed(value)}"

@@ -262,6 +262,27 @@ def test_a_file_s_path_may_be_dotted() -> None:
     assert "r.yaml, line 2: model no/a/model does not" in temper("run", "r.yaml").error
 
 
+def test_a_file_may_mix_several_sources() -> None:
+    mixture = "{ours: {path: my rows.jsonl, weight: 3}, theirs: {path: my rows.jsonl}}"
+    Path("r.yaml").write_text(f"recipe: dpo\ndata:\n  mixture: {mixture}\nmodel: a model\n")
+    mixed = config(temper("run", "r.yaml", "--cfg", "job"))
+    typed = "{ours:{path:'my rows.jsonl',weight:3},theirs:{path:'my rows.jsonl'}}"
+    asked = ("data=mine", "scale=own", f"data.mixture={typed}", "--model", "a model")
+    assert mixed == config_of("dpo", *asked)
+
+
+@pytest.mark.parametrize("words", [("data=mixture",), ("--data", "mixture"), ("launcher=ours",)])
+def test_an_option_of_this_folder_which_no_recipe_reads_is_not_another_in_silence(
+    words: tuple[str, ...],
+) -> None:
+    for file in (Path("conf/data/mixture.yaml"), Path("conf/launcher/ours.yaml")):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    told = temper("run", "dpo", *words, "--plan").error
+    assert "yaml, and temper run does not; temper recipes copy dpo FILE.py writes one" in told
+    assert ("to choose the mixture that ships" in told) == ("launcher=ours" not in words)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import symtable
+import textwrap
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from places import REPOSITORY, model_for_plans
 from pipeline.running.session import PLAN_ONLY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+RECIPE = re.compile(r"^```yaml\n(recipe:.*?)^```.*?temper run (\w+[.]yaml)", re.M | re.S)
+"""The file of a recipe, and its name in the command below it."""
 PLANS = re.compile(r"temper run |python experiments/")
 ELSEWHERE = re.compile(r"…|gs://|scheduler=|launcher=|/shared/|tune |python -m|--help")
 """What stands for something else, or needs a machine or a server that tests do not have."""
@@ -36,7 +39,7 @@ FILES = {
 
 def blocks(*languages: str) -> list[tuple[str, str]]:
     return [
-        (page.name, text)
+        (page.name, textwrap.dedent(text))
         for page in PAGES
         for language, text in BLOCK.findall(page.read_text("utf-8"))
         if language in languages
@@ -50,7 +53,7 @@ def commands() -> dict[tuple[str, ...], str]:
     for _, text in blocks("sh", ""):
         lines = [*text.replace("\\\n", " ").splitlines(), ""]
         for line, after in pairwise(lines):
-            line = line.removeprefix("$ ").partition(" # ")[0].strip()
+            line = re.split(r"\s# ", line.removeprefix("$ "))[0].strip()
             if PLANS.match(line) and not ELSEWHERE.search(line):
                 found[tuple(shlex.split(line))] = after if after.startswith("error: ") else ""
     return found
@@ -64,7 +67,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
     model_for_plans(tmp_path / "MODEL")
     (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
-    (tmp_path / "my.yaml").write_text("recipe: dpo\ndata: pairs.jsonl\nmodel: MODEL\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "pairs.jsonl").symlink_to(tmp_path / "held_out.jsonl")
+    for page in PAGES:
+        for text, name in RECIPE.findall(page.read_text("utf-8")):
+            (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(PLAN_ONLY, "1")
     return tmp_path
@@ -85,6 +92,23 @@ def test_every_command_plans_or_fails_as_the_documentation_says() -> None:
         if not told:
             wrong.append((program, *words, said.err))
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [found for found in blocks("yaml") if "launcher:" in found[1]],
+    ids=lambda value: value[:12],
+)
+def test_a_file_of_a_launcher_s_settings_is_one_that_a_script_beside_it_can_choose(
+    page: str, text: str, folder: Path
+) -> None:
+    temper("recipes", "copy", "dpo", "my.py")
+    (folder / "conf" / "launcher").mkdir()
+    (folder / "conf" / "launcher" / "ours.yaml").write_text(text)
+    said = script("my.py", "launcher=ours", "--cfg", "job")
+    assert (said.status, said.err) == (0, ""), page
+    for line in ("train_dpo", "working_dir: .", "account: ours"):
+        assert (line in text) <= (line in said.out)
 
 
 def names_that_are_missing(text: str) -> set[str]:
