@@ -18,6 +18,7 @@ from steps.train_dpo import train_dpo
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TOP = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+BESIDE_CODE = [REPOSITORY / name / "README.md" for name in ("benchmarks", "examples")]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
@@ -46,7 +47,7 @@ def broken_links(page: Path) -> Iterator[str]:
             yield f"{link}: no such heading"
 
 
-@pytest.mark.parametrize("page", [*TOP, *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*TOP, *BESIDE_CODE, *PAGES], ids=lambda page: page.name)
 def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
     assert list(broken_links(page)) == []
 
