@@ -224,6 +224,7 @@ class _Following:
         self._state = ""
         self._watch = Watch(self._store, task.folder)
         self._is_silent = False
+        self._is_doubted = False
         self._last: Ended | None = None
         if job is None:
             reason = f"{launcher.kind} does not know job {task.name}"
@@ -241,7 +242,12 @@ class _Following:
         if self._last.confirmed:
             return _lost(self._last) if self._is_silent else self._last
         if self._is_silent or give_up(self._store, self._task.folder):
+            self._show("")
             return self._last
+        if not self._is_doubted:
+            self._is_doubted = True
+            why = f"{self._engine.kind}: {self._last.reason}"
+            self._show(f"{why}; another follows when its worker has been silent for a minute")
         return None
 
     def cancel(self) -> None:

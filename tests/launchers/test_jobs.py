@@ -521,6 +521,42 @@ def test_a_job_that_has_ended_in_its_queue_does_not_seem_to_wait(
     assert progress_of(store, engine.task.step, engine.task.key) == ""
 
 
+def test_the_progress_of_a_job_says_why_the_engine_takes_it_for_lost(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine may live, so another job follows only when its worker has been silent for long."""
+    told = list[str]()
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.1)
+
+    class Losing(Processes):
+        def submit(self, task: Task) -> str:
+            self.task = task
+            monkeypatch.setattr(presence, "SILENCE_SECONDS", HANGS_SECONDS)
+            return super().submit(task)
+
+        def state(self, job: str) -> Ended | str:
+            if len(self.jobs) > 1 or not counted(journal):
+                return super().state(job)
+            self.jobs[job].kill()
+            self.jobs[job].wait()
+            let_go(journal)
+            return Ended(None, "NODE_FAIL", preempted=True, confirmed=False)
+
+        def output(self, name: str, job: str, start: int) -> bytes:
+            doing = progress_of(store, self.task.step, self.task.key)
+            if doing.startswith(self.kind):  # and not what the worker does
+                told.append(doing)
+                monkeypatch.setattr(presence, "SILENCE_SECONDS", 0.2)
+            return b""
+
+    losing = Losing(engine.folder, jobs=engine.jobs)
+    with held(journal, 3):
+        made = drive(store, losing, count_to(6, journal, heed=False))
+    assert made.attempt == losing.task.name
+    assert len(losing.jobs) == 2
+    assert {text.partition(";")[0] for text in told} == {"processes: NODE_FAIL"}
+
+
 def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(
     store: Store, journal: str, tmp_path: Path
 ) -> None:
