@@ -150,7 +150,7 @@ def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(
         (asked,) = (from_record(PromptRow, one) for one in read_rows(out.path / "train"))
         content = "Why?" if name == "implicit" else "How?"
         assert asked == PromptRow("file:1", ({"role": "user", "content": content},))
-    with pytest.raises(TemperError, match=r"prompts_of_pairs.* temper run rlhf with data.format=hh"):
+    with pytest.raises(TemperError, match=r"prompts_of_pairs.* rlhf with data.format=hh_rlhf"):
         load_prompts.function(Folder(tmp_path / "no"), File(str(tmp_path / "hh.jsonl")))
     with pytest.raises(TemperError, match="pass the whole artifact"):
         prompts_of_pairs.function(

@@ -358,21 +358,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("of_data", "asked"),
-    [
-        ({"format": "auto"}, "load_prompts"),
-        ({"format": "hh_rlhf"}, "prompts_of_pairs"),
-        ({"format": "prompt"}, "load_prompts"),
-    ],
+    ("of_rows", "asked"),
+    [("auto", "load_prompts"), ("hh_rlhf", "prompts_of_pairs"), ("prompt", "load_prompts")],
 )
 def test_a_policy_answers_the_prompts_of_pairs_that_have_no_column_of_them(
-    tmp_path: Path, of_data: dict[str, str], asked: str
+    tmp_path: Path, of_rows: str, asked: str
 ) -> None:
     """As those of Anthropic's HH: the name of their format says that they are pairs."""
     (tmp_path / "rows.jsonl").write_text("{}\n")
     model = ModelSource(hub="a/model", revision="0" * 40)
     config = rlhf.Config(
-        data=PreferenceData(path=str(tmp_path / "rows.jsonl"), **of_data), model=model
+        data=PreferenceData(path=str(tmp_path / "rows.jsonl"), format=of_rows), model=model
     )
     before = rlhf.rlhf(config)["before"]
     answers = next(of.step for of in before.inputs if of.step.name == "sample_rollouts")
