@@ -7,6 +7,7 @@ temporary cache and without the Hub.
 
 import contextlib
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ def run_harness(
         )
     record = {name: found[name] for name in _REPEATABLE if name in found}
     samples = found["samples"]
-    metrics = dict(_metrics(found["results"], samples))
+    metrics = dict(_metrics(found["results"], samples, found.get("group_subtasks", {})))
     answers = [answer for task in sorted(samples) for answer in _answers(task, samples[task])]
     return metrics, answers, json.dumps(record, indent=1, sort_keys=True)
 
@@ -149,30 +150,48 @@ def _data_files(config: Any) -> Iterator[str]:
 
 
 def _metrics(
-    results: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sequence[Mapping[str, Any]]]
+    results: Mapping[str, Mapping[str, Any]],
+    samples: Mapping[str, Sequence[Mapping[str, Any]]],
+    members: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, Any]]:
     """Metrics by name: ``TASK/METRIC``, with ``@FILTER`` if the task has filters. A metric with a
-    standard error is an interval."""
+    standard error is an interval, and so is a share.
+
+    Args:
+        members: the tasks and groups of each group, whose samples are those of its tasks.
+    """
     for task, values in sorted(results.items()):
+        rows = [row for name in _tasks_of(task, members) for row in samples.get(name, ())]
         for name, value in values.items():
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr") or not _is_number(value):
                 continue
-            each = [s.get(metric) for s in samples.get(task, ()) if s["filter"] == filtered]
+            each = [row.get(metric) for row in rows if row["filter"] == filtered]
             estimate = _estimate(value, values.get(f"{metric}_stderr,{filtered}"), each)
             yield f"{task}/{metric}{_suffix(filtered)}", estimate
 
 
+def _tasks_of(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks of a group, each once; a task is its own."""
+    if not members.get(name):
+        return [name]
+    return list(dict.fromkeys(task for of in members[name] for task in _tasks_of(of, members)))
+
+
 def _estimate(value: float, error: Any, each: Sequence[Any]) -> float | Interval:
-    """A metric with the harness's standard error and a 95 % interval. A share gets Wilson's
-    interval, which stays between 0 and 1."""
-    if not _is_number(error):
+    """A metric with the harness's standard error and a 95 % interval. A share of samples gets
+    Wilson's interval; a mean of the shares of tasks, one that is cut at 0 and 1."""
+    hits, misses = sum(one == 1 for one in each), sum(one == 0 for one in each)
+    is_share = bool(each) and hits + misses == len(each)
+    known = {"stderr": float(error)} if _is_number(error) else {}
+    if is_share and math.isclose(value, hits / len(each), abs_tol=1e-12):
+        return {**proportion(hits, len(each)), **known}
+    if not known:
         return float(value)
-    hits = sum(one == 1 for one in each)
-    if each and hits + sum(one == 0 for one in each) == len(each) and value == hits / len(each):
-        return {**proportion(hits, len(each)), "stderr": float(error)}
-    spread = Z * error
-    return {"value": value, "low": value - spread, "high": value + spread, "stderr": float(error)}
+    low, high = value - Z * error, value + Z * error
+    if is_share:
+        low, high = max(0.0, low), min(1.0, high)
+    return {"value": value, "low": low, "high": high, **known}
 
 
 def _answers(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Answer]:

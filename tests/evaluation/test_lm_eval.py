@@ -9,7 +9,9 @@ from step_output import Folder
 
 from pipeline import File, Step, Store, TemperError, adopt, look_again, run
 from pipeline.plan.planning import make_plan
+from steps.data.rows.jsonl import read_json_lines
 from steps.evaluation.config import HarnessConfig
+from steps.evaluation.intervals import proportion
 from steps.kinds import Model
 from steps.lm_eval import lm_eval
 from steps.views import benchmark
@@ -126,6 +128,23 @@ def test_asked_again_it_answers_the_same_bytes(
         assert [done for done, _ in out.told] == [2]
     assert made[0] == made[1]
     assert b"<|user|>Q: Capital of France?" in made[0][1]["answers.jsonl"]
+
+
+def test_the_interval_of_a_group_s_share_stays_between_0_and_1_and_is_there_for_one_row(
+    folder: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    later = CHOICE.replace("capital", "later").replace("Answer:", "So:")
+    (folder / "later.yaml").write_text(later)
+    aggregated = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
+    (folder / "both.yaml").write_text(f"group: both\ntask: [capital, later]\n{aggregated}\n")
+    for limit, rows in ((None, 6), (1, 2)):
+        out = Folder(tmp_path / f"{limit}")
+        config = HarnessConfig(["both"], limit=limit)
+        metrics = lm_eval.function(out, File(str(folder)), Model(tiny_model, "", ""), config)
+        right = sum(answer["acc"] for answer in read_json_lines(out.path / "answers.jsonl"))
+        share = proportion(int(right), rows)
+        assert {end: metrics["both/acc"][end] for end in share} == pytest.approx(share)
+        assert metrics["later/acc"]["low"] < metrics["later/acc"]["high"]
 
 
 @pytest.mark.parametrize(
