@@ -1,5 +1,6 @@
 """A checker that asks a language model, and what it shares with a judge of pairs that does so."""
 
+import json
 import math
 import os
 import re
@@ -233,5 +234,13 @@ def verdict_of(answer: Any, words: Mapping[str, Verdict]) -> Judgement:
 
 def _conversation(prompt: Sequence[Mapping[str, Any]]) -> str:
     if len(prompt) == 1:
-        return str(prompt[0].get("content"))
-    return "\n\n".join(f"{said.get('role')}: {said.get('content')}" for said in prompt)
+        return _said(prompt[0])
+    return "\n\n".join(f"{message.get('role')}: {_said(message)}" for message in prompt)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """The text of a message, and its calls of tools as JSON, without which their replies answer
+    nothing."""
+    called = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    texts = [message.get("content") or "", *(json.dumps(c, ensure_ascii=False) for c in called)]
+    return "\n".join(filter(None, map(str, texts)))

@@ -74,6 +74,26 @@ def test_the_judge_is_asked_with_what_is_configured_and_each_place_is_filled_onc
     ]
 
 
+def test_the_judge_of_a_conversation_sees_the_calls_of_tools_with_their_replies() -> None:
+    seen = []
+
+    def answer(asked: Asked, content: Any) -> None:
+        seen.append(content["messages"][0]["content"])
+        asked.say(reply("VERDICT: RIGHT"))
+
+    call = {"type": "function", "function": {"name": "area", "arguments": {"city": "Köln"}}}
+    prompt = [
+        {"role": "user", "content": "How large?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "405"},
+    ]
+    with answering(answer) as address:
+        judge = LlmJudge("j", "{question}|{text}", address=address)
+        judge.check(replace(ASKED, prompt=prompt))
+    called = '{"name": "area", "arguments": {"city": "Köln"}}'
+    assert seen == [f"user: How large?\n\nassistant: {called}\n\ntool: 405|{ASKED.text}"]
+
+
 def test_a_row_without_an_answer_is_judged_only_by_a_template_that_needs_none() -> None:
     with answering(lambda asked, content: asked.say(reply("VERDICT: RIGHT"))) as address:
         judge = LlmJudge("j", address=address)
