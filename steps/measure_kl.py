@@ -11,8 +11,9 @@ from steps.kinds import Divergence, Model, PairTokens
 def measure_kl(
     out: Output, tokens: PairTokens, model: Model, reference: Model, config: KlConfig = KlConfig()
 ) -> Metrics:
-    """Write ``kl.jsonl``: the sampled responses with their logps under both models. Return
-    KL(model‖reference) per response and per token, in nats, with 95 % intervals.
+    """Write ``kl.jsonl``: the length of each sampled response and its logps under both models.
+    Return KL(model‖reference) per response and per token, in nats, with 95 % intervals over prompts
+    (over responses, of a single prompt).
 
     Responses end at ``max_new_tokens`` at the latest, so this is the divergence over at most that
     many tokens.

@@ -5,6 +5,7 @@ estimate of the Kullback-Leibler divergence per response, in nats.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from steps.evaluation.intervals import Interval, bootstrap, mean
 
 def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray) -> Interval:
     """KL(π‖π_ref) in nats per response. The interval resamples prompts, as samples of one prompt
-    are not independent.
+    are not independent; of a single prompt, it resamples the responses, and is of that prompt.
 
     Args:
         log_ratios: for each prompt, ``log π − log π_ref`` of the responses sampled for it.
@@ -21,13 +22,19 @@ def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray) -> Interval:
     Raises:
         ValueError: there are no prompts.
     """
-    return mean([float(np.mean(ratios)) for ratios in log_ratios])
+    return mean([float(np.mean(ratios)) for ratios in _resampled(log_ratios)])
 
 
 def kl_per_token(
     log_ratios: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]
 ) -> Interval:
-    """KL(π‖π_ref) in nats per token: the sum of all log-ratios over the number of all tokens."""
-    sums = np.array([np.sum(ratios) for ratios in log_ratios], dtype=np.float64)
-    lengths = np.array([np.sum(counts) for counts in tokens], dtype=np.float64)
+    """KL(π‖π_ref) in nats per token: the sum of all log-ratios over the number of all tokens. Its
+    interval is as that of :func:`sampled_kl`."""
+    sums = np.array([np.sum(ratios) for ratios in _resampled(log_ratios)], dtype=np.float64)
+    lengths = np.array([np.sum(counts) for counts in _resampled(tokens)], dtype=np.float64)
     return bootstrap(len(sums), lambda chosen: sums[chosen].sum(1) / lengths[chosen].sum(1))
+
+
+def _resampled(of_prompts: Sequence[Sequence[float]] | np.ndarray) -> Sequence[Any]:
+    """The values of each prompt; of a single one, those of each response."""
+    return of_prompts if len(of_prompts) != 1 else [[value] for value in of_prompts[0]]

@@ -1,18 +1,29 @@
 """Figures of an evaluation against what they must be by construction."""
 
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binomtest, permutation_test
+from step_output import Folder
+from tiny_models import llama, model_folder, pair_records, token_files, word_tokenizer
+from transformers import LlamaForCausalLM
 
+from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.evaluation import intervals, paired
 from steps.evaluation.calibration import calibration_error, reliability
+from steps.evaluation.config import KlConfig
 from steps.evaluation.divergence import kl_per_token, sampled_kl
 from steps.evaluation.intervals import bootstrap, mean, mean_share, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
 from steps.evaluation.several_samples import pass_at_k, share_of_samples
+from steps.generation.config import SamplingConfig
+from steps.kinds import Model, PairTokens
+from steps.measure_kl import measure_kl
 
 N = 2000
 
@@ -149,6 +160,49 @@ def test_sampled_kl_is_the_divergence_of_known_distributions(random: np.random.G
     assert found["low"] < truth < found["high"]
     each = kl_per_token(ratios.tolist(), np.full((200, 8), 4).tolist())
     assert each["value"] == pytest.approx(found["value"] / 4)
+
+
+def test_the_interval_of_a_single_prompt_is_that_of_its_responses() -> None:
+    ratios, tokens = [[0.1, 0.5, 0.9, 0.5]], [[1, 2, 3, 4]]
+    assert sampled_kl(ratios) == mean(ratios[0])
+    each = kl_per_token(ratios, tokens)
+    assert each["value"] == pytest.approx(2.0 / 10)
+    assert each["low"] < each["value"] < each["high"]
+
+
+def kl_of(policy: Path, reference: Path, records: list[dict[str, Any]], out: Path) -> dict:
+    tokens = token_files(out / "tokens", PAIR_TOKENS, records)
+    sampling = SamplingConfig(1, temperature=1.0, num_completions=2000)
+    models = (Model(folder, "", "") for folder in (policy, reference))
+    given = PairTokens(tokens, "", "")
+    made: Any = measure_kl.function(Folder(out / "kl"), given, *models, KlConfig(sampling=sampling))
+    return made
+
+
+def test_measured_kl_is_that_of_all_possible_responses(tmp_path: Path) -> None:
+    folders = [model_folder(tmp_path / f"{seed}", llama, seed) for seed in (0, 1)]
+    word_tokenizer().save_pretrained(folders[0])
+    (record,) = pair_records(1)
+    one, other = (
+        LlamaForCausalLM.from_pretrained(folder)(torch.tensor([record["prompt_ids"]]))
+        .logits[0, -1].detach().double().log_softmax(-1)
+        for folder in folders
+    )  # fmt: skip
+    truth = float((one.exp() * (one - other)).sum())
+    found = kl_of(*folders, [record], tmp_path)
+    assert found["kl"]["low"] < truth < found["kl"]["high"]
+    assert found["kl"]["high"] - found["kl"]["low"] < 0.2 * truth
+
+
+def test_a_reference_that_does_not_know_a_token_is_told_by_name(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path / "policy", llama)
+    word_tokenizer().save_pretrained(policy)
+    fewer = llama()
+    fewer.resize_token_embeddings(30)
+    fewer.save_pretrained(tmp_path / "fewer")
+    told = r"row 'data:0' has the token \d+, and the vocabulary of the reference is 0 to 29"
+    with pytest.raises(ValueError, match=told):
+        kl_of(policy, tmp_path / "fewer", pair_records(1), tmp_path)
 
 
 def test_the_interval_of_a_share_of_samples_holds_it_where_prompts_differ(
