@@ -8,7 +8,7 @@ missing value is shown as "–".
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from steps.losses.base import Loss
@@ -46,13 +46,20 @@ adapted = PeftModel.from_pretrained(base, model)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card's content besides results; ``base_model`` and ``data`` are names for display."""
+    """The card's content besides results.
+
+    Args:
+        base_model, data: names for display.
+        sft: the settings of SFT; without it, the card tells of none.
+        dpo: the settings of preference training; without it, the card tells of none.
+        license: the licence of the base model's weights.
+    """
 
     title: str
     base_model: str
     data: str
-    sft: TrainConfig = field(default_factory=TrainConfig)
-    dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
+    sft: TrainConfig | None = None
+    dpo: PreferenceConfig | None = None
     license: str | None = None
 
 
@@ -97,9 +104,7 @@ def render_card(
     sections = [
         _front_matter(card, adapters_alone),
         f"# {as_text(card.title)}\n",
-        f"{as_code(card.base_model)}, fine-tuned on the chosen responses of {as_code(card.data)} "
-        "(SFT) and then "
-        f"on its preference pairs, minimising the loss `{card.dpo.loss.name}`.\n",
+        f"{as_code(card.base_model)}, {_training(card)}.\n",
         "## Use\n",
         _usage(card, prompt, adapters_alone),
         "## Results on held-out pairs\n",
@@ -114,8 +119,10 @@ def render_card(
         sections += ["## What it writes\n", _table(("prompt", "before", "after"), rows)]
     if curves:
         sections += ["## Training\n", f"![Curves of preference training]({curves})\n"]
-    settings = [*_settings(card.sft, "sft"), *_settings(card.dpo, "dpo")]
-    sections += ["## Configuration\n", _table(("setting", "value"), settings)]
+    configs = {"sft": card.sft, "dpo": card.dpo}
+    settings = [row for name, c in configs.items() if c is not None for row in _settings(c, name)]
+    if settings:
+        sections += ["## Configuration\n", _table(("setting", "value"), settings)]
     if made_with:
         sections += ["## Made with\n", _table(("what", "version"), made_with.items())]
     if lineage:
@@ -125,6 +132,18 @@ def render_card(
         under = as_code(card.license)
         sections.append(f"The weights it was made from are under the licence {under}.\n")
     return "\n".join(sections)
+
+
+def _training(card: ModelCard) -> str:
+    data = as_code(card.data)
+    loss = "" if card.dpo is None else f", minimising the loss `{card.dpo.loss.name}`"
+    if card.sft is None:
+        return f"trained on {'' if card.dpo is None else 'the preference pairs of '}{data}{loss}"
+    if card.dpo is None:
+        return f"trained on the responses of {data} (SFT)"
+    return (
+        f"fine-tuned on the chosen responses of {data} (SFT) and then on its preference pairs{loss}"
+    )
 
 
 def _front_matter(card: ModelCard, adapters_alone: bool) -> str:
@@ -138,9 +157,9 @@ def _front_matter(card: ModelCard, adapters_alone: bool) -> str:
     lines.append("pipeline_tag: text-generation")
     if card.license:
         lines.append(f"license: {json.dumps(card.license)}")
-    tags = dict.fromkeys(
-        ["temper", "sft", card.dpo.loss.name, *(["lora"] if card.dpo.lora else [])]
-    )
+    configs = [config for config in (card.sft, card.dpo) if config is not None]
+    tags = ["temper", *(["sft"] if card.sft else []), *([card.dpo.loss.name] if card.dpo else [])]
+    tags = dict.fromkeys([*tags, *(["lora"] if any(config.lora for config in configs) else [])])
     return "\n".join(["---", *lines, "tags:", *(f"- {tag}" for tag in tags), "---\n"])
 
 

@@ -22,8 +22,8 @@ def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) 
     The generation config names every token that ends an answer, so others end answers there, too.
     """
     exported = load_model(model, dtype)
-    _name_ends(exported, load_bare_tokenizer(model))
     save_model(exported, output, tokenizer_from=model)
+    _name_ends(exported, load_bare_tokenizer(model), output / "generation_config.json")
     if keep_adapters and (model / ADAPTER).is_dir():
         shutil.copytree(model / ADAPTER, output / ADAPTER, copy_function=shutil.copyfile)
     return {"parameters": exported.num_parameters(), "dtype": str(dtype)}
@@ -47,9 +47,14 @@ def export_adapters(model: Path, output: Path, base_model: str) -> dict[str, Any
     return {"adapter_bytes": (output / "adapter_model.safetensors").stat().st_size}
 
 
-def _name_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    config = model.generation_config
-    if config is not None:
-        named = as_list(config.eos_token_id)
-        lacking = [end for end in end_tokens(model, tokenizer) if end not in named]
-        config.eos_token_id = [*named, *lacking] if lacking else config.eos_token_id
+def _name_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Add the ends of answers to a saved generation config. transformers refuses to save a changed
+    one whose settings contradict each other, as those of many published models do."""
+    if not file.is_file():
+        return
+    described = json.loads(file.read_text("utf-8"))
+    named = as_list(described.get("eos_token_id"))
+    if lacking := [end for end in end_tokens(model, tokenizer) if end not in named]:
+        described["eos_token_id"] = [*named, *lacking]
+        text = json.dumps(described, indent=2, sort_keys=True) + "\n"
+        file.write_text(text, encoding="utf-8")

@@ -117,6 +117,20 @@ def test_an_exported_model_stops_where_its_template_ends_an_answer(
     assert taught in ends
 
 
+def test_a_generation_config_whose_settings_contradict_each_other_is_exported_as_it_is(
+    trained: Path, tmp_path: Path
+) -> None:
+    """As Llama 2's, which has a temperature and no sampling."""
+    shutil.copytree(trained, tmp_path / "base")
+    settings = {"do_sample": False, "temperature": 0.6, "eos_token_id": 5}
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(settings))
+    export_merged(tmp_path / "base", tmp_path / "out", Dtype.float32, keep_adapters=False)
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (written["do_sample"], written["temperature"]) == (False, 0.6)
+    assert written["eos_token_id"][0] == 5
+    assert written["eos_token_id"][1:]
+
+
 def test_adapters_alone_name_their_base_and_their_snippet_runs(
     trained: Path, tmp_path: Path
 ) -> None:
@@ -143,12 +157,25 @@ def front_matter(card: str) -> Any:
 
 
 def test_a_hub_reads_base_model_and_data_of_a_card() -> None:
-    front = front_matter(render_card(card_of(data="owner/pairs + file.jsonl"), AFTER))
+    made = card_of(data="owner/pairs + file.jsonl", sft=TrainConfig(), dpo=PreferenceConfig())
+    front = front_matter(render_card(made, AFTER))
     assert front["base_model"] == "owner/base"
     assert front["base_model_relation"] == "finetune"
     assert front["datasets"] == ["owner/pairs"]
     assert front["library_name"] == "transformers"
     assert "dpo" in front["tags"]
+
+
+def test_a_card_tells_only_of_the_training_that_it_was_given() -> None:
+    """A model after SFT alone was trained on no pairs, and one after DPO alone on no responses."""
+    sft = render_card(card_of(sft=TrainConfig()), AFTER)
+    assert "`owner/base`, trained on the responses of `owner/pairs` (SFT).\n" in sft
+    assert front_matter(sft)["tags"] == ["temper", "sft"]
+    assert "dpo" not in sft
+    dpo = render_card(card_of(dpo=PreferenceConfig()), AFTER)
+    assert "trained on the preference pairs of `owner/pairs`, minimising the loss `dpo`.\n" in dpo
+    assert front_matter(dpo)["tags"] == ["temper", "dpo"]
+    assert "`owner/base`, trained on `owner/pairs`.\n" in render_card(card_of(), AFTER)
 
 
 def test_a_licence_is_told_to_the_hub_and_to_people() -> None:
