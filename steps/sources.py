@@ -494,10 +494,12 @@ _MOST_LOOKED_AT = 200
 
 
 def _models_in(folder: Path) -> list[str]:
-    """Up to three models directly inside a folder."""
+    """Up to three models directly inside a folder, or in a snapshot of the Hub's cache."""
     try:
         with os.scandir(folder) as items:
             paths = sorted(Path(item.path) for item in itertools.islice(items, _MOST_LOOKED_AT))
+        if folder / "snapshots" in paths and folder / "blobs" in paths:
+            return _models_in(folder / "snapshots")
         return [
             str(path)
             for path in paths

@@ -944,3 +944,11 @@ def test_a_step_that_has_a_part_by_its_manifest_is_asked_for_no_other(
     run([made], store, console=console)
     with pytest.raises(TemperError, match="no part 'test'; it has: train"):
         run([use(made["test"])], store, console=console)
+
+
+def test_a_folder_of_the_hubs_cache_names_its_snapshots(tmp_path: Path) -> None:
+    for name in ("blobs", "snapshots"):
+        (tmp_path / "models--o--n" / name).mkdir(parents=True)
+    model_for_plans(tmp_path / "models--o--n" / "snapshots" / "abc")
+    with pytest.raises(TemperError, match=r"did you mean .*models--o--n/snapshots/abc"):
+        refuse_no_model(File(str(tmp_path / "models--o--n")))
