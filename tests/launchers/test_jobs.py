@@ -524,7 +524,7 @@ def test_a_job_that_has_ended_in_its_queue_does_not_seem_to_wait(
 def test_the_progress_of_a_job_says_why_the_engine_takes_it_for_lost(
     store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its machine may live, so another job follows only when its worker has been silent for long."""
+    """Its machine may live, so another job follows only when its worker has been silent long."""
     told = list[str]()
     monkeypatch.setattr(presence, "BEAT_SECONDS", 0.1)
 
