@@ -158,6 +158,19 @@ def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(
         )
 
 
+def test_pairs_whose_prompts_are_asked_for_are_told_with_the_fields_that_read_them(
+    tmp_path: Path,
+) -> None:
+    """A format that is named has its own names of fields; these are LLaMA-Factory's."""
+    asked = [{"from": "human", "value": "Why?"}]
+    sides = {side: {"from": "gpt", "value": side} for side in ("chosen", "rejected")}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"conversations": asked, **sides}))
+    read = r"data.format=preference 'data.fields=\{prompt: conversations\}'"
+    with pytest.raises(TemperError, match=read):
+        load_prompts.function(Folder(tmp_path / "out"), File(str(rows)))
+
+
 def test_a_completion_that_was_cut_is_in_no_pair_unless_it_is_asked_for(tmp_path: Path) -> None:
     """As a response it would be given an end of turn that the model never drew."""
     record = {

@@ -141,10 +141,14 @@ def _made_by(seen: list[Mapping[str, Any]]) -> str:
 def _prompts_of(seen: list[Mapping[str, Any]]) -> str:
     """How the prompts of pairs without a column of prompts are read; empty for other records."""
     for name, kind in FORMATS.items():
-        if kind.makes is PreferenceRow and all(kind.detected(r) is not None for r in seen):
+        found = [kind.detected(record) for record in seen] if kind.makes is PreferenceRow else []
+        if found and found[0] is not None and None not in found:
+            values = {f.name: getattr(found[0], f.name) for f in fields(kind)}
+            usual = {f.name: f.default for f in fields(kind)}
+            named = {n: str(v) for n, v in values.items() if v is not None and v != usual[n]}
             return (
                 ", and their prompts with prompts_of_pairs(load_preferences(…)) (temper run rlhf "
-                f"with data.format={name})"
+                f"with {_spelled(name, named)})"
             )
     return ""
 
