@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steps.evaluation.intervals import Interval, bootstrap, proportion
+from steps.evaluation.intervals import RESAMPLES, Interval, bootstrap, proportion
 
 BINS = 10
 
@@ -45,11 +45,29 @@ def reliability(margins: Sequence[float] | np.ndarray) -> list[Bin]:
 
 def calibration_error(margins: Sequence[float] | np.ndarray) -> Interval:
     """The expected calibration error (Naeini et al. 2015): the mean absolute difference, over
-    pairs, between a bin's predicted and observed probability; with a bootstrap interval."""
+    pairs, between a bin's predicted and observed probability.
+
+    Chance alone raises it, and in a resample once more. So the 95 % interval mirrors the
+    percentiles of the bootstrap at the value (Efron's basic interval), and begins at 0 where
+    margins that mean what they say have an error as large in more than 2.5 % of draws.
+    """
     confidence, right = _verdicts(margins)
-    return bootstrap(
+    found = bootstrap(
         len(right), lambda chosen: list(map(_error, confidence[chosen], right[chosen]))
     )
+    value = found["value"]
+    low, high = max(0.0, 2 * value - found["high"]), min(1.0, 2 * value - found["low"])
+    if value <= _by_chance(confidence):
+        low = 0.0
+    return {"value": value, "low": low, "high": max(value, high)}
+
+
+def _by_chance(confidence: np.ndarray) -> float:
+    """The error that margins which mean what they say exceed in 2.5 % of draws (Bröcker and Smith
+    2007)."""
+    random = np.random.default_rng(0)
+    draws = (random.random(len(confidence)) < confidence for _ in range(RESAMPLES))
+    return float(np.percentile([_error(confidence, right) for right in draws], 97.5))
 
 
 def _error(confidence: np.ndarray, right: np.ndarray) -> float:

@@ -4,7 +4,7 @@ For responses ``y`` sampled from the policy, the mean of ``log π(y) − log π_
 estimate of the Kullback-Leibler divergence per response, in nats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,6 @@ def kl_per_token(
     return bootstrap(len(sums), lambda chosen: sums[chosen].sum(1) / lengths[chosen].sum(1))
 
 
-def _resampled(of_prompts: Sequence[Sequence[float]] | np.ndarray) -> Sequence[Any]:
+def _resampled(of_prompts: Sequence[Sequence[float]] | np.ndarray) -> Iterable[Any]:
     """The values of each prompt; of a single one, those of each response."""
     return of_prompts if len(of_prompts) != 1 else [[value] for value in of_prompts[0]]

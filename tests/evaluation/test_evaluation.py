@@ -13,7 +13,7 @@ from tiny_models import llama, model_folder, pair_records, token_files, word_tok
 from transformers import LlamaForCausalLM
 
 from steps.data.tokens.token_tables import PAIR_TOKENS
-from steps.evaluation import intervals, paired
+from steps.evaluation import calibration, intervals, paired
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.config import KlConfig
 from steps.evaluation.divergence import kl_per_token, sampled_kl
@@ -61,6 +61,23 @@ def test_margins_that_mean_what_they_say_are_calibrated(random: np.random.Genera
     assert error["value"] < 0.03
     assert sum(one.pairs for one in reliability(margins)) == N
     assert all(one.low <= one.predicted <= one.high for one in reliability(margins)[2:8])
+
+
+@pytest.mark.parametrize(("meant", "truth"), [(1.0, 0.0), (0.5, 0.09), (0.0, 0.247)])
+def test_the_interval_of_a_calibration_error_holds_the_truth_about_as_often_as_it_says(
+    random: np.random.Generator, monkeypatch: pytest.MonkeyPatch, meant: float, truth: float
+) -> None:
+    """Of margins of which a part is meant; the true error is that of many pairs."""
+    for module in (intervals, calibration):
+        monkeypatch.setattr(module, "RESAMPLES", 200)
+    held = 0
+    for _ in range(20):
+        size = random.exponential(1.5, 100)
+        right = random.random(100) < 1 / (1 + np.exp(-size * meant))
+        error = calibration_error(np.where(right, size, -size))
+        held += error["low"] <= truth <= error["high"]
+        assert error["low"] <= error["value"] <= error["high"]
+    assert held >= 17
 
 
 def test_margins_that_are_too_sure_are_not_calibrated(random: np.random.Generator) -> None:
@@ -175,8 +192,8 @@ def kl_of(policy: Path, reference: Path, records: list[dict[str, Any]], out: Pat
     sampling = SamplingConfig(1, temperature=1.0, num_completions=2000)
     models = (Model(folder, "", "") for folder in (policy, reference))
     given = PairTokens(tokens, "", "")
-    made: Any = measure_kl.function(Folder(out / "kl"), given, *models, KlConfig(sampling=sampling))
-    return made
+    measured: Any = measure_kl.function
+    return measured(Folder(out / "kl"), given, *models, KlConfig(sampling=sampling))
 
 
 def test_measured_kl_is_that_of_all_possible_responses(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -136,11 +137,12 @@ def test_the_interval_of_a_group_s_share_stays_between_0_and_1_and_is_there_for_
     later = CHOICE.replace("capital", "later").replace("Answer:", "So:")
     (folder / "later.yaml").write_text(later)
     aggregated = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
+    evaluated: Any = lm_eval.function
     (folder / "both.yaml").write_text(f"group: both\ntask: [capital, later]\n{aggregated}\n")
     for limit, rows in ((None, 6), (1, 2)):
         out = Folder(tmp_path / f"{limit}")
         config = HarnessConfig(["both"], limit=limit)
-        metrics = lm_eval.function(out, File(str(folder)), Model(tiny_model, "", ""), config)
+        metrics = evaluated(out, File(str(folder)), Model(tiny_model, "", ""), config)
         right = sum(answer["acc"] for answer in read_json_lines(out.path / "answers.jsonl"))
         share = proportion(int(right), rows)
         assert {end: metrics["both/acc"][end] for end in share} == pytest.approx(share)
