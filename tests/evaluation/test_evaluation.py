@@ -200,11 +200,9 @@ def test_measured_kl_is_that_of_all_possible_responses(tmp_path: Path) -> None:
     folders = [model_folder(tmp_path / f"{seed}", llama, seed) for seed in (0, 1)]
     word_tokenizer().save_pretrained(folders[0])
     (record,) = pair_records(1)
-    one, other = (
-        LlamaForCausalLM.from_pretrained(folder)(torch.tensor([record["prompt_ids"]]))
-        .logits[0, -1].detach().double().log_softmax(-1)
-        for folder in folders
-    )  # fmt: skip
+    loaded: list[Any] = [LlamaForCausalLM.from_pretrained(folder) for folder in folders]
+    prompt = torch.tensor([record["prompt_ids"]])
+    one, other = (model(prompt).logits[0, -1].detach().double().log_softmax(-1) for model in loaded)
     truth = float((one.exp() * (one - other)).sum())
     found = kl_of(*folders, [record], tmp_path)
     assert found["kl"]["low"] < truth < found["kl"]["high"]
