@@ -204,7 +204,7 @@ def test_measured_kl_is_that_of_all_possible_responses(tmp_path: Path) -> None:
     prompt = torch.tensor([record["prompt_ids"]])
     one, other = (model(prompt).logits[0, -1].detach().double().log_softmax(-1) for model in loaded)
     truth = float((one.exp() * (one - other)).sum())
-    found = kl_of(*folders, [record], tmp_path)
+    found = kl_of(folders[0], folders[1], [record], tmp_path)
     assert found["kl"]["low"] < truth < found["kl"]["high"]
     assert found["kl"]["high"] - found["kl"]["low"] < 0.2 * truth
 
