@@ -140,7 +140,9 @@ def test_openai_s_client_is_answered_as_temper_chat_answers(
     assert (choice.message.content, choice.finish_reason) == (expected, "length")
     events = list(ask(served, stream=True, stream_options={"include_usage": True}))
     assert "".join(e.choices[0].delta.content for e in events[:-1]) == expected
-    assert events[-1].usage.completion_tokens == 24
+    usage = events[-1].usage
+    assert usage.completion_tokens == 24
+    assert usage.total_tokens == usage.prompt_tokens + 24
     stopped = ask(served, stop=[expected[3:6], "none"]).choices[0]
     assert (stopped.message.content, stopped.finish_reason) == (
         expected[: expected.index(expected[3:6])], "stop",

@@ -117,6 +117,19 @@ def test_without_a_test_intervals_are_compared(
     assert found.tone == tone
 
 
+def test_intervals_of_one_observation_are_no_evidence(store: Store, console: Console) -> None:
+    told = story(store, {"SFT": judge(40), "DPO": judge(80)}, console)
+
+    def of_one(reported: ReportedStep) -> ReportedStep:
+        assert reported.manifest
+        value = reported.manifest.metrics["right"]["value"]
+        metrics = {"right": {"value": value, "low": value, "high": value}}
+        return replace(reported, manifest=replace(reported.manifest, metrics=metrics))
+
+    results = {name: of_one(reported) for name, reported in told.results.items()}
+    assert headline(replace(told, results=results)) is None
+
+
 def test_results_that_cannot_be_compared_have_no_headline(store: Store, console: Console) -> None:
     assert headline(story(store, {"only": judge(40)}, console)) is None
     assert headline(story(store, {"other": measure(prepare())}, console)) is None

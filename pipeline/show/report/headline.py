@@ -143,6 +143,7 @@ def _of_intervals(story: Story) -> Headline | None:
             for name, reported in story.results.items()
             if reported.manifest
             and is_interval(value := reported.manifest.metrics.get(measure.metric))
+            and value["low"] < value["high"]  # a single observation has no width, and shows no more
         }
         if measure.better and len(known) > 1:
             return _by_intervals(measure, known)
