@@ -1,4 +1,18 @@
-"""``decontaminate``: remove preference pairs that overlap with an evaluation set."""
+"""``decontaminate``: remove training rows that overlap with an evaluation set.
+
+There is a step for each kind of row, since a step makes one kind of artifact: ``decontaminate``
+for preference pairs, and ``decontaminate_conversations``, ``_prompts``, ``_unpaired`` and
+``_texts``. All of them write the rows of the first argument that share no ``n`` consecutive words
+with a text of ``against``, and ``ledger.parquet``, which names what the others share.
+
+Args:
+    against: the output of any ``load_`` step, or one part of it, such as ``pairs["test"]``.
+    n: how many words in a row count as an overlap.
+    splits: which splits are cleaned; the others are copied unchanged.
+
+Raises:
+    TemperError: ``against`` holds no rows, or a split has no rows left.
+"""
 
 from pathlib import Path
 
@@ -6,8 +20,15 @@ from pipeline import Artifact, Metrics, Output, TemperError, step
 from steps.data.load.overlap import NGRAM_WORDS, EvaluationSet, texts_of
 from steps.data.rows.parquet import iter_rows
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import PreferenceRow
-from steps.kinds import Preferences
+from steps.data.rows.rows import (
+    ConversationRow,
+    PreferenceRow,
+    PromptRow,
+    Row,
+    TextRow,
+    UnpairedRow,
+)
+from steps.kinds import ConversationSplits, Preferences, PromptSplits, TextSplits, UnpairedSplits
 
 
 @step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")
@@ -18,27 +39,81 @@ def decontaminate(
     n: int = NGRAM_WORDS,
     splits: tuple[str, ...] = ("train",),
 ) -> Metrics:
-    """Write ``pairs`` without those that share ``n`` consecutive words with a text of ``against``.
+    """Preference pairs without overlap; see the module. A pair goes if its prompt or either of its
+    responses overlaps."""
+    return _decontaminated(out, pairs, PreferenceRow, against, n, splits)
 
-    Args:
-        against: the output of a ``load_`` step, or one part of it, such as ``pairs["test"]``.
-        splits: which splits of ``pairs`` are cleaned; the others are copied unchanged.
 
-    Raises:
-        TemperError: ``against`` holds no rows, or a split has no pairs left.
-    """
-    from steps.glue.kept_pairs import keep_pairs
+@step(makes=ConversationSplits, estimate="steps.prices.of_rows:REST_OF_CONVERSATIONS")
+def decontaminate_conversations(
+    out: Output,
+    conversations: ConversationSplits,
+    against: Artifact,
+    n: int = NGRAM_WORDS,
+    splits: tuple[str, ...] = ("train",),
+) -> Metrics:
+    """Conversations without overlap; see the module. One goes if any of its messages overlaps,
+    other than a system prompt."""
+    return _decontaminated(out, conversations, ConversationRow, against, n, splits)
+
+
+@step(makes=PromptSplits, estimate="steps.prices.of_rows:REST_OF_PROMPTS")
+def decontaminate_prompts(
+    out: Output,
+    prompts: PromptSplits,
+    against: Artifact,
+    n: int = NGRAM_WORDS,
+    splits: tuple[str, ...] = ("train",),
+) -> Metrics:
+    """Prompts without overlap; see the module. Their answers are not compared."""
+    return _decontaminated(out, prompts, PromptRow, against, n, splits)
+
+
+@step(makes=UnpairedSplits, estimate="steps.prices.of_rows:REST_OF_UNPAIRED")
+def decontaminate_unpaired(
+    out: Output,
+    unpaired: UnpairedSplits,
+    against: Artifact,
+    n: int = NGRAM_WORDS,
+    splits: tuple[str, ...] = ("train",),
+) -> Metrics:
+    """Labelled completions without overlap; see the module. A row goes if its prompt or its
+    completion overlaps."""
+    return _decontaminated(out, unpaired, UnpairedRow, against, n, splits)
+
+
+@step(makes=TextSplits, estimate="steps.prices.of_rows:REST_OF_TEXTS")
+def decontaminate_texts(
+    out: Output,
+    texts: TextSplits,
+    against: Artifact,
+    n: int = NGRAM_WORDS,
+    splits: tuple[str, ...] = ("train",),
+) -> Metrics:
+    """Plain texts without overlap; see the module. A text goes as a whole."""
+    return _decontaminated(out, texts, TextRow, against, n, splits)
+
+
+def _decontaminated(
+    out: Output,
+    rows: Artifact,
+    kind: type[Row],
+    against: Artifact,
+    n: int,
+    splits: tuple[str, ...],
+) -> Metrics:
+    from steps.glue.kept_rows import keep_rows
 
     evaluation = EvaluationSet(n)
     evaluated = _add_rows(evaluation, against.path)
     if not evaluated:
         raise TemperError(f"{against.step} holds no rows to compare with; pass what it loaded")
 
-    def check(row: PreferenceRow) -> None:
+    def check(row: Row) -> None:
         if (shared := evaluation.overlap(texts_of(row))) is not None:
             raise MalformedRow("overlaps evaluation", shared)
 
-    return {"evaluation_rows": evaluated, **keep_pairs(out, pairs, splits, check)}
+    return {"evaluation_rows": evaluated, **keep_rows(out, rows, kind, splits, check)}
 
 
 def _add_rows(evaluation: EvaluationSet, folder: Path) -> int:

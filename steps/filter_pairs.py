@@ -48,9 +48,9 @@ def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterC
     Raises:
         TemperError: a split has no pairs left.
     """
-    from steps.glue.kept_pairs import keep_pairs
+    from steps.glue.kept_rows import keep_rows
 
-    return keep_pairs(out, pairs, config.splits, partial(_check, config))
+    return keep_rows(out, pairs, PreferenceRow, config.splits, partial(_check, config))
 
 
 def _check(config: FilterConfig, row: PreferenceRow) -> None:

@@ -1,7 +1,7 @@
 """Code that joins steps to libraries, which several step files would otherwise repeat.
 
 Begin with ``load``, which reads sources into splits of rows. ``tokenize`` turns splits of rows into
-splits of tokens, ``kept_pairs`` leaves out pairs. ``held_out_rows`` and ``workplace_of`` convert
+splits of tokens, ``kept_rows`` leaves out rows. ``held_out_rows`` and ``workplace_of`` convert
 the arguments of a training step to the arguments of the training library.
 
 Uses ``pipeline`` and the libraries.

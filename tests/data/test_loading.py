@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import step_output
 from hypothesis import HealthCheck, given, settings
@@ -37,11 +38,18 @@ from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
 from steps.data.tokens.length_summaries import packed
-from steps.decontaminate import decontaminate
+from steps.decontaminate import (
+    decontaminate,
+    decontaminate_conversations,
+    decontaminate_prompts,
+    decontaminate_texts,
+    decontaminate_unpaired,
+)
 from steps.filter_pairs import FilterConfig, filter_pairs
 from steps.load_conversations import load_conversations
 from steps.load_preferences import load_preferences
 from steps.load_prompts import load_prompts
+from steps.load_texts import load_texts
 from steps.load_unpaired import load_unpaired
 from steps.sources import Files, Mixed, MixturePart, PartData, PreferenceData, data_at
 
@@ -977,6 +985,43 @@ def test_pairs_that_overlap_with_an_evaluation_set_are_left_out_and_named(tmp_pa
     ]
     assert "evaluation row t1: 'the quick brown fox" in str(out.ledger()[1].detail)
     assert (metrics or {})["dropped"] == 2
+
+
+@pytest.mark.parametrize(
+    ("cleans", "load", "fields"),
+    [
+        (decontaminate_conversations, load_conversations, ("prompt", "completion")),
+        (decontaminate_prompts, load_prompts, ("prompt",)),
+        (decontaminate_unpaired, load_unpaired, ("prompt", "completion")),
+        (decontaminate_texts, load_texts, ("text",)),
+    ],
+)
+def test_rows_of_every_kind_that_overlap_are_left_out(
+    tmp_path: Path, cleans: Any, load: Any, fields: tuple[str, ...]
+) -> None:
+    """Whichever part of a row overlaps, and with rows of another kind."""
+    evaluated = write(tmp_path / "p.jsonl", [pair(8, chosen=LEAKED)])
+    made, _ = loaded(tmp_path / "pairs", evaluated, test_fraction=0)
+    rows: list[dict[str, Any]] = [
+        {"id": f"{at} in {leaks}", **{f: f"{f} {at}, which is clean" for f in fields}}
+        | ({"label": at % 2 == 0} if load is load_unpaired else {})
+        | ({leaks: f"So: {LEAKED}."} if leaks else {})
+        for at, leaks in enumerate(["", *fields, ""])
+    ]
+    data = File(write(tmp_path / "rows.jsonl", rows))
+    before, after = Folder(tmp_path / "before"), Folder(tmp_path / "after")
+    load.function(before, data, None, LoadConfig(test_fraction=0))
+
+    metrics = cleans.function(
+        after, Artifact(before.path, load.__name__, ""), Artifact(made.path, "load_preferences", "")
+    )
+
+    kept = {entry.row: entry.outcome for entry in after.ledger()}
+    assert kept == {row["id"]: "dropped" if LEAKED in str(row) else "kept" for row in rows}
+    assert (metrics["train"], metrics["dropped"]) == (2, len(fields))
+    (written,) = (after.path / "train").glob("*.parquet")
+    whole = pq.read_table(before.path / "train" / written.name).to_pylist()
+    assert pq.read_table(written).to_pylist() == [r for r in whole if kept[r["row"]] == "kept"]
 
 
 @pytest.mark.parametrize(
