@@ -1,11 +1,12 @@
 """Metrics in other places: the same numbers under the same steps, also after a kill."""
 
 import json
+import math
 import os
 import struct
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -195,6 +196,53 @@ def test_a_server_that_refuses_a_key_leaves_everything_on_this_machine(
     wandb.init = full
     with pytest.raises(OSError, match="no space left"):  # offline, nothing else can be tried
         sink.open(watched)
+
+
+@dataclass
+class _Recorded:
+    """A sink of one step, which keeps what it is told."""
+
+    logged: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    ends: list[Mapping[str, Any] | None] = field(default_factory=list)
+
+    def open(self, watched: Watched) -> "_Recorded":
+        return self
+
+    def notice(self) -> str:
+        return ""
+
+    def log(self, at: int, values: Mapping[str, float]) -> None:
+        self.logged.append((at, values))
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        self.ends.append(summary)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["failed", "driver killed"])
+def test_the_last_values_of_a_step_without_an_artifact_reach_sinks(
+    is_told: bool, store: Store, tmp_path: Path
+) -> None:
+    store.prepare()
+    log = store.scratch_root() / "train" / "k1" / "checkpoint" / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": NaN}\n')
+    sink = _Recorded()
+    sending = mirror.Mirror(store, "experiment", {"one": sink}, tmp_path)
+    sending.begin("train", "train", "k1", {})
+    if is_told:
+        sending.end("train", "k1")
+    sending.end_all()
+    assert [at for at, _ in sink.logged] == [1, 2]
+    assert math.isnan(sink.logged[1][1]["loss"])
+    assert sink.ends == [None]
+
+
+def test_wandb_shows_a_step_without_an_artifact_as_failed() -> None:
+    codes: list[int] = []
+    run: Any = SimpleNamespace(summary={}, finish=lambda exit_code: codes.append(exit_code))
+    weights_and_biases.WandbView(run).end({})
+    weights_and_biases.WandbView(run).end(None)
+    assert codes == [0, 1]
 
 
 def test_the_ends_of_an_interval_are_numbers_of_the_summary() -> None:

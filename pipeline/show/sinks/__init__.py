@@ -45,8 +45,8 @@ class View(Protocol):
         is skipped."""
         ...
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """The step is done; ``summary`` holds its metrics."""
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """The step has ended. ``summary`` holds its metrics; None if it made no artifact."""
         ...
 
 

@@ -67,15 +67,27 @@ class Mirror:
         for (step, key), opened in self._open.items():
             self._hand_on(opened, unfinished_log(self.store, step, key))
 
-    def end(self, step: str, key: str) -> None:
-        """Send the rest of a step's log and its metrics, if it made an artifact."""
+    def end(self, step: str, key: str, is_made: bool = False) -> None:
+        """Send the rest of a step's log, and its metrics if it made an artifact.
+
+        Without one, the log is what lies in scratch: of a training that failed, the last values
+        are those that tell why.
+        """
         opened = self._open.pop((step, key), None)
-        made = self.store.latest(step, key)
-        if opened is None or made is None:
+        if opened is None:
             return
-        self._hand_on(opened, Made(made, self.store).records(METRICS))
+        made = self.store.latest(step, key) if is_made else None
+        if made is None:
+            self._hand_on(opened, unfinished_log(self.store, step, key))
+        else:
+            self._hand_on(opened, Made(made, self.store).records(METRICS))
         for kind, view in opened.views.items():
-            self._try(kind, view.end, _numbers(made))
+            self._try(kind, view.end, None if made is None else _numbers(made))
+
+    def end_all(self) -> None:
+        """End the steps whose end was not reported, since the driver has stopped."""
+        for step, key in [*self._open]:
+            self.end(step, key)
 
     def _hand_on(self, opened: _Open, log: Iterable[Mapping[str, Any]]) -> None:
         for record in log:
@@ -111,7 +123,8 @@ def main(url: str, group: str, names: list[str]) -> None:
         elif event["state"] == "running":
             mirror.begin(event["step"], event["name"], event["key"], event["settings"])
         else:
-            mirror.end(event["step"], event["key"])
+            mirror.end(event["step"], event["key"], event["state"] == "done")
+    mirror.end_all()
     for name, sink in mirror.sinks.items():
         is_reached = mirror.reached.get(name, True)
         mirror.say(f"{name}: {sink.notice() if is_reached else 'nothing was sent or kept'}")

@@ -39,7 +39,7 @@ class TensorboardView:
             self.writer.add_scalar(name, value, at)
         self.writer.flush()
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        for name, value in summary.items():
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        for name, value in (summary or {}).items():
             self.writer.add_scalar(f"final/{name}", value, 0)
         self.writer.close()

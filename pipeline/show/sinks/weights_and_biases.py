@@ -89,9 +89,9 @@ class WandbView:
             # commit=True: a row that is committed at the end would overwrite the summary
             self.run.log(dict(values), step=at, commit=True)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self.run.summary.update(dict(summary))
-        self.run.finish(exit_code=0)
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        self.run.summary.update(dict(summary or {}))
+        self.run.finish(exit_code=0 if summary is not None else 1)
 
 
 def _has_key() -> bool:
