@@ -16,6 +16,7 @@ import pytest
 from pipeline import TemperError
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
+from steps.data.formats.ranked import RankedFormat
 from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import FileShard, Reader, files_at, open_shard, source_of
 from steps.data.rows.reasons import MalformedRow
@@ -649,6 +650,37 @@ def test_ratings_may_be_written_as_text() -> None:
     fields = {"completions": "responses", "scores": "ratings"}
     judged = record | {"ratings": ["4", "N/A", "1"]}
     assert loaded([judged], name="ranked", fields=fields) == ["score not a number"]
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"text": "a", "score": 2}, {"text": "b", "score": 1}),
+        ({"text": "a", "rank": 1}, {"text": "b", "rank": 2}),
+        ({**assistant("a"), "score": 2}, {**assistant("b"), "score": 1}),
+    ],
+    ids=["score", "rank", "messages"],
+)
+def test_the_format_ranked_needs_no_fields_for_the_usual_ones(
+    better: dict[str, Any], worse: dict[str, Any]
+) -> None:
+    record = {"prompt": "q", "completions": [worse, better]}
+    (row,) = loaded([record], PreferenceRow, name="ranked")
+    assert said(row) == ("q", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"reply": "a", "score": 1}, r"its fields are reply, score: .* data\.fields=\{text: …\}"),
+        ({"text": "a", "mark": 1}, r"its fields are text, mark: .* data\.fields=\{score: …\}"),
+    ],
+)
+def test_a_completion_with_other_fields_is_told_with_the_setting(
+    item: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(MalformedRow, match=message):
+        RankedFormat().parse({"prompt": "q", "completions": [item, item]}, "1")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Several completions of one prompt, with scores or ranks: each record becomes pairs.
 
 `completions` is a list of texts, or of objects with a `text` and a `score` (higher is better) or a
-`rank` (1 is best). `scores` may instead name a parallel list of scores, `rank` one of ranks, and
-`best` a column with the index of the best completion, from 0 on.
+`rank` (1 is best), in fields of these names if no others are given. `scores` may instead name a
+parallel list of scores, `rank` one of ranks, and `best` a column with the index of the best
+completion, from 0 on.
 Completions with equal scores make no pair. `pairs` selects the pairs:
 
 * `best_vs_worst`: the best with the worst completion of another text;
@@ -22,6 +23,7 @@ from steps.data.formats.layouts import ranked_layout
 from steps.data.formats.preference import paired
 from steps.data.records.conversations import (
     dialogue,
+    is_message,
     prompt_messages,
     read_system,
     response_messages,
@@ -113,22 +115,49 @@ class RankedFormat(RecordFormat):
             )
         for index, item in enumerate(listed):
             name = f"{self.completions}[{index}]"
-            said = item.get(self.text) if self.text and isinstance(item, Mapping) else item
+            said = self._said(item, name)
             if best is not None:
                 value = float(index == best)
             elif beside is not None:
                 value = score({name: beside[index]}, name)
                 value = None if value is None else sign * value
-            elif isinstance(item, Mapping) and self.rank is not None:
-                rank = score(item, self.rank)
-                value = None if rank is None else 0.0 - rank
             else:
-                value = score(item, self.score or "score") if isinstance(item, Mapping) else None
+                value = self._value(item, name) if isinstance(item, Mapping) else None
             if value is None:
                 if beside is not None:
                     continue  # in distilabel's data, null means that a judge gave no rating
                 raise MalformedRow("score not a number", f"{name} has no score")
             yield response_messages(said, name, "no completion"), value
+
+    def _said(self, item: Any, name: str) -> Any:
+        """What a completion says: its text, or a message."""
+        if not isinstance(item, Mapping) or (self.text is None and is_message(item)):
+            return item
+        if self.text is None and "text" not in item:
+            raise MalformedRow(
+                "content not a string",
+                f"{name} has no text; its fields are {_listed(item)}: name that of the text, as in "
+                "data.fields={text: …}",
+            )
+        return item.get(self.text or "text")
+
+    def _value(self, item: Mapping[str, Any], name: str) -> float | None:
+        """The score of a completion, higher for a better one."""
+        usual = self.score is None and self.rank is None
+        if usual and "score" not in item and "rank" not in item:
+            raise MalformedRow(
+                "score not a number",
+                f"{name} has no score; its fields are {_listed(item)}: name that of the score, as "
+                "in data.fields={score: …}, or of the rank",
+            )
+        if self.rank is not None or (usual and "score" not in item):
+            rank = score(item, self.rank or "rank")
+            return None if rank is None else 0.0 - rank
+        return score(item, self.score or "score")
+
+
+def _listed(item: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, item))
 
 
 def pairs_of(scored: Iterable[Scored], pairs: str) -> list[tuple[Scored, Scored]]:
