@@ -12,7 +12,8 @@ Needs ``pip install 'temper-ml[jax]'``.
 """
 
 import random
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,11 @@ def asked() -> InfluenceConfig:
     return InfluenceConfig(loss=LOSS, tokens_per_forward=2048, devices=1)
 
 
-def main(share: str = "0.3", store: str = "store", *seeds: str) -> None:
+def main(share: float, store: str, seeds: Sequence[int]) -> None:
     found = ("seed", "planted", "among the worst half", "among the worst")
     print(f"| {' | '.join((*found, *NAMES))} |")
-    for seed in map(int, seeds or map(str, range(6))):
-        made: dict[str, Any] = dict(run(steps_of(seed, float(share)), store=store, verbosity=-1))
+    for seed in seeds:
+        made: dict[str, Any] = dict(run(steps_of(seed, share), store=store, verbosity=-1))
         planted, ranked = (
             [(r["row"], r["pair"]) for r in read_json_lines(Path(made[name].path) / file)]
             for name, file in (("planted", "planted.jsonl"), ("ranked", "influences.jsonl"))
@@ -152,4 +153,9 @@ def main(share: str = "0.3", store: str = "store", *seeds: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("share", nargs="?", type=float, default=0.3, help="of exchanged pairs")
+    parser.add_argument("store", nargs="?", default="store")
+    parser.add_argument("seeds", nargs="*", type=int, default=[*range(6)])
+    asked = parser.parse_args()
+    main(asked.share, asked.store, asked.seeds)

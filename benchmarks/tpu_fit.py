@@ -10,8 +10,8 @@ Needs ``pip install 'temper-ml[tpu]'``, for GPUs ``'temper-ml[cuda]'``. Only the
 weights are used: nothing is loaded.
 """
 
-import sys
 import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -63,5 +63,14 @@ def main(shape: str, topology: str, slices: str = "1", step: str = "train_dpo") 
 
 
 if __name__ == "__main__":
-    for row in [sys.argv[1:5]] if len(sys.argv) > 2 else ROWS:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("shape", nargs="?", choices=SHAPES)
+    parser.add_argument("topology", nargs="?", help="such as v5e:2x4")
+    parser.add_argument("slices", nargs="?", default="1")
+    parser.add_argument("step", nargs="?", default="train_dpo", choices=[*FittedStep])
+    asked = parser.parse_args()
+    if asked.shape and not asked.topology:
+        parser.error("give a topology, too, such as v5e:2x4")
+    rows = [(asked.shape, asked.topology, asked.slices, asked.step)] if asked.shape else ROWS
+    for row in rows:
         main(*row)

@@ -78,8 +78,8 @@ class EvaluationSet:
     """
 
     def __init__(self, n: int = NGRAM_WORDS) -> None:
-        if n < SHORTEST:
-            raise ValueError(f"an n-gram must have at least {SHORTEST} words, got {n}")
+        if not isinstance(n, int) or n < SHORTEST:
+            raise ValueError(f"n must be a whole number of words, at least {SHORTEST}: {n!r}")
         self.n = n
         self._grams: dict[bytes, str] = {}
         self._short: dict[bytes, str] = {}
