@@ -421,7 +421,9 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
             raise TemperError(f"{file}: {_ONE_PATH.format(name)}")
         if settings.get(name) is not None and f"{name}.path" in settings:
             raise TemperError(f"{file}: {name} and {name}.path both stand there; leave one out")
-        if isinstance(settings.get(name), str):
+        if isinstance(said := settings.get(name), str):
+            if name == "data" and _MIXTURE in settings and said not in read_options(name):
+                raise TemperError(f"{file}: data and {_MIXTURE} both stand there; leave one out")
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
     told = dict(pair.split("=", 1) for pair in _settings(settings))

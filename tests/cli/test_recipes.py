@@ -212,6 +212,11 @@ OWN_FILE = "recipe: dpo\ndata: my rows.jsonl\nmodel: a model\n"
         ("recipe: arithmetic", (), "r.yaml, line 2: the recipe arithmetic makes its own data"),
         ("recipe: dop", (), "r.yaml: there is no recipe dop"),
         ("model.path: no/a/model", (), "r.yaml: model and model.path both stand there"),
+        (
+            "recipe: dpo\ndata: x\ndata.mixture: {a: {path: b}}",
+            (),
+            "data and data.mixture both stand",
+        ),
         ("", ("--model", "no/a/m"), "error: model no/a/m does not exist"),
         ("jobs: 2", ("jobs=0",), "error: invalid configuration: jobs must be at least 1"),
         ("dpo: {epochs: 1}", ("beta=1",), "error: unknown config key 'beta'"),
