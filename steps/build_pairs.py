@@ -52,7 +52,8 @@ def build_pairs(
     The rule-based checker finds the chosen response right and the rejected one wrong.
 
     Raises:
-        TemperError: no prompt for training has both a right and a wrong completion.
+        TemperError: no prompt for training, or none of those to hold out, has both a right and a
+            wrong completion.
         ValueError: a prompt has no answer.
     """
     from steps.data.load.splits import in_test_split
@@ -73,11 +74,17 @@ def build_pairs(
             f"none of {len(records)} prompts has both a right and a wrong completion that ended; "
             "sample more completions, at a higher temperature, or let them be longer"
         )
+    held_out = _in_turn(compress(rounds, held))
+    if config.test_fraction and not held_out:
+        raise TemperError(
+            f"test_fraction={config.test_fraction} (held_out_pairs in dpo_arithmetic) holds out "
+            f"none of {sum(map(bool, rounds))} prompts with a right and a wrong completion; raise "
+            "it, or sample from more prompts"
+        )
     if config.shuffle_labels:
         swapped = set(random.Random(config.seed).sample(range(len(kept)), len(kept) // 2))
         kept = [_swap(pair) if i in swapped else pair for i, pair in enumerate(kept)]
     write_rows(out.path / "train" / "pairs-00000.parquet", PAIRS, map(to_record, kept))
-    held_out = _in_turn(compress(rounds, held))
     if held_out:
         write_rows(out.path / "test" / "pairs-00000.parquet", PAIRS, map(to_record, held_out))
     right = [is_correct(text, r["answer"]) for r in records for text in r["completions"]]

@@ -1195,7 +1195,7 @@ def test_a_split_that_loses_all_its_pairs_is_told_with_the_reasons(tmp_path: Pat
         filter_pairs.function(Folder(tmp_path / "few"), pairs, FilterConfig(min_margin=9.0))
     with pytest.raises(TemperError, match=r"overlaps evaluation: 5, e.g. row close: .* row close"):
         decontaminate.function(Folder(tmp_path / "none"), pairs, pairs)
-    with pytest.raises(ValueError, match=r"n must be a whole number of words, at least 3: '5'"):
+    with pytest.raises(ValueError, match=r"n must be a whole number of words, at least 4: '5'"):
         decontaminate.function(Folder(tmp_path / "none"), pairs, pairs, n="5")  # type: ignore
 
 

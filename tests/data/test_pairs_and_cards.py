@@ -74,6 +74,11 @@ def test_pairs_that_are_all_held_out_are_told_of(tmp_path: Path) -> None:
         pairs_of(tmp_path, MIXED, PairConfig(test_fraction=0.999))
 
 
+def test_a_share_that_holds_out_no_pair_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(TemperError, match=r"test_fraction=0.001 \(held_out_pairs in .* none of 2 "):
+        pairs_of(tmp_path, MIXED, PairConfig(test_fraction=0.001))
+
+
 def test_shuffled_labels_swap_half_of_the_pairs_and_nothing_else(tmp_path: Path) -> None:
     many = [(str(i), [str(i), "x"]) for i in range(40)]
     plain = pairs_of(tmp_path, many, PairConfig())
