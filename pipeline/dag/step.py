@@ -102,7 +102,8 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
         estimate: ``module:name`` of an estimator of time, memory and disk; it is in no key. See
             :mod:`pipeline.price.estimator`.
         needs_packages: optional packages that the step needs, by module name. A class of its
-            arguments can declare an attribute ``needs_packages`` too.
+            arguments can declare an attribute ``needs_packages`` too, and an argument whose values
+            decide has a method ``packages_in_use``.
         refuses: ``module:function`` that is called with the arguments of each call; it raises an
             exception if they cannot work. It is in no key.
 
@@ -356,6 +357,8 @@ class Step:
         """Optional packages that it needs, by module name."""
         asked = [self.function.needs_packages]
         asked += [getattr(kind, "needs_packages", ()) for kind in self.types]
+        choosing = (v for v in self.arguments.values() if hasattr(type(v), "packages_in_use"))
+        asked += [value.packages_in_use() for value in choosing]
         return tuple(dict.fromkeys(name for names in asked for name in names))
 
     @property

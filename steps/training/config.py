@@ -188,6 +188,10 @@ class UpdateConfig:
         rounded, eight_bit = self.quantization is not None, self.optimizer.eight_bit
         return holding({"lora.quantization": rounded, "optimizer.eight_bit": eight_bit})
 
+    def packages_in_use(self) -> tuple[str, ...]:
+        """The optional packages that these settings need. A plan asks before anything runs."""
+        return ("bitsandbytes",) if self._bitsandbytes() else ()
+
     def require_processes(self, count: int) -> None:
         """Raise ValueError if a run with these settings cannot be spread over `count` processes. A
         plan asks before anything runs."""

@@ -420,6 +420,10 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: run([trained(Training(Backend()))]),
         ["trained needs the package no_such_package", "pip install no_such_package"],
     ),
+    "a setting that needs a package": (
+        lambda: run([trained(Training(rounded=True))]),
+        ["trained needs the package no_such_package", "pip install no_such_package"],
+    ),
     "too much asked": (lambda: run([mistaken("gpus").on(gpus=64)]), ["ask for less"]),
     "nobody's resource": (lambda: as_any(mistaken("x")).on(gpu=1), ["gpu is none of gpus"]),
     "what only an artifact has": (lambda: as_any(evaluation()).metrics, ["run({'NAME': STEP})"]),

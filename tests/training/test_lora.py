@@ -342,6 +342,13 @@ def test_what_bitsandbytes_cannot_do_is_refused(settings: dict[str, Any], told: 
         TrainConfig(**settings)
 
 
+def test_settings_in_use_tell_a_plan_that_they_need_bitsandbytes() -> None:
+    rounded = TrainConfig(lora=replace(LORA, quantization=Quantization.nf4))
+    eight_bit = TrainConfig(optimizer=replace(FAST, eight_bit=True))
+    assert rounded.packages_in_use() == eight_bit.packages_in_use() == ("bitsandbytes",)
+    assert TrainConfig(lora=LORA).packages_in_use() == ()
+
+
 def test_weights_of_4_bits_need_one_process_and_bitsandbytes(
     policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,10 @@ class Backend:
 @dataclass(frozen=True)
 class Training:
     backend: Backend | None = None
+    rounded: bool = False
+
+    def packages_in_use(self) -> tuple[str, ...]:
+        return ("no_such_package",) if self.rounded else ()
 
 
 @step
