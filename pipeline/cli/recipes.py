@@ -150,7 +150,7 @@ def run_recipe(words: Sequence[str]) -> None:
     pairs = (argument.lstrip("+").split("=", 1) for argument in asked.others if "=" in argument)
     arguments = [*own, *recipe.implied(settings | dict(pairs), asked), *from_file, *asked.others]
     try:
-        _refuse_options_of_here(recipe, arguments)
+        _refuse_options_of_here(recipe, [*_named(asked), *from_file, *asked.others])
     except TemperError as error:
         raise TemperError(called.placed(str(error))) from None
     of_data = ("data=", "data.", "--help", "-h")
@@ -163,8 +163,19 @@ def run_recipe(words: Sequence[str]) -> None:
     runpy.run_path(str(recipe.file), run_name="__main__")
 
 
+def _named(asked: Asked) -> Iterator[str]:
+    """What ``--data`` and ``--model`` may name as an option, as it is no path that exists."""
+    for group in ("data", "model"):
+        given = getattr(asked, group)
+        if given is not None and not Path(given).exists():
+            yield f"{group}={given}"
+
+
 def _refuse_options_of_here(recipe: Recipe, arguments: Sequence[str]) -> None:
     """
+    Args:
+        arguments: those that the user chose; options that a recipe chooses itself are Temper's.
+
     Raises:
         TemperError: an option is a file in ``conf`` of this folder. Only a script beside it would
             read that file, and Temper's own option of this name may mean other rows.

@@ -288,6 +288,19 @@ def test_an_option_of_this_folder_which_no_recipe_reads_is_not_another_in_silenc
     assert ("to choose the mixture that ships" in told) == ("launcher=ours" not in words)
 
 
+@pytest.mark.parametrize("words", [("--data", "pairs.jsonl"), ("data.path=pairs.jsonl",)])
+def test_an_option_that_a_recipe_chooses_itself_may_have_a_file_in_this_folder(
+    words: tuple[str, ...],
+) -> None:
+    """`conf/data/mine.yaml` of a script beside it does not stop a recipe for a file of rows."""
+    Path("pairs.jsonl").touch()
+    before = config_of("dpo", *words)
+    for file in (Path("conf/data/mine.yaml"), Path("conf/scale/own.yaml")):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert config(temper("run", "dpo", *words, "--cfg", "job")) == before
+
+
 @pytest.mark.parametrize(
     "words",
     [
