@@ -157,5 +157,5 @@ if __name__ == "__main__":
     parser.add_argument("share", nargs="?", type=float, default=0.3, help="of exchanged pairs")
     parser.add_argument("store", nargs="?", default="store")
     parser.add_argument("seeds", nargs="*", type=int, default=[*range(6)])
-    asked = parser.parse_args()
-    main(asked.share, asked.store, asked.seeds)
+    typed = parser.parse_args()
+    main(typed.share, typed.store, typed.seeds)
