@@ -17,6 +17,11 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.hub import cached_file
 
@@ -166,9 +171,16 @@ def _rotation(config: Any, divisors: torch.Tensor) -> dict[str, Any]:
 
     A GGUF file has only the divisors of Llama 3.1's rotation. Its factor is the largest one, and
     its other settings are those of all Llamas since; only the length before the change is tried
-    out.
+    out. Gemma 4's are 1 for the part that its full attention rotates, and 1e30 for the rest.
     """
     default = config.rope_parameters
+    full = default.get("full_attention", default)
+    if full.get("rope_type") == "proportional":
+        share = (divisors == 1).double().mean().item()
+        if (divisors[int(share * len(divisors)) :] < 1e20).any():
+            raise ValueError("rotated by the divisors in rope_freqs.weight")
+        full["partial_rotary_factor"] = share
+        return default
     factor = round(divisors.max().item(), 4)
     if (divisors - factor).abs().max() < 1e-4 * factor:
         return default | {"rope_type": "linear", "factor": factor}
@@ -189,15 +201,11 @@ def _require_biases(file: str, model: PreTrainedModel) -> None:
     leaves such tensors out without a word."""
     import gguf
 
-    reader = gguf.GGUFReader(file)
-    kind = reader.fields["general.architecture"].contents()
-    known = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind), None)
-    if known is None:
-        return
-    names = gguf.get_tensor_name_map(known, model.config.num_hidden_layers)
-    biases = (n.removesuffix(".bias") for n in model.state_dict() if n.endswith(".bias"))
-    places = {f"{names.get_name(name)}.bias" for name in biases}
-    found = {t.name for t in reader.tensors if t.name.endswith(".bias") and "_exps." not in t.name}
+    tensors = gguf.GGUFReader(file).tensors
+    kind = gguf.GGUFReader(file).fields["general.architecture"].contents()
+    processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(config={})
+    places = set(get_gguf_hf_weights_map(model, processor))
+    found = {t.name for t in tensors if t.name.endswith(".bias") and "_exps." not in t.name}
     if lost := sorted(found - places):
         raise ValueError(f"no place for {lost[0]}")
 

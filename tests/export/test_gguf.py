@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from step_output import Folder
@@ -24,6 +25,7 @@ from steps.export.config import GgufType
 from steps.export.gguf_file import write_gguf
 from steps.export_gguf import export_gguf
 from steps.import_model import import_model
+from steps.models import importing
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
 from steps.models.importing import import_pretrained
@@ -309,6 +311,23 @@ def test_a_file_with_what_transformers_would_leave_out_is_refused(
     rewritten(tmp_path / "whole.gguf", tmp_path / "model.gguf", **change)
     with pytest.raises(ValueError, match=told):
         import_pretrained(str(tmp_path / "model.gguf"), tmp_path / "back", Dtype.float32, None)
+
+
+def test_the_rotation_of_a_gemma_4_file_is_the_share_that_its_divisors_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its divisors are 1 where the full attention rotates, and 1e30 elsewhere."""
+    config = AutoConfig.for_model("gemma4_text")
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
+    write = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma4")
+    divisors = np.array([1.0] * 32 + [1e30] * 32, dtype=np.float32)
+    write.add_tensor("rope_freqs.weight", divisors)
+    write.write_header_to_file()
+    write.write_kv_data_to_file()
+    write.write_tensors_to_file()
+    write.close()
+    found = importing._config_of_gguf(str(tmp_path / "model.gguf"), {})
+    assert found.rope_parameters["full_attention"]["partial_rotary_factor"] == 0.5
 
 
 def test_equal_folders_give_equal_files(tmp_path: Path) -> None:
