@@ -166,7 +166,7 @@ def _metrics(
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr") or not _is_number(value):
                 continue
-            each = [row.get(metric) for row in rows if row["filter"] == filtered]
+            each = [row[metric] for row in rows if row["filter"] == filtered and metric in row]
             estimate = _estimate(value, values.get(f"{metric}_stderr,{filtered}"), each)
             yield f"{task}/{metric}{_suffix(filtered)}", estimate
 
