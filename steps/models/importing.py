@@ -17,11 +17,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.hub import cached_file
 
@@ -200,12 +195,17 @@ def _require_biases(file: str, model: PreTrainedModel) -> None:
     """Raise ValueError if a GGUF file has a bias for which a model has no place: transformers
     leaves such tensors out without a word."""
     import gguf
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
 
-    tensors = gguf.GGUFReader(file).tensors
-    kind = gguf.GGUFReader(file).fields["general.architecture"].contents()
+    reader = gguf.GGUFReader(file)
+    kind = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(config={})
     places = set(get_gguf_hf_weights_map(model, processor))
-    found = {t.name for t in tensors if t.name.endswith(".bias") and "_exps." not in t.name}
+    found = {t.name for t in reader.tensors if t.name.endswith(".bias") and "_exps." not in t.name}
     if lost := sorted(found - places):
         raise ValueError(f"no place for {lost[0]}")
 
