@@ -46,9 +46,9 @@ def keep_rows(
         for entry in entries:
             tally.add(entry)
     if missing := [split for split in splits if not kept.get(split)]:
-        raise TemperError(
-            "; ".join(_nothing_left(split, tallies[split], stem) for split in missing)
-        )
+        others = tuple(split for split in splits if split not in missing)
+        why = (_nothing_left(split, tallies[split], stem, others) for split in missing)
+        raise TemperError("; ".join(why))
     for split in kept:
         copy_images(rows.path / split, out.path / split)
     lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
@@ -70,15 +70,16 @@ def _require_splits(splits: tuple[str, ...], there: set[str], stem: str) -> None
 
 
 @execution_detail
-def _nothing_left(split: str, tally: Tally, stem: str) -> str:
+def _nothing_left(split: str, tally: Tally, stem: str, others: tuple[str, ...]) -> str:
     """Why a split has no rows left: the most frequent reasons, each with its first row."""
     worst = sorted(tally.dropped.items(), key=lambda found: -found[1].count)[:3]
     why = [f"{reason}: {d.count}, e.g. row {d.rows[0]}: {d.detail}" for reason, d in worst]
+    advice = f", or leave {split} as it is: splits={others}" if others else ""
+    if not why:
+        return f"{split} has no {stem}; let the step before keep some{advice}"
     return (
         f"nothing is left of the {tally.rows} {stem} of {split} ({'; '.join(why)}); loosen what "
-        "leaves them out, or take the split out of splits"
-        if why
-        else f"{split} has no {stem}; take it out of splits, or let the step before keep some"
+        f"leaves them out{advice}"
     )
 
 

@@ -1193,6 +1193,14 @@ def test_a_split_that_loses_all_its_pairs_is_told_with_the_reasons(tmp_path: Pat
     few = r"nothing is left of the 5 pairs of train \(margin too small: 5, e.g. row close: 0.5, bel"
     with pytest.raises(TemperError, match=few):
         filter_pairs.function(Folder(tmp_path / "few"), pairs, FilterConfig(min_margin=9.0))
+    high = File(write(tmp_path / "high.jsonl", [row | {"score_chosen": 99} for row in asked[:2]]))
+    both, _ = loaded(tmp_path / "both", File(str(tmp_path / "rows.jsonl")), test=high)
+    with pytest.raises(TemperError, match=r", or leave train as it is: splits=\('test',\)$"):
+        filter_pairs.function(
+            Folder(tmp_path / "one"),
+            Artifact(both.path, "load_preferences", ""),
+            FilterConfig(min_margin=9.0, splits=("train", "test")),
+        )
     with pytest.raises(TemperError, match=r"overlaps evaluation: 5, e.g. row close: .* row close"):
         decontaminate.function(Folder(tmp_path / "none"), pairs, pairs)
     with pytest.raises(ValueError, match=r"n must be a whole number of words, at least 4: '5'"):
