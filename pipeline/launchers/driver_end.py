@@ -5,7 +5,28 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import FrameType
+
+from pipeline.errors import Stopped
+
+
+def heed_first(numbers: Iterable[signal.Signals]) -> None:
+    """Raise at the first of these signals, and ignore those after it: KeyboardInterrupt for SIGINT,
+    Stopped for another. Signals that are ignored already stay so.
+
+    Two signals may come at once, such as Luigi's SIGTERM after the Ctrl-C. The second would cut
+    short what the first one's exception ends in order.
+    """
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+
+    for each in heeded:
+        signal.signal(each, stop)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import signal
 import time
 import urllib.request
 import warnings
@@ -29,7 +30,7 @@ from luigi.worker import Worker
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.foreseen import message_of, sentence
-from pipeline.launchers.driver_end import await_children, uninterrupted
+from pipeline.launchers.driver_end import await_children, heed_first, uninterrupted
 from pipeline.plan.planning import topological
 from pipeline.running.attempts import Executor, Paused, StepFailed, named_signal
 from pipeline.wire.lifeline import Lifeline
@@ -79,7 +80,8 @@ class StepTask(luigi.Task):
         return _Session.executor.resolver.artifact(self.step) is not None
 
     def run(self) -> None:
-        in_child = _Session.lifeline.let_go_in_child()
+        if in_child := _Session.lifeline.let_go_in_child():
+            heed_first((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
             _Session.executor.execute(self.step)
         except KeyboardInterrupt:

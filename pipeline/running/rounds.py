@@ -4,10 +4,11 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pipeline.errors import Stopped, TemperError
+from pipeline.errors import TemperError
+from pipeline.launchers.driver_end import heed_first
 from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.running.run_request import require_packages
 from pipeline.wire.spec import Pause
@@ -170,14 +171,8 @@ def _signals_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
-
-    heeded = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        heeded.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, stop) for number in heeded}
+    previous = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    heed_first(previous)
     try:
         yield
     finally:

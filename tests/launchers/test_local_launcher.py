@@ -186,6 +186,30 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
     assert lines(journal)[-1].startswith("left at")
 
 
+TWO_SIGNALS = """
+import os, signal
+from pipeline.launchers.driver_end import heed_first, uninterrupted
+numbers = {signal.SIGINT, signal.SIGTERM}
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+heed_first([*numbers, signal.SIGHUP])
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+for number in numbers:
+    os.kill(os.getpid(), number)
+try:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+except BaseException as error:
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGHUP)
+        print(type(error).__name__)
+"""
+
+
+def test_of_two_signals_that_come_at_once_the_second_cuts_nothing_short() -> None:
+    """As Luigi's SIGTERM after a Ctrl-C, on a machine that is busy: workers were killed unsaved."""
+    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "KeyboardInterrupt\n"), done.stderr
+
+
 # --- several ranks -----------------------------------------------------------------------------
 
 
