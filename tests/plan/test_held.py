@@ -54,6 +54,7 @@ def run_project(folder: Path, where: Path | None = None) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_worker_runs_the_source_and_not_what_was_compiled_before(tmp_path: Path) -> None:
     """An edit of the same size whose time is put back: Python itself would not see it."""
     helper = tmp_path / "helper.py"

@@ -90,6 +90,7 @@ def run(model: Path, work: Path, every_steps: int, killed_at: int | None) -> lis
     return [int(line) for line in (work / "done").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_and_ends_with_the_same_bits(
     model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:

@@ -173,6 +173,7 @@ def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_and_gradients_reduced_once_a_step(
     two_ranks: tuple[Path, Path],
 ) -> None:

@@ -171,6 +171,7 @@ def test_two_ranks_train_what_one_does(model: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(two._logps), torch.tensor(one._logps))
 
 
+@pytest.mark.slow
 def test_a_run_that_leaves_goes_on_with_as_many_ranks_or_others(
     model: Path, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def told_by(code: str, cache: Path, *arguments: str, libraries: Path | None = No
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_transformers_is_the_same_whether_or_not_its_models_are_known(tmp_path: Path) -> None:
     usual = told_by(TOLD, tmp_path, "usual")
     first, second = told_by(TOLD, tmp_path, "known"), told_by(TOLD, tmp_path, "known")
