@@ -21,6 +21,7 @@ from steps.data.rows.reasons import MalformedRow
 from steps.data.tokens.encoding import LLAMA, QWEN, SPLIT
 from steps.data.tokens.rendering import Chat, chat_format, load_bare_tokenizer, render
 from steps.export.gguf_kinds import require_byte_level
+from steps.generation.sampling import as_list
 
 _GPT2 = {"type": "ByteLevel", "use_regex": True}
 _BYTES = {"type": "ByteLevel", "use_regex": False}
@@ -92,9 +93,8 @@ def _add_ends(writer: GGUFWriter, tokenizer: Any, folder: Path) -> None:
             writer.add_eot_token_id(last)
             ends.append(last)
     if (folder / "generation_config.json").is_file():
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
-        all_named = named if isinstance(named, list) else [named]
-        if others := [end for end in all_named if end is not None and end not in ends]:
+        named = as_list(GenerationConfig.from_pretrained(folder).eos_token_id)
+        if others := [end for end in named if end not in ends]:
             writer.add_eom_token_id(others[0])
 
 

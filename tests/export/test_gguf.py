@@ -90,6 +90,14 @@ def read_back(file: Path) -> PreTrainedModel:
     ).eval()
 
 
+def written(folder: Path, kind: str, **settings: Any) -> tuple[PreTrainedModel, Path]:
+    """A model, and the float32 file of it."""
+    model = write_model(folder / "model", kind, **settings)
+    write_tokenizer(folder / "model")
+    write_gguf(folder / "model", folder / "model.gguf", GgufType.f32, "tiny")
+    return model, folder / "model.gguf"
+
+
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tie_word_embeddings": True}),
     ("llama", {"tie_word_embeddings": False}),
@@ -103,12 +111,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 def test_a_float32_file_gives_the_logits_of_the_folder(
     kind: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    model = write_model(tmp_path / "model", kind, **settings)
-    write_tokenizer(tmp_path / "model")
-    write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f32, "tiny")
-    torch.testing.assert_close(
-        logits(read_back(tmp_path / "model.gguf")), logits(model), atol=2e-5, rtol=1e-5
-    )
+    model, file = written(tmp_path, kind, **settings)
+    torch.testing.assert_close(logits(read_back(file)), logits(model), atol=2e-5, rtol=1e-5)
 
 
 def test_a_head_of_its_own_is_written_though_the_config_ties_it(tmp_path: Path) -> None:
@@ -260,10 +264,8 @@ def test_an_imported_file_computes_what_its_tensors_say(
     kind: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """transformers reads biases, changed rotations and the width of Qwen 3's heads from no file."""
-    model = write_model(tmp_path / "model", kind, **settings)
-    write_tokenizer(tmp_path / "model")
-    write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f32, "tiny")
-    import_pretrained(str(tmp_path / "model.gguf"), tmp_path / "back", Dtype.float32, None)
+    model, file = written(tmp_path, kind, **settings)
+    import_pretrained(str(file), tmp_path / "back", Dtype.float32, None)
     torch.testing.assert_close(
         logits(load_model(tmp_path / "back")), logits(model), atol=2e-5, rtol=1e-5
     )
