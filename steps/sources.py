@@ -65,8 +65,12 @@ class MixturePart:
     repeat: int = field(default=1, metadata={"before": 1})
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise ValueError(f"data.mixture.{self.name}.repeat must be at least 1: {self.repeat}")
+        _check_repeat(self.repeat, f"data.mixture.{self.name}.")
+
+
+def _check_repeat(repeat: object, place: str = "") -> None:
+    if type(repeat) is not int or repeat < 1:
+        raise ValueError(f"{place}repeat must be a whole number of at least 1, got {repeat!r}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ class Mixed:
     until: str = "first exhausted"
 
     def __post_init__(self) -> None:
-        check_weights([part.weight for part in self.parts], self.until)
+        if not self.parts:
+            raise ValueError("a mixture has at least one part, got none")
+        check_weights([(part.name, part.weight) for part in self.parts], self.until)
         names = [part.name for part in self.parts]
         if len(names) > 1 and ("" in names or len(set(names)) < len(names)):
             raise ValueError(f"the parts of a mixture need names that differ, got {names}")
@@ -178,6 +184,7 @@ class PartData:
     images: str | None = None
 
     def __post_init__(self) -> None:
+        _check_repeat(self.repeat)
         self.choice()  # raises an error for an invalid combination of settings
 
     def choice(self) -> FormatChoice:
@@ -251,7 +258,7 @@ class PreferenceData:
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
             raise ValueError(f"data.test_fraction must be in [0, 1), got {self.test_fraction}")
-        check_weights([part.weight for part in self.mixture.values()], self.until)
+        check_weights([(name, part.weight) for name, part in self.mixture.items()], self.until)
         repeats = any(part.repeat > 1 for part in self.mixture.values())
         if repeats and (self.deduplicate or self.near_duplicates):
             raise ValueError(

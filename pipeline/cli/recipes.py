@@ -44,6 +44,12 @@ from pipeline.text import did_you_mean
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
+_OF_SETTING = re.compile(r"[\w./@-]+", re.ASCII)
+"""A name that can be part of a setting's. A group with other names is written in braces."""
+_NAME = re.compile(r"[\w/+.$%*@?|:=,()\[\]{}\t -]+", re.ASCII)
+_NO_NAME = re.compile(r"null|true|false|[+-]?(?:\.?\d[\d_.]*(?:e[+-]?[\d_]+)?|inf|nan)", re.I)
+_ESCAPED_IN_NAMES = re.compile(r"^ | $|[:=,()\[\]{}\t]")
+"""What needs a backslash in a name within Hydra's braces, where nothing stands in quotes."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _OF_FILES = (
     ".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".gguf",
@@ -437,7 +443,11 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
                 raise TemperError(f"{file}: data and {_MIXTURE} both stand there; leave one out")
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
-    told = dict(pair.split("=", 1) for pair in _settings(settings))
+    try:
+        told = dict(_settings(settings))
+    except TemperError as error:
+        of_file = Called((), (), str(file), dict.fromkeys(lines, ""), lines)
+        raise TemperError(of_file.placed(str(error))) from None
     overridden = {argument.partition("=")[0] for argument in typed}
     told = {name: value for name, value in told.items() if name not in overridden}
     called = Called(called.words, typed, str(file), {**paths, **told}, lines)
@@ -454,13 +464,17 @@ def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
     return content, lines
 
 
-def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Nested values as settings on a command line."""
+def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as settings of a command line, each with its value."""
     for key, value in content.items():
-        if isinstance(value, Mapping) and value and f"{prefix}{key}" != _MIXTURE:
+        is_group = isinstance(value, Mapping) and value and f"{prefix}{key}" != _MIXTURE
+        if is_group and all(_OF_SETTING.fullmatch(str(name)) for name in value):
             yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}={_typed(value)}"
+            continue
+        try:
+            yield f"{prefix}{key}", _typed(value)
+        except TemperError as error:
+            raise TemperError(f"{prefix}{key}: {error}") from None
 
 
 def _chosen(group: str, given: str) -> list[str]:
@@ -493,7 +507,24 @@ def _typed(value: Any) -> str:
         is_plain = _PLAIN.fullmatch(value) and isinstance(yaml.safe_load(value), str)
         return value if is_plain else f"'{_QUOTE.sub(_escaped, value)}'"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_typed(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{_name(k)}:{_typed(inner)}" for k, inner in value.items()) + "}"
     if isinstance(value, list):
         return f"[{','.join(map(_typed, value))}]"
     return json.dumps(value)
+
+
+def _name(name: Any) -> str:
+    """A name within braces in the syntax of Hydra's command line.
+
+    Raises:
+        TemperError: that syntax has no such name.
+    """
+    text = str(name)
+    if not _NAME.fullmatch(text):
+        raise TemperError(
+            f"{text!r} cannot be a name here; letters from a to z, digits, blanks and most signs "
+            "can, quotes and other letters cannot"
+        )
+    if not isinstance(name, str) or _NO_NAME.fullmatch(text):
+        raise TemperError(f"{text!r} reads as a value, and not as a name; put a letter before it")
+    return _ESCAPED_IN_NAMES.sub(r"\\\g<0>", text)

@@ -38,6 +38,12 @@ _TYPES = {
 }
 """OmegaConf's names of types, in plain words."""
 _PLAINLY = r"""
+override [\w.]+=\{.*; (?:field .* is not Optional|Incompatible value 'None').*; full_key: ([^\s;]+)
+    \1 cannot be null; leave it out for its default
+override [\w.]+=\{.*; Value '(.*)' of type .* could not be converted to ([\w ]+); full_key: ([^\s;]+)
+    \3=\1 is no value for it: \2 is needed
+override ([\w.]+)=\{.*; Cannot merge DictConfig with ListConfig
+    \1 has a list where names with values belong, as in {NAME: VALUE}
 override ([\w./@]+)=None; Value .* could not be converted to ([\w ]+)
     \1=None is no value for it: \2 is needed, or null where it may be
 override ([\w./@]+=.*?); Value .* could not be converted to ([\w ]+)
@@ -285,7 +291,9 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return f"{typed} is no choice but a setting: {key}={_value_of(key, arguments)}"
     owner = re.search(r"Key '(\S+)' not in '(\w+)'", str(error.__cause__))
     if owner and "/" not in typed and owner[1] not in key.split("."):
-        return f"{key}: {owner[2]} has no setting {owner[1]}, which was set in braces"
+        place = re.search(rf"full_key: (\S+)\.{owner[1]}$", str(error.__cause__), re.MULTILINE)
+        named = place[1] if place else key
+        return f"{named}: {owner[2]} has no setting {owner[1]}, which was set in braces"
     if key in known.keys and owner:
         return f"unknown config key {key!r}; {owner[2]}, which was chosen, has no such field"
     if key and key not in known.keys:

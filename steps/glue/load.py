@@ -52,7 +52,10 @@ def write_splits(
 def _reading(source: DataSource, choice: FormatChoice, kind: type) -> Reading:
     if isinstance(source, Mixed):
         parts = tuple(
-            part_of(_repeated(part), part.format, kind, part.weight, part.name)
+            replace(
+                part_of(_repeated(part), part.format, kind, part.weight, part.name),
+                is_repeated=part.repeat > 1,
+            )
             for part in source.parts
         )
         if empty := [part.name for part in parts if is_empty(part.source)]:

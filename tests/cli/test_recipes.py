@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import Said, script, temper
 from places import REPOSITORY, model_for_plans
 
@@ -274,6 +275,45 @@ def test_a_file_may_mix_several_sources() -> None:
     typed = "{ours:{path:'my rows.jsonl',weight:3},theirs:{path:'my rows.jsonl'}}"
     asked = ("data=mine", "scale=own", f"data.mixture={typed}", "--model", "a model")
     assert mixed == config_of("dpo", *asked)
+
+
+def test_a_source_of_a_mixture_may_have_signs_in_its_name() -> None:
+    names = ["a:b", "a=b", "a,b", "a/b.c", "[a]", "{a}", "${a}", " a ", "a (b)", "_1", "x|y"]
+    mixture = {name: {"path": "my rows.jsonl"} for name in names}
+    Path("r.yaml").write_text(json.dumps({"recipe": "dpo", "data": {"mixture": mixture}}))
+    shown = yaml.safe_load(config(temper("run", "r.yaml", "--cfg", "job")))
+    assert list(shown["data"]["mixture"]) == names
+
+
+@pytest.mark.parametrize(
+    ("mixture", "error"),
+    [
+        ("{ü: {path: a}}", "r.yaml, line 2: data.mixture: 'ü' cannot be a name here; letters from"),
+        ('{"1": {path: a}}', "line 2: data.mixture: '1' reads as a value, and not as a name; put"),
+        ("{a: {path: b, format: null}}", "r.yaml: data.mixture.a.format cannot be null"),
+        ("{a: null}", "r.yaml: data.mixture.a cannot be null; leave it out for its default"),
+        ("{a: {path: b, repeat: 1.5}}", "data.mixture.a.repeat=1.5 is no value for it: a whole nu"),
+        ("{a: {path: b, fields: []}}", "data.mixture has a list where names with values belong"),
+        ("{a: {path: b, pth: c}}", "data.mixture.a: PartData has no setting pth"),
+        (
+            "{a: {path: b, weight: 0}}",
+            "data.mixture.a.weight must be a finite number above 0",
+        ),
+        (
+            "{a: {path: b, repeat: 0}}",
+            "data.mixture.a: repeat must be a whole number of at leas",
+        ),
+    ],
+)
+def test_a_wrong_setting_of_a_source_is_told_with_the_source(mixture: str, error: str) -> None:
+    Path("r.yaml").write_text(f"recipe: dpo\ndata: {{mixture: {mixture}}}\nmodel: a model\n")
+    assert error in temper("run", "r.yaml", "--plan").error
+
+
+def test_names_with_signs_within_a_setting_of_a_file_are_read() -> None:
+    Path("r.yaml").write_text(f'{OWN_FILE}evaluate: {{checks: {{"a b:c": x, d: y}}}}\n')
+    shown = yaml.safe_load(config(temper("run", "r.yaml", "--cfg", "job")))
+    assert shown["evaluate"]["checks"].items() >= {"a b:c": "x", "d": "y"}.items()
 
 
 @pytest.mark.parametrize("words", [("data=mixture",), ("--data", "mixture"), ("launcher=ours",)])

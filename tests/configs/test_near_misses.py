@@ -194,7 +194,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ("by_name={a: {lrr: 1}}", "by_name: Rate has no setting lrr"),
+        ("by_name={a: {lrr: 1}}", "by_name.a: Rate has no setting lrr"),
         ("by_name={a: 3}", "by_name.a takes settings of Rate, as in {NAME: VALUE}, and 3 is none"),
         ("+by_name.a.lr=1", "settings of Rate are written 'NAME={KEY: {SETTING: VALUE}}'"),
         ("rates=[{lrr: 1}]", "rates: Rate has no setting lrr"),

@@ -695,10 +695,10 @@ def test_parts_of_a_mixture_have_names_that_differ(names: tuple[str, str]) -> No
         Mixed(tuple(MixturePart(name, File("rows.jsonl")) for name in names))
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
-def test_a_weight_that_is_no_proportion_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        check_weights([1, weight], "first exhausted")
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "3", None])
+def test_a_weight_that_is_no_proportion_is_refused(weight: Any) -> None:
+    with pytest.raises(ValueError, match=r"mixture\.b\.weight must be a finite number above 0"):
+        check_weights([("a", 1), ("b", weight)], "first exhausted")
 
 
 # --- killed and started again ------------------------------------------------------------------
@@ -1128,6 +1128,33 @@ def test_a_small_source_is_read_several_times_and_rows_are_counted_by_source(
     said = Counter(row.prompt[0]["content"] for row in made.rows("train"))
     assert [said[f"Question {n}?"] for n in (0, 1, 2, 100)] == [3, 3, 3, 1]
     assert len(set(labels(made.rows("train")))) == 19
+
+
+def test_held_out_rows_of_a_repeated_source_are_held_out_once(tmp_path: Path) -> None:
+    """The same pair counted three times would make the intervals of an evaluation too narrow."""
+    one = write(tmp_path / "one.jsonl", [pair(n) for n in range(30)])
+    parts = (MixturePart("small", File(one), repeat=3), MixturePart("large", File(one)))
+
+    made, metrics = loaded(tmp_path / "out", Mixed(parts, "all exhausted"), test_fraction=0.3)
+
+    held = Counter(row.prompt[0]["content"] for row in made.rows("test"))
+    assert set(held.values()) == {2}, "once of each part"
+    trained = Counter(row.prompt[0]["content"] for row in made.rows("train"))
+    assert set(trained.values()) == {4}
+    assert len(held) + len(trained) == 30
+    assert metrics["dropped_by_reason"]["duplicate"]["count"] == 2 * len(held)
+    assert metrics["rows"] == 120 == metrics["train"] + metrics["test"] + metrics["dropped"]
+
+
+@pytest.mark.parametrize("repeat", [0, -1, 1.5, "2", True])
+def test_a_source_is_read_a_whole_number_of_times(repeat: Any) -> None:
+    with pytest.raises(ValueError, match=r"repeat must be a whole number of at least 1"):
+        MixturePart("small", File("a.jsonl"), repeat=repeat)
+
+
+def test_a_mixture_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one part"):
+        Mixed(())
 
 
 def test_what_is_repeated_is_not_left_out_as_a_duplicate() -> None:

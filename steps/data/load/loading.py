@@ -59,6 +59,7 @@ class Part:
     Attributes:
         name: if there is one, it prefixes the labels of rows.
         named: columns that the config names though rows need not have them.
+        is_repeated: whether the source has each of its files several times.
     """
 
     source: Source
@@ -67,6 +68,7 @@ class Part:
     name: str = ""
     images: ImageColumn | None = None
     named: tuple[str, ...] = ()
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,8 @@ class _Work:
         """The ledger entries of one record, with its rows and their sizes: none, one or several."""
         part, split = self.reading.parts[index], self.split
         number, parsed = item
-        name = self._label(part, parsed.label, f"{shard}:{number}")
+        place = f"{shard}:{number}"
+        name = self._label(part, parsed.label, place)
         if parsed.problem is not None:
             yield Entry.dropped(split, shard, name, parsed.problem), None, 0
             return
@@ -283,7 +286,12 @@ class _Work:
         self._note_named(parsed.named, f"{split} {index}")
         if parsed.numbered and split not in self.state["numbered"]:
             self.state["numbered"].append(split)
+        again = part.is_repeated and not self.resumed.is_new(f"read {index}", place.encode())
         for made in parsed.rows:
+            if again and made.held_out:
+                problem = MalformedRow("duplicate", "held-out rows are read once, despite repeat")
+                yield Entry.dropped("test", shard, name + made.row.row, problem), None, 0
+                continue
             entry = self._judge_row(made, name + made.row.row, part, shard, parsed.pictures)
             yield entry, None if entry.outcome == "dropped" else made.row, made.size
 

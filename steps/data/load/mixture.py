@@ -12,7 +12,7 @@ each row is used once. `until` sets when the mixture ends:
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from steps.data.load.shards import Reader, Source
@@ -74,14 +74,20 @@ class Mixture:
         return None
 
 
-def check_weights(weights: Sequence[float], until: str) -> None:
+def check_weights(weights: Iterable[tuple[str, Any]], until: str) -> None:
     """Check the weights and the end of a mixture.
+
+    Args:
+        weights: of each part, its name and its weight.
 
     Raises:
         ValueError: a weight is not a positive number, or `until` is not one of `UNTIL`.
     """
-    for weight in weights:
-        if not (weight > 0 and math.isfinite(weight)):
-            raise ValueError(f"a weight in a mixture must be above 0, got {weight}")
+    for name, weight in weights:
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (is_number and 0 < weight < math.inf):
+            raise ValueError(
+                f"data.mixture.{name}.weight must be a finite number above 0, got {weight!r}"
+            )
     if until not in UNTIL:
         raise ValueError(f"until is {until!r}; it must be one of {', '.join(UNTIL)}")
