@@ -7,6 +7,7 @@ from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.evaluation.config import EvaluateConfig
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import Evaluation, Model, PairTokens
 from steps.losses.base import PreferenceLoss
@@ -39,7 +40,7 @@ def evaluate(
     from steps.models.folders import load_model
     from steps.scoring.reference import run_reference
 
-    records = list(rows_with_images(tokens.path))
+    records = list(rows_with_images(tokens_for(model, tokens)))
     with at_work(out) as place:
         shared = config.backend is None and place.ranks.count == 1
         loaded = load_model(model.path, config.dtype) if shared else None

@@ -4,6 +4,7 @@ from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.evaluation.config import KlConfig
+from steps.glue.own_tokens import tokens_for
 from steps.kinds import Divergence, Model, PairTokens
 
 
@@ -24,7 +25,12 @@ def measure_kl(
 
     with together() as ranks:
         drawn = score_own_samples(
-            read_rows(tokens.path), model.path, reference.path, config, out.progress, ranks
+            read_rows(tokens_for(model, tokens)),
+            model.path,
+            reference.path,
+            config,
+            out.progress,
+            ranks,
         )
     if not ranks.is_first:
         return {}

@@ -2,6 +2,7 @@
 
 from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.scoring.config import ReferenceConfig
@@ -23,4 +24,5 @@ def reference_logprobs(
     from steps.scoring.reference import run_reference
 
     with at_work(out) as place:
-        return run_reference(model.path, rows_with_images(tokens.path), config, place)
+        rows = rows_with_images(tokens_for(model, tokens))
+        return run_reference(model.path, rows, config, place)

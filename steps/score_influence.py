@@ -3,6 +3,7 @@
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import iter_rows
+from steps.glue.own_tokens import tokens_for
 from steps.jax_backend.config import InfluenceConfig
 from steps.kinds import Influences, Model, PairTokens
 
@@ -29,7 +30,8 @@ def score_influence(
 
     from steps.jax_backend.influence import project_rows, read_rows_of, score_rows
 
-    rows, trusted = (read_rows_of(model.path, iter_rows(of.path)) for of in (tokens, held_out))
+    folders = [tokens_for(model, pairs) for pairs in (tokens, held_out)]
+    rows, trusted = (read_rows_of(model.path, iter_rows(folder)) for folder in folders)
     if config.projection:
         gradients = project_rows(model.path, [*rows, *trusted], config, out.progress)
         of_rows, of_trusted = gradients.split([len(rows), len(trusted)])

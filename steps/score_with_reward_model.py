@@ -4,6 +4,7 @@ from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.data.tokens.config import TokenizeConfig
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
 from steps.reward_models.config import RewardScoring
@@ -36,7 +37,8 @@ def score_with_reward_model(
             records = read_json_lines(texts)
             scored, metrics = score_answers(records, model.path, config, tokenize, place)
         else:
-            scored, metrics = score_pairs(read_rows(responses.path), model.path, config, place)
+            pairs = read_rows(tokens_for(model, responses))
+            scored, metrics = score_pairs(pairs, model.path, config, place)
     if place.ranks.is_first:
         write_json_lines(out.path / "scores.jsonl", scored)
     return metrics

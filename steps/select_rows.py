@@ -8,6 +8,7 @@ from typing import Any
 from pipeline import Metrics, Output, TemperError, step
 from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import iter_rows, shards, write_rows
+from steps.data.vocabularies import TOKENIZER
 from steps.kinds import Influences, PairTokens
 from steps.shared.shares import share_of
 
@@ -73,6 +74,6 @@ def select_rows(
             f"row {row!r} has an influence and is not in tokens; compute score_influence of the "
             "same tokens"
         )
-    if (tokenizer := tokens.path / "tokenizer.json").exists():
+    if (tokenizer := tokens.path / TOKENIZER).exists():
         shutil.copyfile(tokenizer, out.path / tokenizer.name)
     return {"rows": rows, "dropped": len(dropped)}

@@ -3,6 +3,7 @@
 from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.held_out_rows import with_reference
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
@@ -33,9 +34,9 @@ def train_dpo(
     with at_work(out) as place:
         return run_dpo(
             policy.path,
-            rows_with_images(tokens.path),
+            rows_with_images(tokens_for(policy, tokens)),
             reference.path,
             config,
             place,
-            with_reference(held_out, held_out_reference),
+            with_reference(policy, held_out, held_out_reference),
         )

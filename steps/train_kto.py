@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
 from steps.glue.held_out_rows import with_reference
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, ReferenceLogps, UnpairedTokens
 from steps.losses.base import UnpairedLoss, WeightedUnpairedLoss
@@ -34,11 +35,11 @@ def train_kto(
     with at_work(out) as place:
         metrics = run_kto(
             policy.path,
-            iter_rows(tokens.path),
+            iter_rows(tokens_for(policy, tokens)),
             reference.path,
             config,
             place,
-            with_reference(held_out, held_out_reference),
+            with_reference(policy, held_out, held_out_reference),
         )
     labels = (record["label"] for record in iter_rows(tokens.path, ["label"]))
     notices = [*metrics.get("notices", ()), *unbalanced(config.loss, labels)]

@@ -2,6 +2,7 @@
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, RewardModel
 from steps.reward_models.config import RewardConfig
@@ -28,8 +29,8 @@ def train_reward_model(
     with at_work(out) as place:
         return run_reward_training(
             init.path,
-            iter_rows(tokens.path),
+            iter_rows(tokens_for(init, tokens)),
             config,
             place,
-            None if held_out is None else iter_rows(held_out.path),
+            None if held_out is None else iter_rows(tokens_for(init, held_out)),
         )

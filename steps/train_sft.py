@@ -1,10 +1,12 @@
 """``train_sft``: supervised fine-tuning on conversations, or on the chosen responses of pairs."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
+from steps.glue.own_tokens import tokens_for
 from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
@@ -31,15 +33,15 @@ def train_sft(
     with at_work(out) as place:
         return run_sft(
             init.path,
-            _demonstrations(tokens),
+            _demonstrations(tokens_for(init, tokens)),
             config,
             place,
-            None if held_out is None else _demonstrations(held_out),
+            None if held_out is None else _demonstrations(tokens_for(init, held_out)),
         )
 
 
-def _demonstrations(tokens: Artifact) -> Iterator[Mapping[str, Any]]:
+def _demonstrations(tokens: Path) -> Iterator[Mapping[str, Any]]:
     from steps.scoring.examples import chosen_as_demonstration
 
-    for record in rows_with_images(tokens.path):
+    for record in rows_with_images(tokens):
         yield chosen_as_demonstration(record) if "chosen_ids" in record else record

@@ -8,7 +8,7 @@
 - ``templates``: what a chat template's program does with the messages.
 - ``images``: those of rows, and what stands for them among tokens.
 - ``work`` spreads files over processes and goes on after a kill. ``row_view`` shows one row of
-  tokens.
+  tokens. ``vocabularies`` finds whether a model means the same by their ids.
 
 Uses ``shared``. Nothing here imports torch or ``pipeline``.
 """

@@ -1,6 +1,8 @@
 """Responses sampled from a model, with their logps under the model and under a reference."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.data.tokens.rendering import load_tokenizer
+from steps.data.vocabularies import require_meaning
 from steps.evaluation.config import KlConfig
 from steps.generation.sampling import sample
 from steps.models.folders import load_model, vocabulary_size
@@ -32,7 +35,8 @@ def score_own_samples(
     and ``reference_logp``. Ranks share the work, and each gets all records.
 
     Raises:
-        ValueError: a token is not in the vocabulary of one of the two models.
+        ValueError: a token is not in the vocabulary of one of the two models, or means something
+            else to the reference.
     """
     policy = load_model(model, config.dtype)
     prompts = {tuple(record["prompt_ids"]): record["row"] for record in reversed(records)}
@@ -49,6 +53,8 @@ def score_own_samples(
     ]
     own = _logps(policy, groups, config, ranks)
     del policy  # one model at a time
+    sampled = partial(chain.from_iterable, (group.responses[0].ids for group in groups))
+    require_meaning(model, reference, sampled, "compare models with one tokenizer")
     other = load_model(reference, config.dtype, on_host=ranks.count > 1)
     for group in groups:
         _require_known(group.row, group.responses[0].ids, other, "the reference")

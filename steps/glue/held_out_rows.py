@@ -6,15 +6,17 @@ from typing import Any
 
 from pipeline import Artifact, TemperError
 from steps.data.images.images_of_rows import rows_with_images
+from steps.glue.own_tokens import tokens_for
 
 
 def with_reference(
-    held_out: Artifact | None, reference: Artifact | None
+    model: Artifact, held_out: Artifact | None, reference: Artifact | None
 ) -> tuple[Iterator[dict[str, Any]], Path] | None:
-    """The rows and the folder of their reference; None if both arguments are None.
+    """The rows and the folder of their reference; None if there are neither. ``model`` is to read
+    the rows.
 
     Raises:
-        TemperError: only one of the two arguments is given.
+        TemperError: only one of the last two arguments is given.
     """
     if held_out is None and reference is None:
         return None
@@ -24,4 +26,4 @@ def with_reference(
             f"{missing} is missing; held-out examples are evaluated with a reference of their own, "
             "so give both or neither"
         )
-    return rows_with_images(held_out.path), reference.path
+    return rows_with_images(tokens_for(model, held_out)), reference.path

@@ -12,9 +12,10 @@ segment, to a new model folder and state.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from steps.checking.judges import Judges
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.tokens.rendering import load_tokenizer
+from steps.data.vocabularies import require_meaning
 from steps.generation.choosing import EngineChoice
 from steps.generation.engine import Engine, Finished, Request
 from steps.generation.engine_config import EngineConfig, OwnEngine
@@ -105,8 +107,7 @@ def run_online(
     rule = "horizon must reach to the run's last iteration, where the schedule ends"
     require(end is not None and end >= segment.last, f"{rule}: {segment.last}", config.horizon)
     policy = TorchPolicy(start.policy, config, ranks)
-    read = ((g.row, ids) for g in examples for ids in (g.prompt_ids, *(r.ids for r in g.responses)))
-    require_ids(read, policy.vocabulary)
+    require_ids(_read(examples), policy.vocabulary)
     scored_by, notices = policy.make_ready(examples)
     if ranks.is_first and policy.trainer.scorer.model.device.type == "cpu":
         notices = [*notices, *_other_threads(place.scratch)]
@@ -264,7 +265,18 @@ def run_replay(
     examples = [group for experience in drawn for group in experience.groups]
     require(bool(examples), "a completion must have a token that the policy sampled", rollouts.name)
     iterations = len(recorded.iterations)
+    require_meaning(
+        rollouts, start.policy, _ids(examples), "sample rollouts with a model of this tokenizer"
+    )
     return run_online(start, config, examples, lambda *_: recorded, iterations, place)
+
+
+def _read(examples: Iterable[TokenGroup]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    return ((g.row, ids) for g in examples for ids in (g.prompt_ids, *(r.ids for r in g.responses)))
+
+
+def _ids(examples: Iterable[TokenGroup]) -> Callable[[], Iterable[int]]:
+    return lambda: chain.from_iterable(ids for _, ids in _read(examples))
 
 
 def _reference(
@@ -277,7 +289,11 @@ def _reference(
     """The scorer of the reference, with the policy's attention; None if the method needs none."""
     if not config.method.needs_reference:
         return None
-    model = load_model(start.reference or start.policy, config.dtype, ranks.count > 1)
+    folder = start.reference or start.policy
+    require_meaning(
+        start.policy, folder, _ids(examples), "take a reference with the policy's tokenizer"
+    )
+    model = load_model(folder, config.dtype, ranks.count > 1)
     scorer = build_scorer(model, config.tokens_per_forward, ranks)
     choose_attention(scorer, examples, attention, ranks)
     return scorer

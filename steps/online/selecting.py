@@ -18,11 +18,12 @@ from steps.data.rows.rows import Message
 from steps.data.rows.tables import messages_to_column, to_record
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
+from steps.data.vocabularies import TOKENIZER
 from steps.online.rewarding.judging import read_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.shared.checks import require, require_count
 
-_TOKENS, _TOKENIZER = "tokens-00000.parquet", "tokenizer.json"
+_TOKENS = "tokens-00000.parquet"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
             f"of them, or lower least_reward{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
-    shutil.copyfile(recording / _TOKENIZER, output / _TOKENIZER)
+    shutil.copyfile(recording / TOKENIZER, output / TOKENIZER)
     prompts = len({(rollout.iteration, rollout.row) for rollout in chosen})
     return {"demonstrations": len(chosen), "prompts_used": prompts, **counts}
 
@@ -103,7 +104,7 @@ def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
             f"{how.margin:g}; sample more of them, at a higher temperature{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, PAIR_TOKENS, _pair_records(recording, pairs))
-    shutil.copyfile(recording / _TOKENIZER, output / _TOKENIZER)
+    shutil.copyfile(recording / TOKENIZER, output / TOKENIZER)
     prompts = len({(good.iteration, good.row) for good, _ in pairs})
     return {"pairs": len(pairs), "prompts_used": prompts, **counts}
 

@@ -144,7 +144,9 @@ def _tokenized(parts: dict[str, Any], call: Call) -> Foreseen:
     rows = sum(part["rows"] for part in parts.values())
     tokens = sum(part["rows"] * tokens_of(part) for part in parts.values())
     vocabulary = call.size("tokenizer").get("vocabulary", 0)
-    sizes = {"rows": rows, "parts": parts, "bytes": vocabulary * 32.0 + 6000 + tokens * 1.5}
+    tokenizers = 1 + sum(split != "" for split in parts)
+    size = tokenizers * vocabulary * 32.0 + 6000 + tokens * 1.5
+    sizes = {"rows": rows, "parts": parts, "bytes": size}
     taken = _START_TOKENIZING + vocabulary / _WORDS_LOADED
     taken += rows / _ROWS_TOKENIZED + tokens / _TOKENS_WRITTEN
     return Foreseen(sizes, taken, _TOKENIZING + TOKENIZER * vocabulary)
@@ -227,10 +229,12 @@ def _reported(call: Call) -> Foreseen:
 
 LOADED = Estimator(_loaded, of_rows, version=2)
 TOKENIZED_PAIRS = Estimator(
-    partial(_tokenized_splits, argument="pairs", lengths=_pair_lengths), of_tokens, version=4
+    partial(_tokenized_splits, argument="pairs", lengths=_pair_lengths), of_tokens, version=5
 )
 TOKENIZED_UNPAIRED = Estimator(
-    partial(_tokenized_splits, argument="unpaired", lengths=_completion_lengths), of_tokens
+    partial(_tokenized_splits, argument="unpaired", lengths=_completion_lengths),
+    of_tokens,
+    version=2,
 )
 TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=4)
 TOKENIZED_TEXTS = Estimator(_texts, of_tokens)

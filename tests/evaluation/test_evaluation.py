@@ -220,6 +220,14 @@ def test_a_reference_that_does_not_know_a_token_is_told_by_name(tmp_path: Path) 
         kl_of(policy, tmp_path / "fewer", pair_records(1), tmp_path)
 
 
+def test_a_reference_to_which_sampled_ids_mean_something_else_is_refused(tmp_path: Path) -> None:
+    policy, reference = (model_folder(tmp_path / name, llama) for name in ("policy", "reference"))
+    word_tokenizer().save_pretrained(policy)
+    word_tokenizer(backwards=True).save_pretrained(reference)
+    with pytest.raises(ValueError, match="compare models with one tokenizer"):
+        kl_of(policy, reference, pair_records(1), tmp_path)
+
+
 def test_the_interval_of_a_share_of_samples_holds_it_where_prompts_differ(
     random: np.random.Generator,
 ) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 from online_bed import ASKED, even_share, log_of, rl, rollouts_of, run
-from tiny_models import folder_bytes, model_folder
+from tiny_models import folder_bytes, model_folder, word_tokenizer
 
 from steps.generation import slots
 from steps.generation.slots import SlotEngine
@@ -509,6 +510,22 @@ def test_a_recording_of_longer_completions_than_the_loss_divides_by_is_refused(
         ValueError, match=r"that of the sampling, and a completion has 7 tokens, got 6"
     ):
         run_replay(Folders(policy), rl(max_new_tokens=6), folder, place)
+
+
+@pytest.mark.parametrize("other", ["reference", "rollouts"])
+def test_tokens_mean_the_same_to_the_policy_and_its_reference_and_in_its_rollouts(
+    other: str, policy: Path, three: Path, tmp_path: Path
+) -> None:
+    folders = {"rollouts": record(three, tmp_path / "rollouts")}
+    for name in ("policy", "reference"):
+        folders[name] = Path(copytree(policy, tmp_path / name))
+    for name, folder in folders.items():
+        word_tokenizer(backwards=name == other).save_pretrained(folder)
+    start = Folders(folders["policy"], reference=folders["reference"])
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
+    told = {"reference": "take a reference with the policy's", "rollouts": "sample rollouts with"}
+    with pytest.raises(ValueError, match=told[other]):
+        run_replay(start, rl(method=NOISY, minibatches=2), folders["rollouts"], place)
 
 
 @pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}])

@@ -95,8 +95,10 @@ def test_every_split_has_a_file_of_tokens_for_each_of_rows(
     assert sorted(content(work)) == [
         "ledger.parquet",
         "summary.md",
+        "test/tokenizer.json",
         "test/tokens-00000.parquet",
         "tokenizer.json",
+        "train/tokenizer.json",
         *(f"train/tokens-{shard:05d}.parquet" for shard in range(SHARDS)),
     ]
     assert (metrics["train"], metrics["test"], metrics["dropped"]) == (144, 2, 16)

@@ -178,9 +178,10 @@ _TEMPLATE = (
 )
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Words `w0`, `w1` and so on, and a chat template."""
-    words = SPECIAL + [f"w{i}" for i in range(VOCABULARY - len(SPECIAL))]
+def word_tokenizer(backwards: bool = False) -> PreTrainedTokenizerFast:
+    """Words `w0`, `w1` and so on, or the other way round, and a chat template."""
+    words = [f"w{i}" for i in range(VOCABULARY - len(SPECIAL))]
+    words = SPECIAL + (words[::-1] if backwards else words)
     core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="w0"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
     return PreTrainedTokenizerFast(

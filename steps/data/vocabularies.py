@@ -1,0 +1,106 @@
+"""Whether a model's tokenizer means the same by token ids as the tokenizer that made them.
+
+Ids of another tokenizer may all lie in the model's vocabulary: nothing would fail, and the model
+would learn from nonsense. Two tokenizers may differ where it does not matter, for example in the
+name of a padding token. So the ids that occur decide.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from steps.data.rows.parquet import shards
+
+TOKENIZER = "tokenizer.json"
+"""The file beside tokens that decodes their ids, in the format of the library ``tokenizers``."""
+
+
+def require_tokens_of(model: Path, tokens: Path) -> None:
+    """Check the ids in the token files of the folder `tokens`, as `require_meaning` does."""
+    ids = partial(_ids_in, tokens)
+    require_meaning(tokens, model, ids, "tokenise with this model's own tokenizer")
+
+
+def require_meaning(
+    made_by: Path, model: Path, ids: Callable[[], Iterable[int]], remedy: str
+) -> None:
+    """Check that token ids mean the same in two folders. Where `made_by` has no ``tokenizer.json``
+    or `model` no tokenizer, there is nothing to compare.
+
+    Args:
+        made_by: has the tokenizer that made the ids.
+        model: a model folder, which is to read the ids.
+        ids: called only if the tokenizers differ.
+        remedy: what to do about it, for the message.
+
+    Raises:
+        ValueError: one of `ids` stands for another text in the model's tokenizer, or for none.
+    """
+    has_tokenizer = any((model / name).is_file() for name in (TOKENIZER, "tokenizer_config.json"))
+    if not (made_by / TOKENIZER).is_file() or not has_tokenizer or _are_equal(made_by, model):
+        return
+    meant = _read(made_by / TOKENIZER)
+    known = _read(model / TOKENIZER) if (model / TOKENIZER).is_file() else _loaded(model)
+    differing = {i for i, token in meant.items() if known.get(i) != token}
+    if not differing or not (wrong := differing.intersection(ids())):
+        return
+    known = _loaded(model)  # other files of the folder may add tokens to those of tokenizer.json
+    if wrong := {i for i in wrong if known.get(i) != meant[i]}:
+        example = min(wrong)
+        other = repr(known[example]) if example in known else "no token"
+        raise ValueError(
+            f"the tokens come from another tokenizer than the model's, to which {len(wrong)} of "
+            f"the ids mean something else: for example, {example} was {meant[example]!r} and is "
+            f"{other}; {remedy}"
+        )
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    files = (one / TOKENIZER, other / TOKENIZER)
+    return files[1].is_file() and files[0].read_bytes() == files[1].read_bytes()
+
+
+def _read(file: Path) -> Mapping[int, str]:
+    """The token of each id in a ``tokenizer.json``, without the seconds that loading may take."""
+    try:
+        described = json.loads(file.read_bytes())
+        return dict(_tokens(described))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file}: not a tokenizer ({type(error).__name__}: {error})") from error
+
+
+def _tokens(described: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    vocabulary = described["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        yield from ((index, token) for token, index in vocabulary.items())
+    else:  # Unigram: pairs of token and score, by id
+        yield from ((index, token) for index, (token, _) in enumerate(vocabulary))
+    yield from ((added["id"], added["content"]) for added in described.get("added_tokens", ()))
+
+
+def _loaded(folder: Path) -> Mapping[int, str]:
+    """The token of each id as transformers loads the folder."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+    return {index: token for token, index in tokenizer.get_vocab().items()}
+
+
+def _ids_in(folder: Path) -> set[int]:
+    """The ids that occur in the token files of a folder."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    found: set[int] = set()
+    for shard in shards(folder):
+        with pq.ParquetFile(shard) as file:
+            columns = [name for name in file.schema_arrow.names if name.endswith("_ids")]
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=columns, use_threads=False)
+                for column in table.itercolumns():
+                    found.update(pc.unique(pc.list_flatten(column)).to_pylist())
+    return found

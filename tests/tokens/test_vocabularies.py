@@ -1,0 +1,197 @@
+"""A model reads only the ids of a tokenizer that means the same by them as its own."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, get_args
+
+import pytest
+from step_output import Folder
+from tiny_models import model_folder, pair_records, token_files, unpaired_records, word_tokenizer
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import steps
+from pipeline import Artifact
+from pipeline.dag.step import StepFunction
+from steps.data.tokens.token_tables import COMPLETION_TOKENS, PAIR_TOKENS
+from steps.data.vocabularies import require_meaning, require_tokens_of
+from steps.kinds import Model, RewardModel, Tokens, UnpairedTokens
+
+MEANING = "come from another tokenizer than the model's"
+
+
+def other_tokenizer(*swapped: tuple[str, str], without: str = "") -> PreTrainedTokenizerFast:
+    """The word tokenizer, in which some tokens have changed places and one may be missing."""
+    core = word_tokenizer().backend_tokenizer
+    described = json.loads(core.to_str())
+    words = described["model"]["vocab"]
+    for one, other in swapped:
+        words[one], words[other] = words[other], words[one]
+    words.pop(without, None)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(described)), eos_token="<end>"
+    )
+
+
+def tokens_by(tokenizer: PreTrainedTokenizerFast, folder: Path, single: bool = False) -> Path:
+    """Token files of pairs or of single responses, with the tokenizer that "made" them."""
+    records = pair_records(4)
+    if single:
+        token_files(folder, COMPLETION_TOKENS, unpaired_records(records))
+    else:
+        token_files(folder, PAIR_TOKENS, records)
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = model_folder(tmp_path / "model")
+    word_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def used() -> set[int]:
+    parts = ("prompt", "chosen", "rejected")
+    ids = (record[f"{part}_ids"] for record in pair_records(4) for part in parts)
+    return {i for some in ids for i in some}
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def kinds_of(parameter: inspect.Parameter) -> list[type]:
+    named = get_args(parameter.annotation) or (parameter.annotation,)
+    return [kind for kind in named if isinstance(kind, type)]
+
+
+def takes(parameter: inspect.Parameter, *kinds: type) -> bool:
+    return any(issubclass(kind, kinds) for kind in kinds_of(parameter))
+
+
+def readers() -> Mapping[str, StepFunction]:
+    """All steps that take both tokens and a model."""
+    found = {}
+    for module in iter_modules(steps.__path__):
+        function = getattr(import_module(f"steps.{module.name}"), module.name, None)
+        if isinstance(function, StepFunction):
+            parameters = inspect.signature(function.function, eval_str=True).parameters.values()
+            if all(
+                any(takes(p, *k) for p in parameters) for k in ((Tokens,), (Model, RewardModel))
+            ):
+                found[module.name] = function
+    return found
+
+
+READERS = readers()
+
+
+def test_the_steps_that_read_tokens_are_found() -> None:
+    assert READERS.keys() >= {"train_dpo", "train_sft", "reference_logprobs", "evaluate"}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_step_reads_tokens_that_mean_something_else_to_its_model(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    if name == "score_influence":
+        pytest.importorskip("jax")
+    arguments: dict[str, Any] = {}
+    parameters = inspect.signature(READERS[name].function, eval_str=True).parameters
+    for parameter in list(parameters.values())[1:]:
+        if takes(parameter, Tokens):
+            single = takes(parameter, UnpairedTokens) and len(kinds_of(parameter)) == 1
+            folder = tmp_path / f"tokens-{single}"
+            folder = tokens_by(other_tokenizer(("w1", "w2")), folder, single)
+            arguments[parameter.name] = Artifact(folder, "", "")
+        elif takes(parameter, Artifact):
+            arguments[parameter.name] = Artifact(model, "", "")
+    with pytest.raises(ValueError, match=MEANING):
+        READERS[name].function(Folder(tmp_path / "out"), **arguments)
+
+
+# --- what differs ---------------------------------------------------------------------------------
+
+
+def test_the_message_names_an_id_and_what_it_means_to_both(model: Path, tmp_path: Path) -> None:
+    ids = sorted(used())
+    words = [f"w{i - 4}" for i in ids if i >= 4][:2]
+    tokens = tokens_by(other_tokenizer((words[0], words[1])), tmp_path / "tokens")
+    with pytest.raises(ValueError, match=rf"was '{words[1]}' and is '{words[0]}'; tokenise with"):
+        require_tokens_of(model, tokens)
+
+
+def test_a_token_that_the_model_s_tokenizer_lacks_is_told(model: Path, tmp_path: Path) -> None:
+    last = max(used())
+    tokens = tokens_by(word_tokenizer(), tmp_path / "tokens")
+    other_tokenizer(without=f"w{last - 4}").save_pretrained(model)
+    with pytest.raises(ValueError, match=rf"{last} was 'w{last - 4}' and is no token"):
+        require_tokens_of(model, tokens)
+
+
+def test_tokenizers_may_differ_in_what_does_not_occur(model: Path, tmp_path: Path) -> None:
+    one, other, *_ = (f"w{i - 4}" for i in range(4, 64) if i not in used())
+    tokenizer = other_tokenizer((one, other))
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    require_tokens_of(model, tokens_by(tokenizer, tmp_path / "tokens"))
+
+
+def test_tokens_that_another_file_of_the_model_adds_are_known(model: Path, tmp_path: Path) -> None:
+    """Old folders name added tokens outside of tokenizer.json."""
+    last = max(used())
+    tokens = tokens_by(word_tokenizer(), tmp_path / "tokens")
+    file = model / "tokenizer.json"
+    described = json.loads(file.read_text())
+    del described["model"]["vocab"][f"w{last - 4}"]
+    file.write_text(json.dumps(described))
+    added = {str(last): {"content": f"w{last - 4}", "special": False, "normalized": False}}
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {**config.get("added_tokens_decoder", {}), **added}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    require_tokens_of(model, tokens)
+
+
+def test_a_vocabulary_of_scores_is_read(model: Path, tmp_path: Path) -> None:
+    """Unigram models list their tokens by id."""
+    words = [word for word, _ in sorted(word_tokenizer().get_vocab().items(), key=lambda w: w[1])]
+    scored = [(word, -1.0) for word in words]
+    unigram = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.Unigram(scored, unk_id=4, byte_fallback=False))
+    )
+    require_tokens_of(model, tokens_by(unigram, tmp_path / "tokens"))
+    scored[5], scored[6] = scored[6], scored[5]
+    swapped = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.Unigram(scored, unk_id=4, byte_fallback=False))
+    )
+    with pytest.raises(ValueError, match=MEANING):
+        require_meaning(
+            tokens_by(swapped, tmp_path / "other"), model, lambda: range(5, 7), "say what to do"
+        )
+
+
+@pytest.mark.parametrize("missing", ["tokens", "model"])
+def test_without_two_tokenizers_there_is_nothing_to_compare(
+    missing: str, model: Path, tmp_path: Path
+) -> None:
+    tokens = tokens_by(other_tokenizer(("w1", "w2")), tmp_path / "tokens")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        ({"tokens": tokens, "model": model}[missing] / name).unlink(missing_ok=True)
+    require_tokens_of(model, tokens)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda text: text[:40], lambda text: "[]", lambda text: '{"model": {"vocab": 3}}'],
+)
+def test_a_damaged_tokenizer_is_named(
+    damage: Callable[[str], str], model: Path, tmp_path: Path
+) -> None:
+    tokens = tokens_by(word_tokenizer(), tmp_path / "tokens")
+    file = tokens / "tokenizer.json"
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(ValueError, match=r"tokens/tokenizer.json: not a tokenizer"):
+        require_tokens_of(model, tokens)
