@@ -22,7 +22,7 @@ from waiting import hold, let_go, wait_until
 from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
 from pipeline.show.made import Made
-from pipeline.show.sinks import Watched, mirror, weights_and_biases
+from pipeline.show.sinks import Watched, mirror, process, weights_and_biases
 from pipeline.store.catalog import Catalog
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -209,7 +209,7 @@ class _Recorded:
         return self
 
     def notice(self) -> str:
-        return ""
+        return "in the test"
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         self.logged.append((at, values))
@@ -323,6 +323,44 @@ def test_a_sink_that_cannot_write_says_so_and_stops_nothing(store: Store, consol
     assert "Error" in shown
     assert "tensorboard: nothing was sent or kept" in shown
     assert "--logdir" not in shown
+
+
+_HANGS = """
+import threading
+Settings = dict
+def init(**_):
+    threading.Event().wait()
+"""
+
+
+def test_a_run_does_not_wait_for_a_sink_that_hangs(
+    store: Store, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hung").mkdir()
+    (tmp_path / "hung" / "wandb.py").write_text(_HANGS)
+    monkeypatch.syspath_prepend(str(tmp_path / "hung"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'hung'}{os.pathsep}{REPOSITORY}")
+    monkeypatch.setattr(process, "END_SECONDS", 0.0)
+    more_than_a_pipe_takes = "long " * 100_000
+    root = hostile(prepare(), {}, note=more_than_a_pipe_takes)
+    assert run({"made": root}, store, console=console, sinks=["wandb"])["made"].seconds >= 0
+    assert "still busy" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_sink_that_failed_does_not_say_that_it_has_everything(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Any) -> None:
+        raise OSError("quota exceeded")
+
+    sinks: dict[str, Any] = {"whole": _Recorded(), "partial": _Recorded()}
+    sinks["partial"].end = fail
+    sending = mirror.Mirror(store, "experiment", sinks, tmp_path)
+    sending.begin("train", "train", "k1", {})
+    sending.end_all()
+    assert "partial: OSError: quota exceeded" in capsys.readouterr().out
+    assert sending.outcome("whole") == "in the test"
+    assert sending.outcome("partial") == "in the test (not all metrics, see the error above)"
 
 
 @pytest.mark.parametrize(

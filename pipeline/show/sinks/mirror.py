@@ -39,6 +39,7 @@ class Mirror:
 
     Attributes:
         reached: whether each sink has taken some step, for the sinks that were tried.
+        failed: the sinks that raised an error, so they may lack metrics.
     """
 
     store: Store
@@ -46,6 +47,7 @@ class Mirror:
     sinks: Mapping[str, Sink]
     folder: Path
     reached: dict[str, bool] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
     _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
     _printed: set[str] = field(default_factory=set)
 
@@ -89,6 +91,13 @@ class Mirror:
         for step, key in [*self._open]:
             self.end(step, key)
 
+    def outcome(self, kind: str) -> str:
+        """One line that says what became of the metrics in a sink."""
+        if not self.reached.get(kind, True):
+            return "nothing was sent or kept"
+        lacking = " (not all metrics, see the error above)" if kind in self.failed else ""
+        return f"{self.sinks[kind].notice()}{lacking}"
+
     def _hand_on(self, opened: _Open, log: Iterable[Mapping[str, Any]]) -> None:
         for record in log:
             at = record.get("step")
@@ -104,6 +113,7 @@ class Mirror:
         try:
             return call(*arguments)
         except Exception as error:  # an error in a sink must not stop the others
+            self.failed.add(kind)
             self.say(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
             return None
 
@@ -125,9 +135,8 @@ def main(url: str, group: str, names: list[str]) -> None:
         else:
             mirror.end(event["step"], event["key"], event["state"] == "done")
     mirror.end_all()
-    for name, sink in mirror.sinks.items():
-        is_reached = mirror.reached.get(name, True)
-        mirror.say(f"{name}: {sink.notice() if is_reached else 'nothing was sent or kept'}")
+    for name in mirror.sinks:
+        mirror.say(f"{name}: {mirror.outcome(name)}")
 
 
 def _events() -> Iterator[Mapping[str, Any] | None]:

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.dag.step import Step
@@ -19,6 +21,9 @@ END_SECONDS = 60.0
 class MirrorProcess:
     """Sends the scheduler's events to a mirror process; does nothing once that process has ended.
 
+    A thread writes to the process's input, since a sink that waits for its server reads none of it,
+    and the run must not wait for a sink.
+
     Args:
         names: the display name of each step, by fingerprint.
     """
@@ -28,6 +33,7 @@ class MirrorProcess:
     ):
         self.resolver, self.names = resolver, names
         self.output: list[str] = []
+        self._events = queue.SimpleQueue[str | None]()  # None: there are no more
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", mirror.__name__, resolver.store.url, group, *sinks],
@@ -37,6 +43,8 @@ class MirrorProcess:
             text=True,
             start_new_session=True,  # Ctrl-C reaches only the driver, which stops the mirror
         )
+        self._writing = threading.Thread(target=self._write, name="sinks", daemon=True)
+        self._writing.start()
 
     def observe(self, step: Step, state: str) -> None:
         resolved = self.resolver.current_key_and_recipe(step)
@@ -47,24 +55,40 @@ class MirrorProcess:
             "state": state, "step": step.name, "name": self.names[step.fingerprint], "key": key,
             "settings": settings_of(recipe) if state == "running" else {},
         }  # fmt: skip
-        with contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(f"{json.dumps(event)}\n")
-            self._process.stdin.flush()
+        self._events.put(f"{json.dumps(event)}\n")
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as lines:
+            while (line := self._events.get()) is not None:
+                lines.write(line)
+                lines.flush()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        """Wait until the sinks have everything, or for ``END_SECONDS``."""
+        self._events.put(None)
+        is_late = False
+        try:
             self._process.wait(END_SECONDS)
-        self._process.kill()
-        self._process.wait()
+        except subprocess.TimeoutExpired:
+            is_late = True
+        finally:  # also after a second Ctrl-C
+            self._process.kill()
+            self._process.wait()
+        self._writing.join()
         self._output.seek(0)
         self.output = self._output.read().splitlines()
         self._output.close()
-        if self._process.returncode:
-            self.output.append(f"the sinks' process ended with status {self._process.returncode}")
+        if is_late:
+            self.output.append(
+                f"the sinks were still busy {END_SECONDS:.0f} s after the run and were stopped: "
+                "they may lack metrics, which are all in the store"
+            )
+        elif self._process.returncode:
+            self.output.append(
+                f"the sinks' process ended with status {self._process.returncode}: they may lack "
+                "metrics, which are all in the store"
+            )
 
 
 @contextlib.contextmanager
