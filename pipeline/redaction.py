@@ -1,11 +1,14 @@
 """Redacts text before it is stored or shown: passwords, tokens, and signatures of URLs.
 
-A secret is recognised by its name (``sig=``, ``--token``, ``X-Amz-Signature``), or by its place
-(the user in a URL). In doubt, text is redacted.
+A secret is recognised by its name (``sig=``, ``--token``, ``X-Amz-Signature``), by its place (the
+user in a URL), or because an environment variable with a secret name holds it. In doubt, text is
+redacted.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 _SECRET_NAME = re.compile(
@@ -17,6 +20,10 @@ _NAMED = re.compile(r"""(?<![\w.+~?&-])([\w.+~-]+)["']?\s*[=:]\s*(?=\S)""")
 _PARAMETER = re.compile(r"""([?&;])([\w.-]+)=([^&\s"'#]+)""")
 _SHORTEST = 4
 """In letters; shorter secrets are not searched for, since they occur in other text by chance."""
+_SHORTEST_KEY = 16
+_KEY = re.compile(r"(?![./~])(?!\d+$)(?!.*://)\S+")
+"""What a key in the environment looks like. Paths and URLs only say where keys are, and numbers and
+short words occur in other text by chance."""
 _FLAG = re.compile(r"--?[\w.-]+|(?i:bearer)")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)\S+")
 _USER_INFO = re.compile(
@@ -59,14 +66,30 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def shown(text: str) -> str:
-    """A text without users and passwords in URLs, signatures of URLs, and bearer tokens."""
-    for secret in sorted(_MET, key=len, reverse=True):
+    """A text without users and passwords in URLs, signatures of URLs, bearer tokens, and the keys
+    that environment variables such as ``OPENAI_API_KEY`` hold."""
+    secrets = _MET.union(key for _, key in _keys_of_environment())
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "…")
     text = _USER_INFO.sub(lambda found: f"{found[1] or found[2]}…@", text)
     text = _PARAMETER.sub(
         lambda found: f"{found[1]}{found[2]}=…" if is_secret(found[2]) else found[0], text
     )
     return _BEARER.sub(r"\1…", text)
+
+
+def variable_in(text: str) -> str | None:
+    """The environment variable whose key a text contains, if there is one."""
+    if len(text) < _SHORTEST_KEY:
+        return None
+    return next((name for name, key in _keys_of_environment() if key in text), None)
+
+
+def _keys_of_environment() -> Iterator[tuple[str, str]]:
+    """The environment variables that hold keys, with the keys."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_KEY and is_secret(name) and _KEY.fullmatch(value):
+            yield name, value
 
 
 def _up_to_secret(argument: str) -> str:
@@ -76,6 +99,7 @@ def _up_to_secret(argument: str) -> str:
     return argument
 
 
+@lru_cache(4096)
 def is_secret(name: str) -> bool:
     """Whether the value of an option or setting with this name should be redacted."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -29,6 +29,7 @@ from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.inputs import forget_sources, source_identity
 from pipeline.errors import TemperError
+from pipeline.redaction import shown
 from pipeline.store.answering import despite_outages
 from pipeline.store.layout import Store
 from pipeline.store.objects import make_folder
@@ -152,7 +153,7 @@ def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) 
     if was_asked and not failure.excerpt:
         print(failure.message, flush=True)
     else:
-        traceback.print_exc()
+        print(shown(traceback.format_exc()), end="", file=sys.stderr, flush=True)
     return Report(
         failure.message,
         error.position if isinstance(error, DamagedInput) else None,

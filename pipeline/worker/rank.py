@@ -14,6 +14,7 @@ from pipeline import processes
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import Metrics
+from pipeline.redaction import shown
 from pipeline.store.layout import Store
 from pipeline.wire.launcher import PREEMPTED
 from pipeline.wire.spec import StepSpec
@@ -45,7 +46,7 @@ def main(path: str) -> int:
         if stopping.is_asked and not failure.excerpt:
             print(failure.message, flush=True)
         else:
-            traceback.print_exc()
+            print(shown(traceback.format_exc()), end="", file=sys.stderr, flush=True)
         entry = {"rank": rank, "time": time.time(), "error": failure.message}
         _write(answers / f"error-{rank}.json", {**entry, "excerpt": failure.excerpt})
         if not failure.excerpt and stopping.is_pause(error):

@@ -58,6 +58,20 @@ def test_a_url_loses_its_secrets_and_nothing_else(url: str, kept: str) -> None:
     assert shown(url) == kept
 
 
+def test_a_key_in_the_environment_is_redacted_and_what_only_says_where_keys_are_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-S3cr3t/abcdef+0123=")
+    places = {"GOOGLE_APPLICATION_CREDENTIALS": "/home/me/credentials.json",
+              "TOKEN_URL": "https://host/oauth/tokens", "SECRET_ID": "1234567890123456",
+              "CACHE_KEY": "linux"}  # fmt: skip
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    assert shown("401: invalid key sk-S3cr3t/abcdef+0123=, see x") == "401: invalid key …, see x"
+    told = f"cannot read {' or '.join(places.values())}"
+    assert shown(told) == told
+
+
 @pytest.mark.parametrize(
     "argument",
     ["dpo.beta=0.05", "sampling.max_new_tokens=8", "model.tokenizer=gpt2", "sort_keys=true",
@@ -78,18 +92,22 @@ def test_nothing_that_a_run_records_has_the_secrets_of_its_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-S3cr3t-0123456789")
     Path("recorded.py").write_text(
+        "import os\n"
         "from pipeline import Output, run, step\n"
         "@step\n"
         "def connect(out: Output) -> None:\n"
-        "    raise ValueError('no answer from https://user:S3cr3t@host/x')\n"
+        "    key = os.environ['OPENAI_API_KEY']\n"
+        "    raise ValueError(f'no answer from https://user:S3cr3t@host/x with the key {key}')\n"
         "if __name__ == '__main__':\n"
         "    run([connect()], 'store')\n"
     )
     with pytest.raises(RunFailed):
         script("recorded.py", "--token", "S3cr3t", "--jobs", "2")
     (path,) = (tmp_path / "store" / "runs").iterdir()
-    assert "S3cr3t" not in path.read_text()
+    for file in [file for file in (tmp_path / "store").rglob("*") if file.is_file()]:
+        assert b"S3cr3t" not in file.read_bytes()
     kept = json.loads(path.read_text())
     assert kept["argv"][-4:] == ["--token", "…", "--jobs", "2"]
     assert "no answer from https://…@host/x" in kept["steps"][0]["message"]
