@@ -3,6 +3,7 @@
 The kinds in :mod:`steps.kinds` name these functions."""
 
 import io
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice, pairwise
@@ -21,6 +22,7 @@ from pipeline.show.views import (
     View,
     curves,
     loaded_by,
+    offered_if,
     summary,
 )
 
@@ -108,6 +110,16 @@ def open_model(folder: Path) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
+def answers_texts(made: Made) -> bool:
+    """Whether ``temper chat`` takes a model: one with all its weights, which neither reads images
+    nor gives scores."""
+    config = json.loads(made.read("config.json") or "null")
+    if not isinstance(config, dict) or "vision_config" in config:
+        return False
+    return not any("SequenceClassification" in name for name in config.get("architectures") or ())
+
+
+@offered_if(answers_texts)
 @loaded_by(open_model)
 def model(made: Made) -> Iterator[View]:
     """The training curves of a model and its summary, if it was trained."""

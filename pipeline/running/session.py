@@ -224,7 +224,7 @@ def _show_made(
     own = [m for m in found.values() if m.provenance.get("run") == record.name]
     terminal.show_end(console, own, record.seconds)
     kinds = {name: step.kind for name, step in invocation.roots.items()}
-    terminal.show_next(console, store, record.experiment, kinds)
+    terminal.show_next(console, store, record.experiment, kinds, made)
 
 
 def note_plan() -> None:

@@ -19,10 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.dag.artifact import Kind
-from pipeline.dag.canonical import reference_to
+from pipeline.dag.canonical import reference_to, resolve_reference
 from pipeline.errors import TemperError
 from pipeline.plan.planning import Plan, State, display_names
 from pipeline.redaction import shown
+from pipeline.show.made import Made
 from pipeline.show.metrics import (
     LEGEND,
     MARK,
@@ -33,6 +34,7 @@ from pipeline.show.metrics import (
     without_p_values,
 )
 from pipeline.show.results import compare
+from pipeline.show.views import is_offered
 from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.text import about, clock, counted, cut, size, visible
@@ -251,7 +253,13 @@ def show_end(console: Console, made: Sequence[Manifest], seconds: float) -> None
         console.print(Text(line, "bold"), soft_wrap=True)
 
 
-def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[str, Kind]) -> None:
+def show_next(
+    console: Console,
+    store: Store,
+    experiment: str,
+    kinds: Mapping[str, Kind],
+    results: Mapping[str, Manifest],
+) -> None:
     """Print one line with commands to try next; one uses the last result that a command accepts.
 
     A package declares such a command, and the kind of artifact that it takes, as an entry point of
@@ -261,11 +269,20 @@ def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[st
     option = "" if _is_usual(store) else f" --store {shlex.quote(shown(store.url))}"
     commands = [f"temper report{option}"]
     taken = {entry.value: entry.name for entry in entry_points(group="temper.next")}
-    usable = [name for name, kind in kinds.items() if reference_to(kind) in taken]
-    if usable:
-        command = taken[reference_to(kinds[usable[-1]])]
-        commands.insert(0, f"temper {command} {shlex.quote(f'{experiment}/{usable[-1]}')}{option}")
+    for name, kind in reversed(kinds.items()):
+        command = taken.get(reference_to(kind))
+        if command is not None and _is_offered(kind, Made(results[name], store)):
+            named = shlex.quote(f"{experiment}/{name}")
+            commands.insert(0, f"temper {command} {named}{option}")
+            break
     console.print(Text(visible(f"next: {'  or  '.join(commands)}"), "dim"), soft_wrap=True)
+
+
+def _is_offered(kind: Kind, made: Made) -> bool:
+    """Whether the kind's command takes this artifact; not if that cannot be found out."""
+    with contextlib.suppress(Exception):  # of a library that views need, or a damaged file
+        return kind.views is None or is_offered(made, resolve_reference(kind.views))
+    return False
 
 
 def _is_usual(store: Store) -> bool:

@@ -156,7 +156,7 @@ class Measures:
 View = Note | Curves | Texts | Table | Histogram | Measures
 MakeViews = Callable[[Made], Iterable[View]]
 Loader = Callable[[Path], Any]
-_LOADER = "__temper_loader__"
+_LOADER, _IS_TAKEN = "__temper_loader__", "__temper_is_taken__"
 
 
 def loaded_by(loader: Loader) -> Callable[[MakeViews], MakeViews]:
@@ -176,6 +176,21 @@ def loaded_by(loader: Loader) -> Callable[[MakeViews], MakeViews]:
 
 def loader_of(make_views: MakeViews) -> Loader | None:
     return getattr(make_views, _LOADER, None)
+
+
+def offered_if(is_taken: Callable[[Made], bool]) -> Callable[[MakeViews], MakeViews]:
+    """Register which artifacts of a kind its command of ``temper.next`` takes, on the function that
+    makes its views; without this, the command takes all of them."""
+
+    def mark(make_views: MakeViews) -> MakeViews:
+        setattr(make_views, _IS_TAKEN, is_taken)
+        return make_views
+
+    return mark
+
+
+def is_offered(made: Made, make_views: MakeViews) -> bool:
+    return getattr(make_views, _IS_TAKEN, lambda _: True)(made)
 
 
 def views_of(made: Made, resolve: Callable[[Manifest], Kind]) -> list[View]:

@@ -1,13 +1,16 @@
 """What a person at a terminal sees of a run while it works, when it fails, and how to go on."""
 
 import io
+import json
 import shlex
 import subprocess
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import blake3
 import pytest
 from command_line import Said, script
 from manifests import manifest
@@ -20,16 +23,19 @@ from waiting import HANGS_SECONDS, wait_until
 
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
+from pipeline.dag.canonical import reference_to
+from pipeline.dag.files import FileEntry
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.session import RunFailed
 from pipeline.show.live import NORMAL, VERBOSE, Board
 from pipeline.show.step_progress import Pace
-from pipeline.show.terminal import show_notices, show_results
+from pipeline.show.terminal import show_next, show_notices, show_results
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import name_by_time
 from pipeline.store.logs import GrowingLog, follow
 from pipeline.store.runs import names_of_runs, read_runs
+from steps.kinds import Model
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -331,3 +337,23 @@ def test_more_results_than_fit_side_by_side_have_a_row_each(store: Store) -> Non
     rows = [line.split() for line in printed(console).splitlines()]
     for n in range(60):
         assert any(f"run{n}" in row and f"{n}.25" in row for row in rows), n
+
+
+@pytest.mark.parametrize(
+    ("config", "is_answered"),
+    [({"architectures": ["LlamaForCausalLM"]}, True), ({"vision_config": {}}, False),
+     ({"architectures": ["LlamaForSequenceClassification"]}, False), (None, False)],
+    ids=["reads texts", "reads images", "gives scores", "adapters alone"],
+)  # fmt: skip
+def test_the_end_of_a_run_names_chat_only_for_a_model_that_chat_takes(
+    config: dict[str, Any] | None, is_answered: bool, store: Store, console: Console
+) -> None:
+    file = "adapter_config.json" if config is None else "config.json"
+    content = json.dumps(config).encode()
+    files = {file: FileEntry(len(content), blake3.blake3(content).hexdigest())}
+    made = replace(manifest("a"), kind=reference_to(Model), files=files)
+    store.objects.create(f"{store.content_path(made)}/{file}", content)
+    show_next(console, store, "mine", {"chosen": Model}, {"chosen": made})
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("temper chat mine/chosen" in printed) == is_answered
+    assert "temper report" in printed
