@@ -30,15 +30,14 @@ import contextlib
 import json
 import os
 import re
-import reprlib
 import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from pathlib import Path
 from types import FunctionType
@@ -65,7 +64,7 @@ from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import State, make_plan
 from pipeline.redaction import without_secrets
 from pipeline.running.rounds import RunFailed
-from pipeline.running.run_request import chosen, require_packages, require_steps
+from pipeline.running.run_request import built, chosen, require_packages
 from pipeline.running.session import note_plan, run
 from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error, show_plan
@@ -248,7 +247,7 @@ class _Call:
         for settings in BasicSweeper.split_arguments(typed, None)[0]:
             with _initialized(self.folder):
                 config = to_dataclass(compose(self.name, [*settings, *_HYDRA_UNUSED]))
-            found.append((config, self._roots(config)))
+            found.append((config, built(self.build, config)))
         return found
 
     def job(self, cfg: DictConfig) -> None:
@@ -269,28 +268,13 @@ class _Call:
                 show_help(about, self.asked)
             else:
                 config = _checked(cfg, HydraConfig.get(), self.folder)
-                self._run(self._roots(config), config)
+                self._run(built(self.build, config), config)
         except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(f"{job}{error}")
         except TemperError as error:
             self.failures.append(job + self.placed(str(error), is_of_settings=not config))
         except OmegaConfBaseException as error:
             self.failures.append(job + self.explain(error))
-
-    def _roots(self, config: Any) -> Mapping[str, Step]:
-        """The steps that the experiment wants.
-
-        Raises:
-            TemperError: it returned something else.
-        """
-        roots = self.build(config)
-        if not isinstance(roots, Mapping):
-            raise TemperError(
-                f"{self.build.__name__}(cfg) returned {reprlib.repr(roots)}; return the steps "
-                "that are wanted as a dict, as in {'model': STEP}"
-            )
-        require_steps(roots)
-        return roots
 
     def _run(self, roots: Mapping[str, Step], config: ExperimentConfig) -> None:
         if self.plan_only:
@@ -502,27 +486,76 @@ def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _tune(call: _Call, asked: dict[str, Any]) -> None:
     """Run a study over the settings on the command line; see :mod:`pipeline.tuning`."""
-
-    def configured(overrides: list[str]) -> Any:
-        with _initialized(call.folder):
-            cfg = compose(call.name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
-        of_hydra = cfg.hydra
-        with read_write(cfg), open_dict(cfg):
-            del cfg["hydra"]
-        return _checked(cfg, of_hydra, call.folder)
-
+    sys.orig_argv = asked.pop(
+        "command", sys.orig_argv
+    )  # which has become this process; a run records it
     space, fixed = parsed(call.settings)
-    config = configured(fixed)
-    call.has_begun = True
-    tuned = search(
-        lambda values: call.build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
-        space,
-        Options(**{**asked, "rungs": tuple(asked["rungs"])}),
-        Store(config.store),
-        config.jobs,
-        config.launcher,
-    )
+    with ExitStack() as stack:
+        folder = call.folder
+
+        def composed(overrides: list[str]) -> DictConfig:
+            with _initialized(folder):
+                return compose(call.name, [*overrides, *_HYDRA_UNUSED], return_hydra_config=True)
+
+        def configured(values: Mapping[str, Any]) -> Any:
+            cfg = composed([*fixed, *(f"{path}={value}" for path, value in values.items())])
+            of_hydra = cfg.hydra
+            with read_write(cfg), open_dict(cfg):
+                del cfg["hydra"]
+            return _checked(cfg, of_hydra, folder)
+
+        config = configured({})
+        _refuse_unused(space, config)
+        for path, axis in space.items():  # a value that does not exist is found before a trial runs
+            for value in axis.some_values:
+                composed([*fixed, f"{path}={value}"])
+        call.has_begun = True
+        if call.folder is not None:  # trials have the same config, whoever edits it meanwhile
+            folder = stack.enter_context(_copied(call.folder))
+
+        def configure(values: Mapping[str, Any]) -> Mapping[str, Step]:
+            try:
+                return built(call.build, configured(values))
+            except (HydraException, OmegaConfBaseException) as error:
+                raise TemperError(call.explain(error)) from None
+
+        tuned = search(
+            configure,
+            space,
+            Options(**asked),
+            Store(config.store),
+            config.jobs,
+            config.launcher,
+            sinks=config.sinks,
+        )
     make_console().print(tuned)
+
+
+def _refuse_unused(space: Iterable[str], config: ExperimentConfig) -> None:
+    """
+    Raises:
+        TemperError: a setting cannot vary, or has no meaning in a study.
+    """
+    ours = {field.name for field in fields(ExperimentConfig)}
+    for path in space:
+        if re.split("[./]", path.lstrip("+"))[0] in ours:
+            raise TemperError(f"tune: {path} changes no result, so it cannot vary; give one value")
+    for name in ("force", "only", "scheduler"):
+        if getattr(config, name):
+            raise TemperError(f"tune: a study has no use for {name}; leave it out")
+
+
+@contextlib.contextmanager
+def _copied(folder: Path) -> Iterator[Path]:
+    """A copy of the YAML files of a folder."""
+    with tempfile.TemporaryDirectory(prefix="temper-conf-") as place:
+        for parent, _, names in os.walk(folder, followlinks=True):
+            (copy := Path(place, os.path.relpath(parent, folder))).mkdir(exist_ok=True)
+            for name in names:
+                if name.endswith(".yaml"):
+                    with contextlib.suppress(OSError):  # one that cannot be read is of no config
+                        (copy / name).write_bytes(Path(parent, name).read_bytes())
+        yield Path(place)
 
 
 def _command_for(words: Sequence[str], step: str) -> str:

@@ -56,7 +56,8 @@ def tune(
     at = tuple(map(_count, filter(None, rungs.split(","))))
     options = Options(metric, trials, sampler, seed, batch, stop_on, at, reduction)
     command = [sys.executable, *words, *context.args]
-    environment = {**os.environ, TUNING: json.dumps(asdict(options))}
+    study = {**asdict(options), "command": sys.orig_argv}
+    environment = {**os.environ, TUNING: json.dumps(study)}
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)  # so signals reach the script itself
 

@@ -39,18 +39,12 @@ def grid(
         TemperError: there is no such field, an axis is no list of different values, or the config
             refuses a value.
     """
-    if not dataclasses.is_dataclass(base) or isinstance(base, type):
-        raise TemperError(
-            f"grid: the base is of the type {type(base).__name__}, which is no config dataclass, "
-            "whose fields could be varied; give one made of its class, as Config()"
-        )
+    require_config(base, "grid")
     axes = _checked_axes(axes)
     if twice := axes.keys() & fields.keys():
         raise TemperError(f"grid: {', '.join(sorted(twice))} is given twice")
     axes |= fields
-    for outer, inner in itertools.permutations(axes, 2):
-        if inner.startswith(f"{outer}."):
-            raise TemperError(f"grid: {inner} lies within {outer}; vary one of them")
+    require_apart(axes, "grid")
     shown = shown_names(axes)
     labelled = [_labelled(base, path, values, shown[path]) for path, values in axes.items()]
     variants: dict[str, T] = {}
@@ -73,6 +67,28 @@ def _checked_axes(axes: Any) -> dict[str, Sequence[Any]]:
         if not isinstance(path, str):
             raise TemperError(f"grid: {path!r} is no field's name; name it as text, as in 'seed'")
     return dict(axes or {})
+
+
+def require_config(base: Any, caller: str) -> None:
+    """
+    Raises:
+        TemperError: it is no config dataclass.
+    """
+    if not dataclasses.is_dataclass(base) or isinstance(base, type):
+        raise TemperError(
+            f"{caller}: the base is of the type {type(base).__name__}, which is no config "
+            "dataclass, whose fields could be varied; give one made of its class, as Config()"
+        )
+
+
+def require_apart(paths: Iterable[str], caller: str) -> None:
+    """
+    Raises:
+        TemperError: one field lies within another, so that one value would replace both.
+    """
+    for outer, inner in itertools.permutations(paths, 2):
+        if inner.startswith(f"{outer}."):
+            raise TemperError(f"{caller}: {inner} lies within {outer}; vary one of them")
 
 
 def shown_names(paths: Iterable[str]) -> dict[str, str]:

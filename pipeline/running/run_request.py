@@ -3,7 +3,7 @@
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.dag.step import Input, Step, StepFunction
@@ -61,6 +61,23 @@ def check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:
             'run() was called in the worker of a step; put it under `if __name__ == "__main__":`, '
             "and pass other steps to a step as arguments"
         )
+
+
+def built(build: Callable[[Any], Any], config: Any) -> Mapping[str, Step]:
+    """The results of an experiment, by name.
+
+    Raises:
+        TemperError: it returned something else.
+    """
+    roots = build(config)
+    if not isinstance(roots, Mapping):
+        name = getattr(build, "__name__", "the experiment")
+        raise TemperError(
+            f"{name}(cfg) returned {reprlib.repr(roots)}; return the steps "
+            "that are wanted as a dict, as in {'model': STEP}"
+        )
+    require_steps(roots)
+    return roots
 
 
 def require_steps(roots: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ script that calls :func:`run` then ends after it has shown the plan."""
 
 
 @contextlib.contextmanager
-def _then_look_again() -> Iterator[None]:
+def then_look_again() -> Iterator[None]:
     """Steps that are built afterwards see the files as they are then, also if all were cached. What
     the user's cache has long not been asked for is deleted."""
     try:
@@ -52,7 +52,7 @@ def _then_look_again() -> Iterator[None]:
         forget_unused()
 
 
-@_then_look_again()
+@then_look_again()
 def run(
     roots: Mapping[str, Step] | Iterable[Step],
     store: str | Store | None = None,
@@ -126,7 +126,6 @@ class NoResult(TemperError, KeyError):
     __str__ = Exception.__str__
 
 
-@_then_look_again()
 def advance(
     roots: Mapping[str, Step],
     store: Store,
@@ -134,8 +133,10 @@ def advance(
     jobs: int = 1,
     console: "Console | None" = None,
     launcher: "LauncherConfig | None" = None,
+    sinks: Collection[str] = (),
 ) -> dict[str, Made]:
-    """Like :func:`run`, for steps that may pause or fail; failures are shown and not raised.
+    """Like :func:`run`, for steps that may pause or fail; failures are shown and not raised. Steps
+    that are built afterwards see the code and files as they were.
 
     Args:
         pauses: the points at which steps pause, by fingerprint.
@@ -150,7 +151,7 @@ def advance(
 
     def advance_missing() -> None:
         with contextlib.suppress(RunFailed):
-            run_missing(invocation, RunOptions(jobs, launcher), pauses=pauses)
+            run_missing(invocation, RunOptions(jobs, launcher, sinks=sinks), pauses=pauses)
 
     found = _completed(invocation, advance_missing)
     return {

@@ -6,25 +6,28 @@ not, resumes from there.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipeline.dag.grid import replaced, shown_names
+from pipeline.dag.grid import replaced, require_apart, require_config, shown_names
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.plan.planning import topological
 from pipeline.plan.resolver import Resolver
-from pipeline.running.session import advance
+from pipeline.running.run_request import built, check_names, check_request, visible_to_workers
+from pipeline.running.session import advance, then_look_again
 from pipeline.show.made import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
 from pipeline.show.metrics_log import METRICS, unfinished_log
+from pipeline.show.sinks import require_sinks
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import Store, open_store
-from pipeline.text import hint
+from pipeline.store.layout import Store
+from pipeline.text import hint, visible
 from pipeline.tuning.search import Goal, Halving, Study, Trial, ask, promote
-from pipeline.tuning.space import Space, space_of, value_text
+from pipeline.tuning.space import Axis, Space, space_of, value_text
 from pipeline.wire.spec import Pause
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ def tune(
     jobs: int = 1,
     launcher: "LauncherConfig | None" = None,
     console: "Console | None" = None,
+    sinks: Collection[str] = (),
 ) -> "Tuned":
     """Search for the settings that optimise a metric of a result.
 
@@ -81,27 +85,33 @@ def tune(
             is not among the best are stopped.
         rungs: the numbers of updates of that step after which trials are compared.
         reduction: one trial in so many continues.
-        store, jobs, launcher: as for :func:`pipeline.run`.
+        store, jobs, launcher, sinks: as for :func:`pipeline.run`.
 
     Raises:
         TemperError: a setting, a result or a metric does not exist, or every trial failed.
     """
+    require_config(config, "tune")
 
     def configure(values: Mapping[str, Any]) -> Mapping[str, Step]:
         changed: Any = config
         for path, value in values.items():
             changed = replaced(changed, path, value, f"{path}={value_text(value)}")
-        return build(changed)
+        return built(build, changed)
 
     return search(
         configure,
         space_of(space),
-        Options(metric, trials, sampler, seed, batch, stop_on, tuple(rungs), reduction),
-        open_store(store),
+        Options(metric, trials, sampler, seed, batch, stop_on, rungs, reduction),
+        visible_to_workers(store),
         jobs,
         launcher,
         console,
+        sinks,
     )
+
+
+class NoMetric(TemperError):
+    """A trial does not have a metric that the study needs."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class Options:
     seed: int = 0
     batch: int | None = None
     stop_on: str | None = None
-    rungs: tuple[int, ...] = ()
+    rungs: Sequence[int] = ()
     reduction: int = 2
 
     def study(self, space: Space, results: Mapping[str, Step]) -> Study:
@@ -126,6 +136,8 @@ class Options:
             TemperError: there is no such result, step, or sampler.
         """
         goal = Goal.parse(self.metric, results.keys(), "--metric")
+        if not isinstance(self.rungs, Sequence):
+            raise TemperError(f"rungs={self.rungs!r}: give numbers of updates, as in [5, 10]")
         halving = None
         if self.stop_on is not None:
             steps = dict.fromkeys(step.name for step in topological([results[goal.owner]]))
@@ -136,6 +148,7 @@ class Options:
         return Study(space, goal, self.trials, self.sampler, self.seed, self.batch, halving)
 
 
+@then_look_again()  # at the end only: all trials have the same code and files
 def search(
     configure: Configure,
     space: Space,
@@ -144,17 +157,48 @@ def search(
     jobs: int = 1,
     launcher: "LauncherConfig | None" = None,
     console: "Console | None" = None,
+    sinks: Collection[str] = (),
 ) -> "Tuned":
     """Like :func:`tune`, for settings that ``configure`` interprets."""
     from pipeline.show.terminal import make_console
 
-    results = configure({path: axis.any_value for path, axis in space.items()})
+    require_apart(space, "tune")
+    results = _any_results(configure, space)
+    check_request(results, jobs, launcher)
+    check_names(sinks=sinks)
+    require_sinks(list(sinks))
     study = options.study(space, results)
     console = console or make_console()
     _note_slip(study.goal, results[study.goal.owner], store, console)
     if study.halving is not None:
         _require_logs_here(store, launcher)
-    return _Tuner(study, configure, store, jobs, launcher, console).tuned()
+    return _Tuner(study, configure, store, jobs, launcher, console, sinks).tuned()
+
+
+def _any_results(configure: Configure, space: Space) -> Mapping[str, Step]:
+    """The results of some trial. If one combination of values is refused, others may not be; but
+    each setting must have a value that the experiment accepts.
+
+    Raises:
+        TemperError: a setting has none.
+    """
+    try:
+        return configure({path: axis.some_values[0] for path, axis in space.items()})
+    except TemperError:
+        alone = [_results_of_one(configure, path, axis) for path, axis in space.items()]
+        return alone[0]
+
+
+def _results_of_one(configure: Configure, path: str, axis: Axis) -> Mapping[str, Step]:
+    """The results with a value of one setting, while others are as they are."""
+    refused: TemperError | None = None
+    for value in axis.some_values:
+        try:
+            return configure({path: value})
+        except TemperError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def _note_slip(goal: Goal, result: Step, store: Store, console: "Console") -> None:
@@ -188,10 +232,11 @@ class _Tuner:
     jobs: int
     launcher: "LauncherConfig | None"
     console: "Console"
+    sinks: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.trials: list[Trial] = []
-        self._roots: list[Step] = []
+        self._roots: dict[int, Step] = {}
         self._labels: list[str] = []
 
     def tuned(self) -> "Tuned":
@@ -199,21 +244,38 @@ class _Tuner:
             for point in points:
                 self._add(point)
             self._climb()
+        self._require_some()
         made = self._finish(self._all("done"))  # all are cached; this writes the study's run record
         from pipeline.tuning.summary import Tuned
 
         return Tuned(self.study, self.trials, made)
 
     def _add(self, point: Mapping[str, Any]) -> None:
-        """Add a trial, even for a point that occurred before: its steps are cached."""
+        """Add a trial, even for a point that occurred before: its steps are cached. It fails if the
+        experiment refuses its values."""
         values = {path: self.study.space[path].value(drawn) for path, drawn in point.items()}
         shown = shown_names([path.replace("/", ".") for path in values])
         named = zip(shown.values(), values.values(), strict=True)
         label = " ".join(f"{name}={value_text(value)}" for name, value in named)
         number = len(self.trials)
-        self._roots.append(self.configure(values)[self.study.goal.owner].named(label))
         self._labels.append(f"{label} #{number}" if label in self._labels else label)
-        self.trials.append(Trial(number, point, values))
+        self.trials.append(trial := Trial(number, point, values))
+        try:
+            self._roots[number] = self._root(values).named(label)
+        except TemperError as error:
+            self._fail(trial, str(error))
+
+    def _root(self, values: Mapping[str, Any]) -> Step:
+        """The step that makes the result of a trial."""
+        results, owner = self.configure(values), self.study.goal.owner
+        if owner not in results:
+            raise TemperError(f"with these settings, the experiment has no result {owner}")
+        return results[owner]
+
+    def _fail(self, trial: Trial, why: str) -> None:
+        trial.has_failed = True
+        text = f"trial #{trial.number} ({self._label(trial)}) fails: {why}"
+        self.console.print(visible(text), style="red", markup=False, soft_wrap=True)
 
     def _all(self, *states: str) -> list[Trial]:
         return [trial for trial in self.trials if trial.state in states]
@@ -240,7 +302,6 @@ class _Tuner:
         count = len(trials) if is_known else self.jobs
         for group in filter(None, (trials[:count], trials[count:])):
             some(group)
-        self._require_some(trials)
 
     def _take_to(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
         """Run trials until their values at a rung are known."""
@@ -262,11 +323,16 @@ class _Tuner:
     def _look(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
         """Read the values at a rung from the store, as far as they exist."""
         resolver = Resolver(Catalog(self.store))
+        lacking: dict[int, str] = {}
         for trial in trials:
             log, has_ended = self._log(self._watched(halving, trial), resolver)
             value_of = _final_value if has_ended else _known_value
-            if (value := value_of(log, halving.goal, at)) is not None:
-                trial.held_out[at] = value
+            try:
+                if (value := value_of(log, halving.goal, at)) is not None:
+                    trial.held_out[at] = value
+            except NoMetric as error:
+                lacking[trial.number] = str(error)
+        self._fail_without(lacking, any(trial.held_out for trial in self.trials))
 
     def _log(self, step: Step, resolver: Resolver) -> tuple[Sequence[Mapping[str, Any]], bool]:
         """The log of a step, and whether it is complete."""
@@ -283,11 +349,27 @@ class _Tuner:
         if unknown := [trial for trial in trials if trial.value is None]:
             self._say(unknown, "to the end")
         made = self._advance({self._label(t): self._roots[t.number] for t in trials}, {})
+        lacking: dict[int, str] = {}
         for trial in trials:
             result = made.get(self._label(trial))
             trial.has_failed = result is None
-            trial.value = None if result is None else self._value(result)
+            try:
+                trial.value = None if result is None else self._value(result)
+            except NoMetric as error:
+                lacking[trial.number] = str(error)
+        self._fail_without(lacking, any(trial.value is not None for trial in self.trials))
         return made
+
+    def _fail_without(self, lacking: Mapping[int, str], is_known: bool) -> None:
+        """Fail trials without the metric, which others have.
+
+        Raises:
+            NoMetric: no trial has it.
+        """
+        for number, why in lacking.items():
+            if not is_known:
+                raise NoMetric(why)
+            self._fail(self.trials[number], why)
 
     def _value(self, result: Made) -> float:
         metric = self.study.goal.metric
@@ -296,21 +378,24 @@ class _Tuner:
             value = value["value"]
         if not is_number(value):
             known = [n for n, v in result.metrics.items() if is_number(v) or is_interval(v)]
-            raise TemperError(
+            given = metric in result.metrics and f"{metric} is {reprlib.repr(value)}"
+            raise NoMetric(
                 f"--metric {self.study.goal}: {self.study.goal.owner} has no number of this name; "
-                f"{hint(metric, known)}"
+                f"{given or hint(metric, known)}"
             )
         return float(value)
 
     def _advance(self, roots: Mapping[str, Step], pauses: Mapping[str, Pause]) -> dict[str, Made]:
         if not roots:
             return {}
-        return advance(roots, self.store, pauses, self.jobs, self.console, self.launcher)
+        return advance(
+            roots, self.store, pauses, self.jobs, self.console, self.launcher, self.sinks
+        )
 
-    def _require_some(self, trials: Sequence[Trial]) -> None:
-        if trials and all(trial.has_failed for trial in trials):
+    def _require_some(self) -> None:
+        if all(trial.has_failed for trial in self.trials):
             raise TemperError(
-                f"tune: every trial failed ({len(trials)}); their errors are printed above"
+                f"tune: every trial failed ({len(self.trials)}); their errors are printed above"
             )
 
     def _say(self, trials: Sequence[Trial], what: str) -> None:
@@ -332,12 +417,12 @@ def _final_value(log: Sequence[Mapping[str, Any]], goal: Goal, at: int) -> float
     rung.
 
     Raises:
-        TemperError: it has logged no such value.
+        NoMetric: it has logged no such value.
     """
     values = [record[goal.metric] for record in log if is_number(record.get(goal.metric))]
     if not values:
         known = dict.fromkeys(n for record in log for n, v in record.items() if is_number(v))
-        raise TemperError(
+        raise NoMetric(
             f"--stop-on {goal}: {goal.owner} has logged no such value; "
             f"{hint(goal.metric, [*known])} "
             "(a held-out value needs held-out data and the setting eval_every_steps)"

@@ -23,6 +23,7 @@ from pipeline.text import hint
 from pipeline.tuning.space import Space, require_optuna
 
 SAMPLERS = ("tpe", "random", "grid")
+MOST_TRIALS = 1_000_000
 _FALLS = re.compile(r"(.*[/_])?(\w*loss|kl|perplexity)|(.*/|eval_)?loss/.*")
 """Names of metrics that are minimised by default."""
 
@@ -47,6 +48,8 @@ class Goal:
         Raises:
             TemperError: there is no such owner.
         """
+        if not isinstance(text, str):
+            raise TemperError(f"{option} {text}: give text, as in 'RESULT.METRIC'")
         name, colon, direction = text.rpartition(":")
         if colon and direction not in ("min", "max"):
             raise TemperError(f"{option} {text}: it ends with :min or :max, or without")
@@ -90,12 +93,13 @@ class Halving:
     """
 
     goal: Goal
-    rungs: tuple[int, ...]
+    rungs: Sequence[int]
     reduction: int = 2
 
     def __post_init__(self) -> None:
-        ascending = all(a < b for a, b in itertools.pairwise((0, *self.rungs)))
-        if not self.rungs or not ascending:
+        counts = [at for at in self.rungs if type(at) is int]
+        ascending = all(a < b for a, b in itertools.pairwise((0, *counts)))
+        if not counts or [*self.rungs] != counts or not ascending:
             raise TemperError(
                 f"--rungs {','.join(map(str, self.rungs)) or 'is missing'}: after how many updates "
                 f"are trials compared by {self.goal}? Give rising numbers, as in --rungs 10,20"
@@ -130,9 +134,14 @@ class Study:
             )
         if self.sampler not in SAMPLERS:
             raise TemperError(f"--sampler {self.sampler}: known: {', '.join(SAMPLERS)}")
-        for option, value in (("trials", self.trials), ("batch", self.batch)):
-            if value is not None and value < 1:
-                raise TemperError(f"--{option} {value}: at least 1")
+        batch = 1 if self.batch is None else self.batch
+        for option, value, low, high in (
+            ("trials", self.trials, 1, MOST_TRIALS),
+            ("batch", batch, 1, MOST_TRIALS),
+            ("seed", self.seed, 0, 2**32 - 1),
+        ):
+            if type(value) is not int or not low <= value <= high:
+                raise TemperError(f"--{option} {value}: give a whole number from {low} to {high}")
         endless = [path for path, axis in self.space.items() if not axis.choices]
         if self.sampler == "grid" and endless:
             raise TemperError(
@@ -187,7 +196,7 @@ def ask(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 def _asked(study: Study, trials: Sequence[Trial], count: int) -> list[dict[str, Any]]:
     """The points that Optuna's sampler chooses, from these trials and the seed alone."""
     optuna = require_optuna()
-    seed = study.seed + len(trials)
+    seed = (study.seed + len(trials)) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if study.sampler == "tpe":

@@ -48,9 +48,10 @@ class Axis:
         return min(max(value, bounds.low), bounds.high)
 
     @property
-    def any_value(self) -> Any:
+    def some_values(self) -> list[Any]:
+        """All choices, or the ends of an interval."""
         bounds: Any = self.distribution
-        return next(iter(self.choices.values())) if self.choices else bounds.low
+        return [*self.choices.values()] if self.choices else [bounds.low, bounds.high]
 
     def value(self, drawn: Any) -> Any:
         return self.choices[drawn] if self.choices else drawn
@@ -64,9 +65,13 @@ def space_of(axes: Mapping[str, Any]) -> dict[str, Axis]:
     """A space from Python values.
 
     Raises:
-        TemperError: an axis is neither a list of values nor a distribution.
+        TemperError: there are no axes by path, or one is neither a list of values nor a
+            distribution.
     """
     distributions = require_optuna().distributions
+    if not isinstance(axes, Mapping):
+        kind = type(axes).__name__
+        raise TemperError(f"tune: the space is a {kind}; give a dict, as {{'dpo.loss.beta': […]}}")
     found = {}
     for path, axis in axes.items():
         if isinstance(axis, distributions.BaseDistribution):
@@ -98,12 +103,14 @@ def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
     """Split settings of a command line into axes and fixed settings.
 
     Raises:
-        TemperError: Hydra cannot parse a setting.
+        TemperError: Hydra cannot parse a setting, or a setting is given twice.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    axes, fixed = {}, []
+    axes: dict[str, Axis] = {}
+    fixed: list[str] = []
+    names: list[str] = []
     for text in overrides:
         try:
             override = OverridesParser.create().parse_override(text)
@@ -114,13 +121,21 @@ def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
             axes[override.get_key_element()] = _axis(override)
         else:
             fixed.append(text)
+        names.append(override.get_key_element().lstrip("+~"))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise TemperError(f"tune: {twice[0]} stands there twice; leave one of them out")
     return axes, fixed
 
 
 def _axis(override: Any) -> Axis:
     """An axis from Hydra's parsed form."""
+    from hydra.core.override_parser.types import Glob
+
     distributions = require_optuna().distributions
     path, sweep = override.get_key_element(), override.value()
+    # these depend on which files there are, and on chance that no seed governs
+    if isinstance(sweep, Glob) or getattr(sweep, "shuffle", False):
+        raise TemperError(f"tune: {override.input_line}: list its values, as in {path}=A,B,C")
     if not override.is_interval_sweep():
         return choice(path, [*override.sweep_string_iterator()])
     low, high, log = sweep.start, sweep.end, "log" in sweep.tags
@@ -136,7 +151,8 @@ def value_text(value: Any) -> str:
     """A value as short text that distinguishes it from others."""
     if isinstance(value, enum.Enum):
         return str(value.name)
-    return f"{value:.{SIGNIFICANT_DIGITS}g}" if isinstance(value, float) else str(value)
+    short = f"{value:.{SIGNIFICANT_DIGITS}g}" if isinstance(value, float) else ""
+    return short if short and float(short) == value else str(value)
 
 
 def require_optuna() -> Any:

@@ -1,14 +1,18 @@
 """Mistakes in the YAML files of an experiment's own ``conf``: one sentence, with file and line."""
 
 import json
+import os
 import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command_line import script
+from command_line import script, temper
 
-from pipeline import TemperError
+from pipeline import TemperError, experiment
 from pipeline.tuning.driver import TUNING, Options
 
 EXPERIMENT = """
@@ -129,6 +133,67 @@ def test_a_study_tells_it_too(
     Path("conf/mine.yaml").write_text(content)
     monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
     assert told in script(mine, "model.width=1,2").error
+
+
+def test_a_study_keeps_the_config_that_it_began_with(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def search(configure: Callable[[Any], Any], *others: Any, **more: Any) -> None:
+        for edited in ("n: 5\n", "n: [\n"):
+            arguments = configure({"model.width": 2})["made"].arguments
+            found.append((arguments["n"], arguments["model"].width))
+            Path("conf/mine.yaml").write_text(edited)
+        raise TemperError("enough")
+
+    Path("conf/mine.yaml").write_text("n: 4\n")
+    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
+    monkeypatch.setattr(experiment, "search", search)
+    assert "enough" in script(mine, "model.width=1,2").error
+    assert found == [(4, 2), (4, 2)]
+
+
+def test_the_record_of_a_study_has_the_command_of_the_study(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's own words would run something else."""
+    monkeypatch.setattr(
+        os, "execve", lambda path, words, all: monkeypatch.setenv(TUNING, all[TUNING])
+    )
+    temper("tune", "mine.py", "model.width=1,2", "--metric", "made.n", "--trials", "2")
+    recorded = []
+
+    def search(*others: Any, **more: Any) -> None:
+        recorded.extend(sys.orig_argv)
+        raise TemperError("enough")
+
+    monkeypatch.setattr(experiment, "search", search)
+    script(mine, "model.width=1,2")
+    assert "tune mine.py model.width=1,2 --metric made.n --trials 2" in " ".join(recorded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["force=[work]"], "tune: a study has no use for force; leave it out"),
+        (["only=[work]"], "tune: a study has no use for only"),
+        (["jobs=1,2"], "tune: jobs changes no result, so it cannot vary; give one value"),
+        (["launcher.use=[local],[slurm]"], "tune: launcher.use changes no result"),
+    ],
+)
+def test_a_study_refuses_what_it_has_no_use_for(
+    mine: Path, settings: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
+    assert told in script(mine, "model.width=1,2", *settings).error
+
+
+def test_a_value_that_does_not_exist_is_found_before_a_trial_runs(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 1))))
+    assert "model.width=x is no value for it" in script(mine, "model.width=1,2,x").error
 
 
 def test_an_own_option_of_a_choice_with_the_name_of_a_shipped_group_is_taken(mine: Path) -> None:

@@ -37,11 +37,19 @@ def test_settings_with_several_values_vary_and_others_do_not() -> None:
         ("beta=interval(2,1)", "beta goes from 2.0 to 1.0; give two numbers, in order"),
         ("beta=tag(log,interval(0,1))", "give two numbers above 0, in order"),
         ("beta=1,1", "beta has 2 values, 1 of them different"),
+        ("loss=glob(*)", r"tune: loss=glob\(\*\): list its values, as in loss=A,B,C"),
+        ("beta=shuffle(1,2)", "list its values"),
     ],
 )
 def test_a_mistake_in_a_space_is_refused_by_name(override: str, message: str) -> None:
     with pytest.raises(TemperError, match=message):
         parsed([override])
+
+
+@pytest.mark.parametrize("other", ["beta=3", "++beta=3", "beta=3,4"])
+def test_a_setting_is_given_once(other: str) -> None:
+    with pytest.raises(TemperError, match="tune: beta stands there twice; leave one of them out"):
+        parsed(["beta=1,2", other])
 
 
 def test_in_python_an_axis_is_a_list_or_a_distribution() -> None:
@@ -57,6 +65,13 @@ def test_drawn_numbers_are_the_same_on_every_machine_and_within_their_bounds() -
     assert axis.rounded(0.000123456789) == 0.000123457
     assert axis.rounded(1.00000049e-5) == 1.00000049e-5
     assert value_text(0.000123457) == "0.000123457"
+
+
+def test_numbers_that_differ_late_are_different_values() -> None:
+    assert [*space_of({"rate": [0.12345671, 0.12345672]})["rate"].choices] == [
+        "0.12345671",
+        "0.12345672",
+    ]
 
 
 # --- the goal ------------------------------------------------------------------------------------
@@ -120,6 +135,10 @@ def test_the_same_seed_gives_the_same_trials(sampler: str) -> None:
     assert len(played(study(sampler))) == 12
 
 
+def test_the_last_seed_is_a_seed_too() -> None:
+    assert len(played(study("tpe", seed=2**32 - 1))) == 12
+
+
 def test_a_sampler_that_learns_comes_closer() -> None:
     rates = [point["rate"] for point in played(study("tpe", trials=40))]
     assert sum(rates[20:]) < sum(rates[:20])
@@ -130,9 +149,11 @@ def test_a_sampler_that_learns_comes_closer() -> None:
     [
         ({"sampler": "best"}, "--sampler best: known: tpe, random, grid"),
         ({"sampler": "grid"}, "--sampler grid: rate is an interval"),
-        ({"trials": 0}, "--trials 0: at least 1"),
-        ({"batch": 0}, "--batch 0: at least 1"),
+        ({"trials": 0}, "--trials 0: give a whole number from 1"),
+        ({"batch": 0}, "--batch 0: give a whole number from 1"),
         ({"space": {}}, "no setting varies"),
+        ({"trials": 2.5}, r"--trials 2\.5: give a whole number"),
+        ({"seed": -1}, "--seed -1: give a whole number from 0 to 4294967295"),
     ],
 )
 def test_what_is_no_study_is_refused(change: dict, message: str) -> None:

@@ -13,10 +13,10 @@ pytest.importorskip("optuna")
 
 from places import REPOSITORY, SUPPORT_PATH
 from rich.console import Console
-from tuning_steps import Config, Fit, experiment
+from tuning_steps import Config, Fit, experiment, numbers_of
 from workers_here import instead_of_processes
 
-from pipeline import Store, TemperError, run, tune
+from pipeline import File, Step, Store, TemperError, run, tune
 from pipeline.plan.planning import make_plan
 from pipeline.store.catalog import Catalog
 from pipeline.tuning.summary import Tuned
@@ -123,6 +123,66 @@ def test_a_trial_that_fails_is_one_trial_less(store: Store, journal: str, consol
         tuned(store, journal, console, space={"fit.method": ["explode"]})
 
 
+def test_a_batch_in_which_every_trial_fails_ends_no_study(
+    store: Store, journal: str, console: Console
+) -> None:
+    space = {"fit.method": ["plain", "explode"]}
+    found = tuned(store, journal, console, space=space, batch=1)
+    assert [trial.state for trial in found.trials] == ["done", "failed"]
+
+
+@pytest.mark.parametrize("more", [{}, {"stop_on": "fit.eval_loss", "rungs": [2]}])
+def test_a_trial_without_the_metric_that_others_have_is_one_trial_less(
+    store: Store, journal: str, console: Console, more: dict[str, Any]
+) -> None:
+    space = {"fit.method": ["plain", "silent"]}
+    found = tuned(store, journal, console, space=space, **more)
+    assert [trial.state for trial in found.trials] == ["done", "failed"]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "trial #1 (method=silent) fails: --" in shown
+    assert more or "no number of this name; quality is None" in shown
+
+
+def test_a_trial_whose_settings_are_refused_is_one_trial_less(
+    store: Store, journal: str, console: Console
+) -> None:
+    space = {"fit.rate": [-1.0, 0.3], "fit.beta": [1.0, 2.0]}
+    found = tuned(store, journal, console, space=space)
+    assert [trial.state for trial in found.trials] == ["failed", "failed", "done", "done"]
+    told = "trial #1 (rate=-1 beta=2) fails: Fit refuses fit.rate=-1: rate must be above 0"
+    assert told in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_trial_without_the_result_is_one_trial_less(
+    store: Store, journal: str, console: Console
+) -> None:
+    def without_some(config: Config) -> dict[str, Step]:
+        results = experiment(config)
+        return {n: r for n, r in results.items() if n == "before" or config.fit.beta < 2}
+
+    found = tune(without_some, Config(journal), {"fit.beta": [1.0, 2.0]}, "after.quality",
+                 trials=2, sampler="grid", store=store, console=console)  # fmt: skip
+    assert [trial.state for trial in found.trials] == ["done", "failed"]
+
+
+def test_all_trials_of_a_study_have_the_same_files(
+    store: Store, journal: str, console: Console, tmp_path: Path
+) -> None:
+    """One that is edited meanwhile fails the trials after it, which could not be compared."""
+    rows = tmp_path / "rows.txt"
+    rows.write_text("1 2 3")
+
+    def counted(config: Config) -> dict[str, Step]:
+        if config.fit.beta == 2:
+            rows.write_text("1 2 3 4")
+        return {"numbers": numbers_of(File(rows), config.fit.beta)}
+
+    found = tune(counted, Config(journal), {"fit.beta": [1.0, 2.0]}, "numbers.count",
+                 trials=2, sampler="grid", batch=1, store=store, console=console)  # fmt: skip
+    assert [trial.state for trial in found.trials] == ["done", "failed"]
+    assert "rows.txt" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_study_ends_with_a_table_and_a_run_on_record(
     store: Store, journal: str, console: Console
 ) -> None:
@@ -158,6 +218,12 @@ def test_a_training_that_ends_before_a_rung_is_compared_by_its_last_value(
         ({"stop_on": "fits.eval_loss", "rungs": [2]}, "--stop-on fits.eval_loss: name its owner"),
         ({"stop_on": "fit.eval_loss"}, "--rungs is missing"),
         ({"rungs": [2]}, "add --stop-on"),
+        ({"stop_on": "fit.eval_loss", "rungs": 2}, "rungs=2: give numbers of updates"),
+        ({"space": {"fit": [Fit()], "fit.beta": [1.0]}}, "fit.beta lies within fit"),
+        ({"space": ["fit.beta"]}, "the space is a list; give a dict"),
+        ({"jobs": 0}, "jobs=0: at least one step"),
+        ({"sinks": ["wand"]}, "there is no sink 'wand'"),
+        ({"metric": None}, "--metric None: give text"),
     ],
 )
 def test_a_mistake_is_told_by_name(

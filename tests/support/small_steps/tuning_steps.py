@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import Artifact, Output, Step, step
+from pipeline import Artifact, File, Output, Step, step
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def corpus(out: Output, journal: str) -> dict:
 
 @step(version="1")
 def fit(out: Output, rows: Artifact, config: Fit, journal: str) -> dict:
-    """A loss whose minimum is at a rate of 0.3 and a beta of 2; evaluated after every second step.
+    """A loss whose minimum is at a rate of 0.3 and a beta of 2; evaluated after every second step,
+    except by the method ``silent``.
 
     It kills its driver at the step that a file beside the journal names, once.
     """
@@ -57,7 +58,8 @@ def fit(out: Output, rows: Artifact, config: Fit, journal: str) -> dict:
         if config.method == "explode" and at == 2:
             raise ValueError("the loss is not finite")
         loss = (config.rate - 0.3) ** 2 + (config.beta - 2) ** 2 + 1 / at
-        metrics = {"step": at, "loss": loss} | ({"eval_loss": loss} if at % 2 == 0 else {})
+        is_evaluated = at % 2 == 0 and config.method != "silent"
+        metrics = {"step": at, "loss": loss} | ({"eval_loss": loss} if is_evaluated else {})
         lines.append(json.dumps(metrics))
         leaving = out.stopping
         (new := log.with_suffix(".new")).write_text("\n".join(lines))
@@ -72,8 +74,15 @@ def fit(out: Output, rows: Artifact, config: Fit, journal: str) -> dict:
 
 @step(version="1")
 def score(out: Output, model: Artifact) -> dict:
+    """The quality is not known if the model was not evaluated at its end."""
     last = json.loads((model / "metrics.jsonl").read_text().splitlines()[-1])
-    return {"quality": {"value": -last["loss"], "low": -9.0, "high": 0.0}, "loss": last["loss"]}
+    quality = {"value": -last["loss"], "low": -9.0, "high": 0.0} if "eval_loss" in last else None
+    return {"quality": quality, "loss": last["loss"]}
+
+
+@step(version="1")
+def numbers_of(out: Output, rows: File, beta: float) -> dict:
+    return {"count": len(Path(rows.url).read_text().split()), "beta": beta}
 
 
 def _note(journal: str, line: str) -> None:
