@@ -92,7 +92,6 @@ def _loaded(folder: Path) -> Mapping[int, str]:
 
 def _ids_in(folder: Path) -> set[int]:
     """The ids that occur in the token files of a folder."""
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     found: set[int] = set()
@@ -101,6 +100,6 @@ def _ids_in(folder: Path) -> set[int]:
             columns = [name for name in file.schema_arrow.names if name.endswith("_ids")]
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=columns, use_threads=False)
-                for column in table.itercolumns():
-                    found.update(pc.unique(pc.list_flatten(column)).to_pylist())
+                chunks = (chunk for column in table.itercolumns() for chunk in column.chunks)
+                found.update(i for chunk in chunks for i in chunk.flatten().unique().to_pylist())
     return found
