@@ -269,7 +269,7 @@ def show_next(
     option = "" if _is_usual(store) else f" --store {shlex.quote(shown(store.url))}"
     commands = [f"temper report{option}"]
     taken = {entry.value: entry.name for entry in entry_points(group="temper.next")}
-    for name, kind in reversed(kinds.items()):
+    for name, kind in reversed([*kinds.items()]):
         command = taken.get(reference_to(kind))
         if command is not None and _is_offered(kind, Made(results[name], store)):
             named = shlex.quote(f"{experiment}/{name}")
