@@ -175,7 +175,7 @@ def test_all_trials_of_a_study_have_the_same_files(
     def counted(config: Config) -> dict[str, Step]:
         if config.fit.beta == 2:
             rows.write_text("1 2 3 4")
-        return {"numbers": numbers_of(File(rows), config.fit.beta)}
+        return {"numbers": numbers_of(File(str(rows)), config.fit.beta)}
 
     found = tune(counted, Config(journal), {"fit.beta": [1.0, 2.0]}, "numbers.count",
                  trials=2, sampler="grid", batch=1, store=store, console=console)  # fmt: skip
