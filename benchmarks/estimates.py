@@ -14,7 +14,7 @@ of its process.
 """
 
 import math
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -81,4 +81,6 @@ def main(stores: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("stores", nargs="+", metavar="STORE")
+    main(parser.parse_args().stores)

@@ -13,7 +13,7 @@ from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow
 from steps.kinds import Completions, Preferences
-from steps.shared.checks import require_count
+from steps.shared.checks import require, require_count
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class PairConfig:
 
     def __post_init__(self) -> None:
         require_count(self, "max_pairs", or_null=True)
+        require(type(self.seed) is int, "seed must be a whole number", self.seed)
         if not 0 <= self.test_fraction < 1:
             raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
 
@@ -77,7 +78,7 @@ def build_pairs(
     held_out = _in_turn(compress(rounds, held))
     if config.test_fraction and not held_out:
         raise TemperError(
-            f"test_fraction={config.test_fraction} (held_out_pairs in dpo_arithmetic) holds out "
+            f"PairConfig.test_fraction={config.test_fraction} holds out "
             f"none of {sum(map(bool, rounds))} prompts with a right and a wrong completion; raise "
             "it, or sample from more prompts"
         )

@@ -1,5 +1,6 @@
 """``filter_pairs``: keep preference pairs of sufficient score margin and of suitable lengths."""
 
+import json
 import math
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,8 @@ class FilterConfig:
 
     Args:
         min_margin: by how much the chosen side's score must be higher; pairs without scores go.
-        min_characters, max_characters: of each response.
+        min_characters, max_characters: of each response: the text that the assistant writes, and
+            its calls of tools as JSON.
         max_length_ratio: of the longer response to the shorter one, in characters.
         splits: which splits are filtered; the others stay as they are.
         languages: those of pairs that stay; prompt and both responses must be in one of them.
@@ -73,4 +75,6 @@ def _check(config: FilterConfig, row: PreferenceRow) -> None:
 
 
 def _characters(messages: Messages) -> int:
-    return sum(len(message["content"]) for message in messages)
+    own = [message for message in messages if message["role"] == "assistant"]
+    calls = [json.dumps(m["tool_calls"], ensure_ascii=False) for m in own if m.get("tool_calls")]
+    return sum(len(message["content"]) for message in own) + sum(map(len, calls))

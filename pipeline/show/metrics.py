@@ -33,10 +33,11 @@ def comparable_metrics(manifests: Iterable[Manifest]) -> list[str]:
 
 
 def metric_text(value: Any) -> str:
-    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value; of a
-    group or a list, its parts."""
+    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval that has a width, ``–`` for
+    no value; of a group or a list, its parts."""
     if is_interval(value):
-        return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
+        ends = f" ({value['low']:.3g} – {value['high']:.3g})" if has_width(value) else ""
+        return f"{value['value']:.3g}{ends}"
     if value is None:
         return NO_VALUE
     if isinstance(value, Mapping):
@@ -79,6 +80,12 @@ def labels_of(manifest: Manifest) -> Mapping[str, str]:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number that a float can hold."""
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+
+
+def has_width(interval: Mapping[str, float]) -> bool:
+    """Whether an interval tells of uncertainty: that of a single observation, or of observations
+    that are all equal, does not."""
+    return interval["low"] < interval["high"]
 
 
 def is_interval(value: Any) -> TypeGuard[Mapping[str, float]]:

@@ -2,7 +2,7 @@ r"""An answer in `\boxed{...}`, the usual form of mathematical answers."""
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -108,19 +108,32 @@ def is_correct(text: str, answer: str) -> bool:
     return found is not None and _is_same(found, answer)
 
 
-def require_answers(records: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError, which names the row, if a record has no right answer with which
-    `is_correct` could compare."""
+def require_answers(records: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError, which names the row, if a record has no completions, or no right answer
+    with which `is_correct` could compare them."""
+    if not records:
+        raise ValueError("there are no prompts with completions; sample some")
     for record in records:
-        if record.get("answer") is None:
+        row, answer = record["row"], record.get("answer")
+        if not record["completions"]:
+            raise ValueError(f"row {row!r} has no completions; sample some, or leave the row out")
+        if answer is None:
             raise ValueError(
-                f"row {record['row']!r} has no answer, so nobody knows which of its completions "
-                "are right; give every prompt its answer, or leave the row out"
+                f"row {row!r} has no answer, so nobody knows which of its completions are right; "
+                "give every prompt its answer, or leave the row out"
             )
-        if is_rule(record["answer"]):
-            raise ValueError(f"row {record['row']!r}: {RULE}; leave the row out")
+        if not isinstance(answer, str):
+            raise ValueError(
+                f"row {row!r} has the answer {answer!r}, which is no text; write it in quotes"
+            )
+        if is_rule(answer):
+            raise ValueError(f"row {row!r}: {RULE}; leave the row out")
 
 
 def _is_same(found: str, answer: str) -> bool:
-    one, other = (unicodedata.normalize("NFC", side) for side in (found, answer.strip()))
-    return plain_numerals(one) == plain_numerals(other)
+    return as_compared(found) == as_compared(answer.strip())
+
+
+def as_compared(answer: str) -> str:
+    """The form of an answer that equal answers have in common."""
+    return plain_numerals(unicodedata.normalize("NFC", answer))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
 
-from steps.checking.boxed import boxed_answer, is_correct
+from steps.checking.boxed import as_compared, boxed_answer, is_correct
 from steps.evaluation.intervals import Interval, mean_share, proportion
 
 WRONG_BESIDE_RIGHT = 3
@@ -49,7 +49,7 @@ class Sampled:
             str(record["row"]),
             texts,
             tuple(is_correct(text, record["answer"]) for text in texts),
-            tuple(map(boxed_answer, texts)),
+            tuple(vote and as_compared(vote) for vote in map(boxed_answer, texts)),
             tuple(-math.inf if score is None else score for score in record["scores"]),
         )
 

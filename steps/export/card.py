@@ -195,8 +195,11 @@ def _existing(results: Mapping[str, Any], name: str) -> Any:
 
 
 def _number(value: Any) -> str:
-    """A metric as text, with its interval if it has one."""
+    """A metric as text, with its interval if it has one. That of a single observation has no width,
+    and is none."""
     if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
+        if value["low"] == value["high"]:
+            return _number(value["value"])
         return f"{value['value']:.4g} ({value['low']:.4g} to {value['high']:.4g})"
     return f"{value:.4g}" if isinstance(value, int | float) else NONE
 

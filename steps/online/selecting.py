@@ -81,6 +81,8 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
     left, counts = _comparable(recording)
     chosen = [rollout for drawn in left for rollout in how.of(drawn)]
     if not chosen:
+        if how.least_reward is None:
+            raise ValueError(f"no completion in {recording} has a reward{_left_out(counts)}")
         raise ValueError(
             f"no completion in {recording} has a reward of {how.least_reward} or more; sample more "
             f"of them, or lower least_reward{_left_out(counts)}"

@@ -1057,6 +1057,11 @@ def test_overlap_within_a_chinese_text_is_found() -> None:
     assert evaluation.overlap(["你好，请问法国的首都是什么？"]) is None
 
 
+def test_signs_between_japanese_letters_are_no_words() -> None:
+    """As commas are none elsewhere: with them, another spelling of a list shares fewer words."""
+    assert words_of("ジョン・スミス゠さん、ラーメン") == [*"ジョンスミスさんラーメン"]
+
+
 # --- as a config names it ----------------------------------------------------------------------
 
 
@@ -1209,6 +1214,24 @@ def test_pairs_are_left_out_by_margin_and_length_and_told(
     assert metrics is not None
     assert metrics["dropped"] == len(SCORED) - len(kept)
     assert [e.row for e in out.ledger() if e.outcome == "kept"] == kept
+
+
+def test_the_length_of_a_response_is_what_the_assistant_writes(tmp_path: Path) -> None:
+    """The user's words within a side of several turns are no part of it, and a call is."""
+    call = {"type": "function", "function": {"name": "find", "arguments": {"of": "a word"}}}
+    chosen = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "found " * 100},
+        {"role": "assistant", "content": "It is there."},
+    ]
+    rejected = [{"role": "assistant", "content": "I do not know where it might be."}]
+    rows = [{"prompt": "Where?", "chosen": chosen, "rejected": rejected}]
+    made, _ = loaded(tmp_path, File(write(tmp_path / "r.jsonl", rows)), test_fraction=0.0)
+    pairs = Artifact(made.path, "load_preferences", "")
+    kept = FilterConfig(min_characters=30, max_characters=200)
+    told = filter_pairs.function(Folder(tmp_path / "kept"), pairs, kept)
+    assert told is not None
+    assert told["train"] == 1
 
 
 def test_a_split_that_loses_all_its_pairs_is_told_with_the_reasons(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from steps.kinds import Preferences
 from steps.load_preferences import load_preferences
 from steps.load_prompts import load_prompts
 from steps.prompts_of_pairs import prompts_of_pairs
+from steps.score_completions import score_completions
 from steps.unpair import unpair
 
 
@@ -75,8 +76,36 @@ def test_pairs_that_are_all_held_out_are_told_of(tmp_path: Path) -> None:
 
 
 def test_a_share_that_holds_out_no_pair_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(TemperError, match=r"test_fraction=0.001 \(held_out_pairs in .* none of 2 "):
+    with pytest.raises(TemperError, match=r"PairConfig.test_fraction=0.001 holds out none of 2 "):
         pairs_of(tmp_path, MIXED, PairConfig(test_fraction=0.001))
+
+
+def test_labels_are_shuffled_by_a_number() -> None:
+    """None would shuffle them otherwise in each run, under one key."""
+    with pytest.raises(ValueError, match="seed must be a whole number, got None"):
+        PairConfig(shuffle_labels=True, seed=None)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"completions": []}, "row 'q' has no completions"),
+        ({"answer": 1}, "row 'q' has the answer 1, which is no text; write it in quotes"),
+    ],
+)
+def test_completions_that_cannot_be_judged_are_told_with_their_row(
+    tmp_path: Path, record: dict[str, Any], told: str
+) -> None:
+    """The share of no completions was NaN, as was its interval."""
+    whole = {"row": "q", "answer": "1", "completions": ["x"], "finish": ["stop"], "prompt": []}
+    (tmp_path / "completions.jsonl").write_text(json.dumps({**whole, **record}) + "\n")
+    sampled = Artifact(tmp_path, "sample_completions", "")
+    for step in (score_completions, build_pairs):
+        with pytest.raises(ValueError, match=told):
+            step.function(Folder(tmp_path / "out"), sampled)
+    (tmp_path / "completions.jsonl").write_text("")
+    with pytest.raises(ValueError, match="there are no prompts with completions"):
+        score_completions.function(Folder(tmp_path / "out"), sampled)
 
 
 def test_shuffled_labels_swap_half_of_the_pairs_and_nothing_else(tmp_path: Path) -> None:
@@ -132,6 +161,26 @@ def test_pairs_taken_apart_keep_all_that_goes_with_a_response(tmp_path: Path) ->
     assert [row.weight for row in rows] == [0.5, 1.5, 2.5] * 2
     assert rows[-1].template_kwargs == {"k": 2}
     assert rows[-1].tools == ({"name": "add"},)
+
+
+def test_responses_that_are_good_and_bad_after_unpairing_are_told_of(tmp_path: Path) -> None:
+    """Of ranked responses A, B and C, the pairs A over B and B over C say both of B."""
+
+    def pair(number: int, asked: str, chosen: str, rejected: str) -> PreferenceRow:
+        sides = ((Message(role="assistant", content=text),) for text in (chosen, rejected))
+        return PreferenceRow(f"q{number}", (Message(role="user", content=asked),), *sides)
+
+    ranked = (("1?", "A", "B"), ("1?", "B", "C"), ("1?", "A", "C"), ("2?", "B", "A"))
+    pairs = [pair(number, *texts) for number, texts in enumerate(ranked)]
+    write_rows(tmp_path / "train" / "pairs-00000.parquet", PAIRS, map(to_record, pairs))
+
+    metrics = unpair.function(
+        Folder(tmp_path / "out"), Preferences(tmp_path, "load_preferences", "")
+    )
+
+    assert metrics is not None
+    assert (metrics["train"], metrics["good_and_bad"]) == (8, 1)
+    assert metrics["notices"][0].startswith("1 responses are chosen in one pair of their prompt")
 
 
 def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(

@@ -48,6 +48,12 @@ def test_samples_left_over_from_the_runs_are_not_looked_at() -> None:
     )
 
 
+def test_samples_vote_for_one_answer_however_its_digits_are_spelled() -> None:
+    votes = [(text, 0.0) for text in ("5", "5", "7", "\N{ARABIC-INDIC DIGIT SEVEN}", "\uff17")]
+    (point,) = best_of_n([sampled("7", *votes)], [5])
+    assert point.majority["value"] == 1
+
+
 def test_a_sample_without_a_score_is_never_preferred_and_one_without_an_answer_never_votes() -> (
     None
 ):

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pipeline import Step, Store, run
 from pipeline.cli.reports import Looks, chosen_runs, story_of
+from pipeline.show.metrics import metric_text
 from pipeline.show.report.costs import cost_of, hardware_of, total
 from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.page import render
@@ -128,6 +129,11 @@ def test_intervals_of_one_observation_are_no_evidence(store: Store, console: Con
 
     results = {name: of_one(reported) for name, reported in told.results.items()}
     assert headline(replace(told, results=results)) is None
+
+
+def test_an_interval_of_one_observation_is_not_shown_as_one() -> None:
+    assert metric_text({"value": 0.5, "low": 0.5, "high": 0.5}) == "0.5"
+    assert metric_text({"value": 0.5, "low": 0.25, "high": 0.75}) == "0.5 (0.25 – 0.75)"
 
 
 def test_results_that_cannot_be_compared_have_no_headline(store: Store, console: Console) -> None:

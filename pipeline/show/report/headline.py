@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.show.metrics import SIGNIFICANT, is_interval, is_number
+from pipeline.show.metrics import SIGNIFICANT, has_width, is_interval, is_number
 from pipeline.show.report.scoreboard import Cell, measures_of
 from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import number, probability, rough, signed
@@ -143,7 +143,7 @@ def _of_intervals(story: Story) -> Headline | None:
             for name, reported in story.results.items()
             if reported.manifest
             and is_interval(value := reported.manifest.metrics.get(measure.metric))
-            and value["low"] < value["high"]  # a single observation has no width, and shows no more
+            and has_width(value)
         }
         if measure.better and len(known) > 1:
             return _by_intervals(measure, known)

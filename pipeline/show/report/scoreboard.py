@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.show.metrics import SIGNIFICANT, comparable_metrics, is_interval, is_number
+from pipeline.show.metrics import SIGNIFICANT, comparable_metrics, has_width, is_interval, is_number
 from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import exact
 from pipeline.show.views import Measure, Measures
@@ -138,7 +138,7 @@ def _row(measure: Measure, metrics: Mapping[str, Mapping[str, Any]]) -> Row:
         value, p = of.get(measure.metric), of.get(measure.p) if measure.p else None
         p = p if is_number(p) else None
         if is_interval(value):
-            ends = value["low"], value["high"]
+            ends = (value["low"], value["high"]) if has_width(value) else (None, None)
             return Cell(value["value"], *ends, p=p, better=measure.better)
         return Cell(value if is_number(value) else None, p=p, better=measure.better)
 

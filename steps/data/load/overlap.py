@@ -28,7 +28,9 @@ NGRAM_WORDS = 13
 SHORTEST = 4
 """Texts with fewer words ("yes", "what is it") do not indicate a common source."""
 
-_HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_HAN_AND_KANA = (
+    "\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
 _ASCII_WORD = re.compile(r"\w+")
 _THAI_TO_KHMER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 _MOST_OF_PLANE_1 = 0x1F000
