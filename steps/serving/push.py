@@ -9,6 +9,7 @@ only to huggingface_hub.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +103,7 @@ def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
 @contextmanager
 def _told_without_secrets() -> Iterator[None]:
     """Turn errors of the Hub or the network into one line without secrets."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -112,15 +113,28 @@ def _told_without_secrets() -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise TemperError("no token of a Hub is known; run: hf auth login") from error
     except HfHubHTTPError as error:
-        status = error.response.status_code
-        told = error.server_message or f"it answered with status {status}"
-        known = "check the token: hf auth whoami" if get_token() else "log in: hf auth login"
-        advice = f"; {known}" if status in (401, 403) else ""
-        raise TemperError(f"the Hub refused: {_safe(told).rstrip('.')}{advice}") from None
+        raise TemperError(_refusal(error.response.status_code, error.server_message)) from None
     except Exception as error:  # versions use different HTTP libraries; tracebacks have headers
         reason = _safe(str(error.__cause__ or error)) or type(error).__name__
         told = f"the upload to {constants.ENDPOINT} failed: {reason}"
         raise TemperError(f"{told}; run it again to go on") from None
+
+
+def _refusal(status: int, told: str | None) -> str:
+    """What an answer of the Hub with an error's status means, and what to do."""
+    from huggingface_hub import get_token
+
+    if not told or told.lstrip().startswith("<"):  # a page of a server before the Hub
+        told = f"it answered with status {status}"
+    if status in (401, 403):
+        advice = "check the token: hf auth whoami" if get_token() else "log in: hf auth login"
+    elif status == HTTPStatus.TOO_MANY_REQUESTS:
+        advice = "wait some minutes, and run it again"
+    elif status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT) or status >= 500:
+        advice = "run it again"
+    else:
+        return f"the Hub refused: {_safe(told).rstrip('.')}"
+    return f"the Hub refused: {_safe(told).rstrip('.')}; {advice}"
 
 
 def _safe(told: str) -> str:

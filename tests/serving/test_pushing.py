@@ -14,6 +14,7 @@ from huggingface_hub.utils import disable_progress_bars
 from places import REPOSITORY
 
 from steps.export.card import HERE
+from steps.serving.push import _refusal
 
 CARD = f"---\nlibrary_name: transformers\n---\n# A model\n\n```python\n{HERE}\n```\n"
 
@@ -136,6 +137,22 @@ def test_what_a_hub_refuses_is_one_line_without_the_token(
     done = push(folder, hub.url, *arguments, "--yes", token=token)
     assert told in done.error
     assert token is None or token not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "told"),
+    [
+        (429, "Too many requests.", "the Hub refused: Too many requests; wait some minutes, and"),
+        (502, "<html>Bad gateway</html>", "it answered with status 502; run it again"),
+        (409, "another commit came first", "another commit came first; run it again"),
+        (413, "larger than 50 GB", "the Hub refused: larger than 50 GB"),
+    ],
+)
+def test_what_passes_by_itself_is_told_to_be_run_again(
+    status: int, message: str, told: str
+) -> None:
+    assert told in _refusal(status, message)
+    assert ("again" in _refusal(status, message)) == (status != 413)
 
 
 def test_a_server_that_repeats_the_token_is_not_repeated(folder: Path, hub: Hub) -> None:
