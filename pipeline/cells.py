@@ -7,7 +7,8 @@ module like any other: the step's key covers its code, and a worker refuses code
 not cover.
 
 - A function has the source of the cell that defined it. Python keeps that source, whatever cells
-  ran later.
+  ran later. It keeps none of a cell below a magic, such as ``%%time``: the source is that of the
+  newest such cell that compiles to the same code.
 - A class has the source of the newest cell that defines it. The class in the session must have the
   same methods and annotations.
 - A name that a cell imports is imported in the same way.
@@ -30,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import blake3
@@ -52,7 +53,20 @@ _ABSENT = object()
 def are_known() -> bool:
     """Whether ``__main__`` is a session that keeps the source of its cells."""
     main = sys.modules["__main__"]
-    return getattr(main, "__file__", None) is None and isinstance(vars(main).get("In"), list)
+    if not isinstance(vars(main).get("In"), list):
+        return False
+    file = getattr(main, "__file__", None)
+    return file is None or not _is_running(file)  # `%run -i` leaves the name of its script there
+
+
+def _is_running(script: str) -> bool:
+    """Whether this thread is in the top level of a script of the session."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == script:
+            return frame.f_code.co_filename == script
+        frame = frame.f_back
+    return False
 
 
 def written(definitions: Iterable[Any]) -> Path | None:
@@ -133,7 +147,7 @@ def _part(name: str, user: str, session: Mapping[str, Any]) -> _Part:
         return _Part("\n".join(imports))
     function = _function_in(value)
     if function is not None and (function.__module__, function.__qualname__) == ("__main__", name):
-        return _with_names(_source_of_function(function))
+        return _with_names(_source_of_function(function, session))
     if isinstance(value, type) and (value.__module__, value.__qualname__) == ("__main__", name):
         return _with_names(_source_of_class(value, session))
     if _is_plain(value):
@@ -152,7 +166,7 @@ def _imports(name: str, value: Any, session: Mapping[str, Any]) -> Iterator[str]
     """The imports that yield this value: those in cells, or else one made from the value's own
     module and name."""
     found = False
-    for cell in session["In"]:
+    for cell in _texts(session):
         for node in _statements(cell):
             for text in _giving(node, name, value):
                 found = True
@@ -224,20 +238,46 @@ def _literal(value: Any) -> str:
 # --- what cells say ------------------------------------------------------------------------------
 
 
-def _source_of_function(function: FunctionType) -> str:
-    text = "".join(linecache.getlines(function.__code__.co_filename))
-    for node in _statements(text):
-        is_it = isinstance(node, ast.FunctionDef) and node.name == function.__name__
-        if is_it and _first_line(node) == function.__code__.co_firstlineno:
-            return _lines_of(text, node)
+def _source_of_function(function: FunctionType, session: Mapping[str, Any]) -> str:
+    code = function.__code__
+    kept = "".join(linecache.getlines(code.co_filename))
+    below = [] if kept else [t for t in _texts(session) if code in _functions_of(t)]
+    for text in (kept, *reversed(below)):
+        for node in _statements(text):
+            is_it = isinstance(node, ast.FunctionDef) and node.name == function.__name__
+            if is_it and _first_line(node) == code.co_firstlineno:
+                return _lines_of(text, node)
     raise _no_source(function.__name__)
+
+
+def _texts(session: Mapping[str, Any]) -> list[str]:
+    """The source of all cells; of a cell below a magic, also that of what is below it."""
+    return [text for cell in session["In"] for text in (cell, *_below_magic(cell))]
+
+
+def _below_magic(cell: str) -> Iterator[str]:
+    """What IPython has made of such a cell is one call, whose last argument is the text."""
+    match _statements(cell):
+        case [ast.Expr(ast.Call(ast.Attribute(attr="run_cell_magic"), [*_, ast.Constant(text)]))]:
+            if isinstance(text, str):
+                yield text
+                if (shell := sys.modules["IPython"].get_ipython()) is not None:
+                    yield shell.transform_cell(text)  # without empty lines at its beginning
+
+
+def _functions_of(text: str) -> list[CodeType]:
+    try:
+        whole = compile(text, MODULE, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return []
+    return [part for part in whole.co_consts if isinstance(part, CodeType)]
 
 
 def _source_of_class(cls: type, session: Mapping[str, Any]) -> str:
     methods = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
     files = {method.__code__.co_filename for method in methods}
     texts = ["".join(linecache.getlines(file)) for file in sorted(files)]
-    for text in (*filter(None, texts), *reversed(session["In"])):
+    for text in (*filter(None, texts), *reversed(_texts(session))):
         for node in reversed(_statements(text)):
             if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
                 if not _is_of(node, cls):
