@@ -76,5 +76,5 @@ def _check(config: FilterConfig, row: PreferenceRow) -> None:
 
 def _characters(messages: Messages) -> int:
     own = [message for message in messages if message["role"] == "assistant"]
-    calls = [json.dumps(m["tool_calls"], ensure_ascii=False) for m in own if m.get("tool_calls")]
+    calls = (json.dumps(made, ensure_ascii=False) for m in own if (made := m.get("tool_calls")))
     return sum(len(message["content"]) for message in own) + sum(map(len, calls))

@@ -167,8 +167,8 @@ def test_responses_that_are_good_and_bad_after_unpairing_are_told_of(tmp_path: P
     """Of ranked responses A, B and C, the pairs A over B and B over C say both of B."""
 
     def pair(number: int, asked: str, chosen: str, rejected: str) -> PreferenceRow:
-        sides = ((Message(role="assistant", content=text),) for text in (chosen, rejected))
-        return PreferenceRow(f"q{number}", (Message(role="user", content=asked),), *sides)
+        good, bad = ((Message(role="assistant", content=text),) for text in (chosen, rejected))
+        return PreferenceRow(f"q{number}", (Message(role="user", content=asked),), good, bad)
 
     ranked = (("1?", "A", "B"), ("1?", "B", "C"), ("1?", "A", "C"), ("2?", "B", "A"))
     pairs = [pair(number, *texts) for number, texts in enumerate(ranked)]
