@@ -34,9 +34,13 @@ def export_hf(
     Args:
         evaluation: the evaluation of ``model``, for the card.
         before: the evaluation of the model that ``model`` was trained from, for the card.
-        base: the original pretrained model, for the card's lineage.
+        base: the original pretrained model, for the card's lineage. Adapters alone need it: it must
+            be the model that they were trained on.
         data: the training data, for the card's lineage.
         adapters: whether adapters are merged, also kept, or written alone.
+
+    Raises:
+        TemperError: there are no adapters to write alone, or ``base`` is missing or is not theirs.
     """
     from steps.export.published_folder import export_adapters, export_merged
     from steps.export.training_curves import draw_curves
@@ -51,11 +55,13 @@ def export_hf(
     lineage = [Ancestor(role, a.step, a.digest) for role, a in named.items() if a is not None]
     alone = adapters is Adapters.alone
     try:
+        if alone and base is None:
+            raise TemperError("adapters=alone needs base=, the model that they were trained on")
         if alone:
-            metrics = export_adapters(model.path, out.path, card.base_model)
+            metrics = export_adapters(model.path, out.path, base.path, card.base_model)
         else:
             metrics = export_merged(model.path, out.path, dtype, adapters is Adapters.kept)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise TemperError(str(error)) from error
     text = render_card(
         card,

@@ -9,8 +9,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steps.data.tokens.rendering import load_bare_tokenizer
 from steps.generation.sampling import as_list, end_tokens
+from steps.models.adapters import BASE
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
+from steps.scoring.scored_by import model_digest
 
 ADAPTER = "adapter"
 """The folder in which training saves adapters separately."""
@@ -29,17 +31,26 @@ def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) 
     return {"parameters": exported.num_parameters(), "dtype": str(dtype)}
 
 
-def export_adapters(model: Path, output: Path, base_model: str) -> dict[str, Any]:
+def export_adapters(model: Path, output: Path, base: Path, base_model: str) -> dict[str, Any]:
     """Write the adapters, with the name of their base model, and the tokenizer.
 
-    Raises FileNotFoundError for a model that was trained without adapters.
+    Raises FileNotFoundError for a model that was trained without adapters, and ValueError if these
+    were trained on another model than `base`: together they would be another model.
     """
     if not (model / ADAPTER).is_dir():
         raise FileNotFoundError(
             "the model was trained without adapters, so there are none to export; set "
             "adapters=merged, or train with dpo/lora=lora"
         )
-    shutil.copytree(model / ADAPTER, output, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    named = model / ADAPTER / BASE
+    if named.is_file() and json.loads(named.read_text("utf-8"))["weights"] != model_digest(base):
+        raise ValueError(
+            f"the adapters were trained on other weights than those of the base model "
+            f"{base_model}, perhaps on the model of an earlier stage; with adapters=kept the whole "
+            "model is exported"
+        )
+    beside = shutil.ignore_patterns(BASE)
+    shutil.copytree(model / ADAPTER, output, False, beside, shutil.copyfile, dirs_exist_ok=True)
     config = output / "adapter_config.json"
     described = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": base_model}
     config.write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")

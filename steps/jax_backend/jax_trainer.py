@@ -42,7 +42,7 @@ from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import Scored, loss_gradients
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import Reference
-from steps.scoring.scored_by import ScoredBy
+from steps.scoring.scored_by import ScoredBy, model_digest
 from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import OptimizerConfig, TrainConfig
@@ -300,7 +300,7 @@ class JaxPolicy:
             for name, value in trained.items():
                 parameters[name].copy_(value)
             if self._role.keeps_adapter:
-                save_adapter(adapted, output / "adapter")
+                save_adapter(adapted, output / "adapter", model_digest(self._folder))
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 

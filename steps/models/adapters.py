@@ -8,6 +8,7 @@ A trained adapter is saved in two ways: merged into the base's weights, as an or
 separately, in the format that `peft` loads onto a base.
 """
 
+import json
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -241,10 +242,15 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapter(adapted: "PeftModel", folder: Path) -> None:
-    """Write the adapters in the format that ``PeftModel.from_pretrained(base, folder)`` reads.
+BASE = "base.json"
+"""The file beside adapters with the digest of the model that they were trained on."""
 
-    The bytes depend only on the adapters: they contain no path of a base, and no order of a set.
+
+def save_adapter(adapted: "PeftModel", folder: Path, base: str) -> None:
+    """Write the adapters in the format that ``PeftModel.from_pretrained(base, folder)`` reads, and
+    the digest of their base (`model_digest`).
+
+    The bytes depend only on both: they contain no path of a base, and no order of a set.
     """
     import peft
 
@@ -260,6 +266,7 @@ def save_adapter(adapted: "PeftModel", folder: Path) -> None:
         described.target_modules = sorted(described.target_modules or ())
     described.exclude_modules = sorted(described.exclude_modules or ()) or None
     described.save_pretrained(str(folder))
+    (folder / BASE).write_text(json.dumps({"weights": base}) + "\n", "utf-8")
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, longest
 from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.reference import Reference, show_packing
-from steps.scoring.scored_by import ScoredBy
+from steps.scoring.scored_by import ScoredBy, model_digest
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.trainer import (
@@ -215,7 +215,7 @@ class TorchPolicy:
             put_weights(trained, model)
         if adapted is not None:
             if self._role.keeps_adapter:
-                save_adapter(adapted, output / "adapter")
+                save_adapter(adapted, output / "adapter", model_digest(self._folder))
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 

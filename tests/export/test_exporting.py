@@ -11,17 +11,22 @@ import peft
 import pytest
 import torch
 import yaml
+from step_output import Folder
 from test_gguf import write_model, write_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from pipeline import Artifact, TemperError
 from steps.data.tokens.rendering import load_bare_tokenizer
 from steps.export.card import NONE, Ancestor, ModelCard, Sample, render_card
+from steps.export.config import Adapters
 from steps.export.published_folder import export_adapters, export_merged
 from steps.export.training_curves import draw_curves
+from steps.export_hf import export_hf
 from steps.losses.ipo import Ipo
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model, save_model
+from steps.scoring.scored_by import model_digest
 from steps.training.config import PreferenceConfig, TrainConfig
 
 CHATML = (
@@ -72,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(std=0.1)
-    save_adapter(adapted, folder / "adapter")
+    save_adapter(adapted, folder / "adapter", model_digest(base))
     save_model(merge_adapter(adapted), folder, tokenizer_from=base)
     return folder
 
@@ -135,10 +140,10 @@ def test_adapters_alone_name_their_base_and_their_snippet_runs(
     trained: Path, tmp_path: Path
 ) -> None:
     base = str(trained.with_name("base"))
-    export_adapters(trained, tmp_path / "alone", base)
+    export_adapters(trained, tmp_path / "alone", Path(base), base)
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
-    assert not names & {"config.json", "model.safetensors"}
+    assert not names & {"config.json", "model.safetensors", "base.json"}
     described = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == base
     card = render_card(card_of(base_model=base), AFTER, adapters_alone=True)
@@ -149,7 +154,21 @@ def test_adapters_alone_name_their_base_and_their_snippet_runs(
 def test_a_model_without_adapters_has_none_to_export(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     with pytest.raises(FileNotFoundError, match="trained without adapters"):
-        export_adapters(tmp_path / "model", tmp_path / "out", "owner/base")
+        export_adapters(tmp_path / "model", tmp_path / "out", tmp_path / "model", "owner/base")
+
+
+def test_adapters_alone_are_refused_for_a_base_that_is_not_theirs(
+    trained: Path, tmp_path: Path
+) -> None:
+    """As those of DPO for the model before SFT: both together would be another model."""
+    with pytest.raises(
+        ValueError, match="on other weights than those of the base model owner/base"
+    ):
+        export_adapters(trained, tmp_path / "out", trained, "owner/base")
+    exported: Any = export_hf.function
+    given = (Artifact(trained, "", ""), Artifact(tmp_path, "", ""), card_of())
+    with pytest.raises(TemperError, match="needs base="):
+        exported(Folder(tmp_path / "step"), *given, adapters=Adapters.alone)
 
 
 def front_matter(card: str) -> Any:

@@ -317,7 +317,7 @@ def test_a_whole_model_beside_an_adapter_is_refused(policy: Path, tmp_path: Path
     """Transformers would put the adapter on the model, and then save the adapter alone."""
     word_tokenizer().save_pretrained(policy)
     adapted = add_adapter(load_model(policy), LoraConfig(r=2), seed=0)
-    save_adapter(adapted, tmp_path / "adapter")
+    save_adapter(adapted, tmp_path / "adapter", "")
     for file in (tmp_path / "adapter").iterdir():
         shutil.copyfile(file, policy / file.name)
     assert "both a whole model and an adapter" in fault_of(policy)
@@ -330,7 +330,7 @@ def test_a_whole_model_beside_an_adapter_is_refused(policy: Path, tmp_path: Path
 def test_an_adapter_alone_is_not_imported(policy: Path, tmp_path: Path) -> None:
     """Of a folder the plan says it; what the Hub has is known only when the step runs."""
     adapted = add_adapter(load_model(policy), LoraConfig(r=2), seed=0)
-    save_adapter(adapted, tmp_path / "adapter")
+    save_adapter(adapted, tmp_path / "adapter", "")
     word_tokenizer().save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match=r"adapter without its base; merge them with peft"):
         import_pretrained(str(tmp_path / "adapter"), tmp_path / "out", Dtype.float32, None)
