@@ -5,6 +5,7 @@ user in a URL), or because an environment variable with a secret name holds it. 
 redacted.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,12 @@ _PARAMETER = re.compile(r"""([?&;])([\w.-]+)=([^&\s"'#]+)""")
 _SHORTEST = 4
 """In letters; shorter secrets are not searched for, since they occur in other text by chance."""
 _SHORTEST_KEY = 16
-_KEY = re.compile(r"(?![./~])(?!\d+$)(?!.*://)\S+")
-"""What a key in the environment looks like. Paths and URLs only say where keys are, and numbers and
-short words occur in other text by chance."""
+_KEY = re.compile(r"(?![./~<])(?!\d+$)(?!.*://)\S+")
+"""What a key in the environment looks like. Paths and URLs only say where keys are, numbers and
+short words occur in other text by chance, and ``<|pad|>`` is a token of a model."""
+_NAME_OF_KEY = re.compile(r"((api|access|secret)_?key|token|password|passwd|passphrase|pwd)$")
+_WORD = r"(?:[A-Z]?[a-z]+|[A-Z]+|\d+)(?![A-Za-z0-9])"
+_RANDOM = re.compile(rf"(?!{_WORD})[A-Za-z0-9]{{16,}}")
 _FLAG = re.compile(r"--?[\w.-]+|(?i:bearer)")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)\S+")
 _USER_INFO = re.compile(
@@ -79,17 +83,32 @@ def shown(text: str) -> str:
 
 
 def variable_in(text: str) -> str | None:
-    """The environment variable whose key a text contains, if there is one."""
-    if len(text) < _SHORTEST_KEY:
-        return None
-    return next((name for name, key in _keys_of_environment() if key in text), None)
+    """The environment variable whose key JSON text contains, if there is one.
+
+    Whatever a variable is called that holds a key, ``CACHE_KEY`` may hold a branch, and
+    ``TOKEN_CLASSIFIER`` a model. Such a variable counts only if its value looks random.
+    """
+    for name, key in _keys_of_environment():
+        if json.dumps(key)[1:-1] in text and (
+            _NAME_OF_KEY.search(_without_number(name)) or _RANDOM.search(key)
+        ):
+            return name
+    return None
 
 
 def _keys_of_environment() -> Iterator[tuple[str, str]]:
     """The environment variables that hold keys, with the keys."""
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_KEY and is_secret(name) and _KEY.fullmatch(value):
+    for name in os.environ:
+        if not is_secret(_without_number(name)):
+            continue
+        value = os.environ.get(name, "")  # another thread may have removed it
+        if len(value) >= _SHORTEST_KEY and _KEY.fullmatch(value):
             yield name, value
+
+
+def _without_number(name: str) -> str:
+    """A variable's name, also of one among several, as in ``OPENAI_API_KEY_2``."""
+    return name.lower().rstrip("_0123456789")
 
 
 def _up_to_secret(argument: str) -> str:

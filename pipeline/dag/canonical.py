@@ -38,7 +38,6 @@ import blake3
 
 from pipeline.dag.value_types import DataclassType, dataclass_type, name_in_key
 from pipeline.errors import TemperError
-from pipeline.redaction import variable_in
 from pipeline.references import reference_to, resolve_reference
 from pipeline.text import cut
 
@@ -283,14 +282,6 @@ class _Identity(_Encoder):
     ):
         super().__init__(encode_input, types)
         self.home, self.qualified = home, qualified
-
-    def _plain(self, value: Any, where: str) -> Json:
-        if isinstance(value, str) and (variable := variable_in(value)) is not None:
-            raise TemperError(
-                f"{where}: the text holds the secret of the environment variable {variable}, which "
-                "manifests would record; pass the variable's name, and read it in the step"
-            )
-        return super()._plain(value, where)
 
     def _name(self, cls: type, where: str) -> str:
         try:

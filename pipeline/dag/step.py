@@ -27,6 +27,7 @@ The model:
 import copy
 import functools
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -41,6 +42,7 @@ from pipeline.code import NO_CODE, Closure, closure, forget
 from pipeline.dag.artifact import Artifact, Kind, annotations_of, check_kinds, kind_of_part
 from pipeline.dag.canonical import (
     Json,
+    canonical_bytes,
     hash_json,
     identity,
     portable,
@@ -52,6 +54,7 @@ from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
 from pipeline.errors import TemperError
+from pipeline.redaction import variable_in
 from pipeline.text import hint
 
 if TYPE_CHECKING:
@@ -344,6 +347,7 @@ class Step:
         names = Counter(cls.__qualname__ for cls in types)
         if ambiguous := {name for name, count in names.items() if count > 1}:
             arguments = self._arguments(note, types, ambiguous)
+        self._refuse_keys_in(arguments)
         vars(self).update(inputs=tuple(inputs), files=tuple(files), types=frozenset(types))
         vars(self).update(_identity=arguments, portable_arguments=self._portable_arguments())
         vars(self).update(fingerprint=hash_json(self._recipe(arguments, self.made_by)))
@@ -517,6 +521,22 @@ class Step:
             for name, value in encoded.items()
             if name not in before or not same(value, before[name])
         }
+
+    def _refuse_keys_in(self, arguments: Mapping[str, Json]) -> None:
+        """Refuse the keys of services that the environment holds: manifests would record them."""
+        if (variable := variable_in(canonical_bytes({**arguments}).decode())) is None:
+            return
+        texts = (
+            f"{self.name}({name}){path and f'.{path}'.replace('.[', '[')}"
+            for name, value in arguments.items()
+            for path, text in leaves(value)
+            if variable_in(json.dumps(text))
+        )
+        place = next(texts, self.name)
+        raise TemperError(
+            f"{place}: the text holds the secret of the environment variable {variable}, which "
+            "manifests would record; pass the variable's name, and read it in the step"
+        )
 
     def _repr_html_(self) -> str:
         """Its name, kind and settings, for notebooks."""

@@ -128,16 +128,6 @@ def test_a_value_without_stable_identity_is_refused_naming_the_field(value: Any)
         identity({"callbacks": [1, value]}, "train(config)")
 
 
-def test_a_key_of_the_environment_is_refused_since_manifests_would_record_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("JUDGE_API_KEY", "sk-0123456789abcdef")
-    headers = {"headers": {"auth": "Bearer sk-0123456789abcdef"}}
-    with pytest.raises(TemperError, match=r"judge\(ask\)\.headers\.auth: .* JUDGE_API_KEY"):
-        identity(headers, "judge(ask)")
-    assert identity({"key_variable": "JUDGE_API_KEY"}, "judge(ask)")
-
-
 @pytest.mark.parametrize(
     ("value", "advice"),
     [

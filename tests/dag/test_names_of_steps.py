@@ -1,5 +1,6 @@
 """Names apart from places: what moving and renaming does to keys, and what the plan says of it."""
 
+import enum
 import importlib
 import sys
 import time
@@ -395,3 +396,60 @@ def test_a_step_whose_scratch_is_in_the_bucket_alone_goes_on_from_there() -> Non
     left = Unfinished(store)
     assert left.of("fit", key) == "goes on from the copy of its scratch"
     assert left.of("fit", "1" * 32) == ""
+
+
+@step
+def ask(out: Output, settings: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("variable", "key", "where"),
+    [
+        ("JUDGE_API_KEY", "sk-0123456789abcdef", ".headers.auth"),
+        ("OPENAI_API_KEY_2", 'sk-"0123456789é-abc', ".headers.auth"),
+        ("DB_PASSWORD", "correct-horse-battery", ".headers.auth"),
+        ("OPENAI_KEY", "sk-proj-T3BlbkFJq0Zx81LmNvRt", ".headers.auth"),
+    ],
+)
+def test_a_key_of_the_environment_is_refused_since_manifests_would_record_it(
+    variable: str, key: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, key)
+    with pytest.raises(TemperError, match=rf"^ask\(settings\){where}: .* {variable},"):
+        ask({"headers": {"auth": f"Bearer {key}"}})
+    with pytest.raises(TemperError, match=rf"^ask\(settings\)\[1\]: .* {variable},"):
+        ask(["none", key])
+    with pytest.raises(TemperError, match=rf"^ask: .* {variable},"):
+        ask({key: 1})
+    assert ask({"key_variable": variable})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CACHE_KEY", "feature/longer-answers"),
+        ("CACHE_KEY", "linux-py311-a1b2c3d4"),
+        ("MODEL_KEY", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("TOKEN_CLASSIFIER", "distilbert-base-uncased"),
+        ("PARTITION_KEY", "550e8400-e29b-41d4-a716-446655440000"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "secrets/service-account.json"),
+        ("SORT_KEY", "Internationalization_of_answers"),
+        ("PAD_TOKEN", "<|finetune_right_pad_id|>"),
+    ],
+)
+def test_a_variable_that_holds_no_key_may_be_in_an_argument(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ask({"name": value}).fingerprint
+    monkeypatch.setenv(variable, value)
+    assert ask({"name": value}).fingerprint == before
+
+
+class Service(enum.Enum):
+    CHAT = "sk-0123456789abcdef"
+
+
+def test_the_environment_changes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ask(Service.CHAT).fingerprint
+    monkeypatch.setenv("JUDGE_API_KEY", Service.CHAT.value)
+    assert ask(Service.CHAT).fingerprint == before
