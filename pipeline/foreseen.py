@@ -19,6 +19,7 @@ Any other exception is a bug, or a problem that nobody foresaw.
 import dis
 import errno
 import os
+import pwd
 import shutil
 import sys
 import tempfile
@@ -71,7 +72,7 @@ def message_of(
             return f"the package {package} is not installed here: {how_to_install(package)}"
     has_name = isinstance(getattr(error, "filename", None), str | bytes)  # not a descriptor
     if isinstance(error, PermissionError) and has_name and _is_met_by_temper(error):
-        return f"{error.filename}: {error.strerror}; {_permit(Path(os.fsdecode(error.filename)))}"
+        return f"{error.filename}: {error.strerror}; {permit(Path(os.fsdecode(error.filename)))}"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)
@@ -107,14 +108,30 @@ LET_READ = "let this user read it (chmod), or copy it"
 """What to do about a file that may not be read."""
 
 
-def _permit(file: Path) -> str:
-    """What permits an access that was refused. It was for reading, unless the user may read the
-    file, or could see that there is none."""
+def permit(file: Path) -> str:
+    """What permits an access that was refused, and whose file or folder it is, if another user's.
+    It was for reading, unless the user may read the file, or could see that there is none."""
     is_there = _may(file, os.F_OK)
     if not _may(file, os.R_OK) and (is_there or not _may(file.parent, os.X_OK)):
-        return LET_READ
+        return LET_READ + _owner(file)
     place = "it" if is_there else f"in {file.parent}"
-    return f"let this user write {place} (chmod), or name another folder"
+    return f"let this user write {place} (chmod), or name another folder{_owner(file)}"
+
+
+def _owner(file: Path) -> str:
+    """Whose a file is that another user has, or the nearest folder that can be seen."""
+    for place in (file, *file.parents):
+        try:
+            uid = place.lstat().st_uid
+        except OSError:  # it lies in a folder that may not be searched, or there is none
+            continue
+        if uid == os.geteuid():
+            return ""
+        try:
+            return f"; it belongs to {pwd.getpwuid(uid).pw_name}"
+        except KeyError:
+            return f"; it belongs to user {uid}"
+    return ""
 
 
 def _may(file: Path, mode: int) -> bool:
@@ -220,7 +237,8 @@ def _is_no_memory(error: BaseException) -> bool:
 
 def _no_room(error: BaseException, places: Iterable[str]) -> str:
     free = []
-    for place in dict.fromkeys([*places, tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")]):
+    temporary = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+    for place in dict.fromkeys([*places, temporary, working_folder() or temporary]):
         try:
             free.append(f"{place} has {shutil.disk_usage(place).free / 2**20:,.0f} MiB free")
         except OSError:

@@ -347,9 +347,14 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
     for file in files:
         if file.exists():
             raise TemperError(f"{file} is there already; name another file")
-    for file, text in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8")
+    try:
+        for file, text in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+    except OSError:  # a disk may be full: what is half there would be in the way of another try
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
     return list(files)
 
 

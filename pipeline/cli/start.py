@@ -32,6 +32,15 @@ def make_project(folder: Path) -> list[Path]:
         raise TemperError(f"Temper has a package {name}, too; name the project otherwise")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TemperError(f"{folder} is there already, and is not empty; name another folder")
+    try:
+        return _copied(folder, name)
+    except OSError:  # a disk may be full: what is half there would be in the way of another try
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _copied(folder: Path, name: str) -> list[Path]:
+    """Copy the template into a folder; return the files' places there."""
     made: list[Path] = []
     for source in sorted(TEMPLATE.rglob("*")):
         if source.is_dir() or "__pycache__" in source.parts:

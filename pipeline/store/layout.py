@@ -42,6 +42,7 @@ from typing import Any
 
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.errors import TemperError
+from pipeline.foreseen import permit
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import (
     SHOWN_BYTES,
@@ -189,7 +190,10 @@ class Store:
             yield
         except OSError as error:
             remedy = f"is store={self.url} right?"
-            if not self.is_local:
+            if isinstance(error, PermissionError) and error.filename:  # a local file
+                path = str(error.filename)
+                remedy = f"{permit(Path(path))}; users who share a store need umask 002"
+            elif not self.is_local:
                 known = _CREDENTIALS.get(self.url.partition("://")[0], "")
                 remedy = f"check that address, the network and the credentials{known}"
             raise TemperError(

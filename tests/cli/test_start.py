@@ -1,5 +1,6 @@
 """``temper init``: a project to begin from."""
 
+import errno
 import inspect
 import os
 import runpy
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_line import script, temper
@@ -42,6 +44,32 @@ def test_nothing_is_overwritten(desk: Path) -> None:
     Path("haiku/README.md").write_text("mine")
     assert "haiku is there already, and is not empty" in temper("init", "haiku").error
     assert [path.name for path in Path("haiku").iterdir()] == ["README.md"]
+
+
+@pytest.mark.parametrize("words", [("init", "mine"), ("recipes", "copy", "arithmetic", "mine.py")])
+def test_a_full_disk_leaves_nothing_half_and_is_named(
+    desk: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is half there would be in the way of the same command, once there is room."""
+    before = {*desk.iterdir()}
+    write = Path.write_text
+    count: list[Path] = []
+
+    def full(path: Path, text: str, *others: Any) -> int:
+        count.append(path)
+        if len(count) == 2:
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, text, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert "no space is left on a disk ([Errno 28] No space left on device; " in (
+            said := temper(*words).error
+        )
+    assert f"{desk} has" in said
+    assert {*desk.iterdir()} - before <= {desk / "conf"}
+    assert temper(*words).status == 0
 
 
 def test_a_name_that_no_package_can_have_is_refused(desk: Path) -> None:

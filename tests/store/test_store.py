@@ -1,6 +1,8 @@
 """The store's promises: one winner per commit, nothing half-written is ever read."""
 
+import errno
 import multiprocessing
+import os
 from pathlib import Path
 
 import fsspec
@@ -82,3 +84,14 @@ def test_the_digest_is_of_content_alone() -> None:
     one, two = manifest("a"), manifest("a")
     assert one.digest == two.digest
     assert files_digest({"renamed.bin": FileEntry(3, "a")}) != one.digest
+
+
+def test_a_file_of_another_user_that_may_not_be_read_is_told_with_its_owner(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(store.root).mkdir(exist_ok=True)
+    monkeypatch.setattr("os.geteuid", lambda: 1 + os.getuid())
+    refused = PermissionError(errno.EACCES, "Permission denied", store.root)
+    told = "Permission denied; let this user .*it belongs to .*users who share a store need"
+    with pytest.raises(TemperError, match=told), store.reading(store.root):
+        raise refused

@@ -1,7 +1,9 @@
 """Which exceptions are messages: what somebody wrote for whoever reads it, and nothing else."""
 
 import errno
+import pwd
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from pipeline import TemperError
-from pipeline.foreseen import message_of
+from pipeline.foreseen import message_of, permit
 from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
 from steps.data.formats.choice import FormatChoice
@@ -59,6 +61,17 @@ def test_a_library_that_may_not_read_what_temper_asks_it_for_gives_a_message(fol
     exec(compile(code, f"/opt/{folder}/some_library.py", "exec"), library)
     said = message_of(raised_by(lambda: splits_of(library["read"]())))
     assert str(said).startswith("rows.jsonl: Permission denied; let this user ")
+
+
+def test_whose_file_it_is_that_may_not_be_used_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "rows.jsonl").touch()
+    assert "belongs" not in permit(file)
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    own = pwd.getpwuid(file.stat().st_uid).pw_name
+    assert permit(file).endswith(f"; it belongs to {own}")
+    assert permit(tmp_path / "absent" / "rows.jsonl").endswith(f"; it belongs to {own}")
 
 
 def test_a_descriptor_that_may_not_be_used_is_no_name_of_a_file() -> None:
