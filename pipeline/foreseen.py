@@ -71,8 +71,12 @@ def message_of(
         if is_extra(package := str(error.name)):
             return f"the package {package} is not installed here: {how_to_install(package)}"
     has_name = isinstance(getattr(error, "filename", None), str | bytes)  # not a descriptor
-    if isinstance(error, PermissionError) and has_name and _is_met_by_temper(error):
-        return f"{error.filename}: {error.strerror}; {permit(Path(os.fsdecode(error.filename)))}"
+    if isinstance(error, OSError) and has_name and _is_met_by_temper(error):
+        if isinstance(error, PermissionError):
+            allow = permit(Path(os.fsdecode(error.filename)))
+            return f"{error.filename}: {error.strerror}; {allow}"
+        if error.errno == errno.EROFS:
+            return f"{error.filename}: {error.strerror}; mount it to write, or name another folder"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)

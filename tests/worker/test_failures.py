@@ -52,15 +52,23 @@ def test_a_library_s_raise_statement_is_a_message_and_its_bug_is_none() -> None:
     assert message_of(bug) is None
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("PermissionError(13, 'Permission denied', 'rows.jsonl')", "Permission denied; let this"),
+        ("OSError(30, 'Read-only file system', 'rows.jsonl')", "Read-only file system; mount it"),
+    ],
+)
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
-def test_a_library_that_may_not_read_what_temper_asks_it_for_gives_a_message(folder: str) -> None:
+def test_a_library_that_may_not_use_what_temper_asks_it_for_gives_a_message(
+    folder: str, fault: str, told: str
+) -> None:
     """Wherever its system installs packages."""
-    fault = "PermissionError(13, 'Permission denied', 'rows.jsonl')"
     code = f"def read():\n    raise {fault}\n    yield"
     library: dict[str, Any] = {"__name__": "some_library"}
     exec(compile(code, f"/opt/{folder}/some_library.py", "exec"), library)
     said = message_of(raised_by(lambda: splits_of(library["read"]())))
-    assert str(said).startswith("rows.jsonl: Permission denied; let this user ")
+    assert str(said).startswith(f"rows.jsonl: {told}")
 
 
 def test_whose_file_it_is_that_may_not_be_used_is_told(
