@@ -55,12 +55,12 @@ def export_hf(
     lineage = [Ancestor(role, a.step, a.digest) for role, a in named.items() if a is not None]
     alone = adapters is Adapters.alone
     try:
-        if alone and base is None:
-            raise TemperError("adapters=alone needs base=, the model that they were trained on")
-        if alone:
+        if not alone:
+            metrics = export_merged(model.path, out.path, dtype, adapters is Adapters.kept)
+        elif base is not None:
             metrics = export_adapters(model.path, out.path, base.path, card.base_model)
         else:
-            metrics = export_merged(model.path, out.path, dtype, adapters is Adapters.kept)
+            raise TemperError("adapters=alone needs base=, the model that they were trained on")
     except (FileNotFoundError, ValueError) as error:
         raise TemperError(str(error)) from error
     text = render_card(
