@@ -266,12 +266,19 @@ _EXTRA = f"{', '.join(EXTRA_KEYS)}, and of answers in conversations for SFT trai
 
 
 def _doubtful(loaded: Loaded) -> Iterator[str]:
-    """Notices about pairs whose sides may be exchanged, or repeat the question, and about ends of
-    turns that are text."""
+    """Notices about pairs whose sides may be exchanged, or repeat the question, about ends of turns
+    that are text, and about text in a wrong encoding."""
     if loaded.ended:
         yield (
             f"in {loaded.ended} of {sum(loaded.kept.values())} rows a response ends with text such "
             "as </s> or <|endoftext|>; a model with other tokens learns to spell it: take it out"
+        )
+    count, first = loaded.misread
+    if count:
+        yield (
+            f"{count} of {sum(loaded.kept.values())} rows, {first} first, have text such as "
+            "\ufffd, â€™ or Ã©, which another program has read in a wrong encoding; make the file "
+            "again from its source, read as UTF-8, or mend it with ftfy"
         )
     if loaded.scored_lower:
         yield (

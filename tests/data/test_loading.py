@@ -447,6 +447,16 @@ def test_responses_that_spell_the_end_of_a_turn_are_counted(tmp_path: Path) -> N
     assert metrics["notices"][0].startswith("in 2 of 9 rows a response ends with text such as </s>")
 
 
+def test_text_of_a_wrong_encoding_is_told_of(tmp_path: Path) -> None:
+    """A model would learn to write it. The letters of such text are no sign by themselves."""
+    said = ["It\u2019s caf\u00e9.", "S\u00c3O PAULO, \u00c2ge", "\u65e5\u672c", "plain"]
+    broken = [text.encode().decode("cp1252") for text in said[:1]] + ["a \ufffd b"]
+    rows = [pair(number, chosen=text) for number, text in enumerate([*said, *broken])]
+    _, metrics = loaded(tmp_path, File(write(tmp_path / "r.jsonl", rows)), test_fraction=0.0)
+    (told,) = metrics["notices"]
+    assert told.startswith("2 of 6 rows, file:5 first, have text such as")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prompts_that_no_checker_can_judge_alike_are_told_of(tmp_path: Path, workers: int) -> None:
     tests = json.dumps(["assert f(1) == 2"])

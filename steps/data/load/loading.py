@@ -27,6 +27,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import Mixture, Opener
 from steps.data.load.near import NearRows
 from steps.data.load.one_object import advice
+from steps.data.load.overlap import texts_of
 from steps.data.load.parsing import Parsed, ParsedRow, Parser
 from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
@@ -47,6 +48,8 @@ _ENDED = re.compile(
     r"|<｜end▁of▁sentence｜>)\s*\Z"
 )
 """How a text ends that a model wrote whose tokens were turned into text, too."""
+_MISREAD = re.compile("\ufffd|â€|Ã[\x80-\xbf]|Â[\xa0-\xbf]")
+"""What becomes of letters that were read in another encoding than they were written in."""
 
 Progress = Callable[[int, Mapping[str, Any]], None]
 """Called with the number of rows read so far, and counts to show."""
@@ -113,6 +116,8 @@ class Loaded:
         scored_lower: the number of pairs whose chosen response has the lower score.
         asked_again: the number of pairs of which both responses begin with the question.
         ended: the number of rows of which a response ends with the text of a token that ends turns.
+        misread: the number of rows with text that was probably read in a wrong encoding, and the
+            first of them.
         ignored: columns and keys of messages that are not read, with the number of rows.
         labels: the verdicts of valid single completions that occur, over a limit or not.
         numbered: the splits' sources in which a valid verdict is a number, 0 or 1.
@@ -134,6 +139,7 @@ class Loaded:
     scored_lower: int
     asked_again: int
     ended: int
+    misread: tuple[int, str]
     labels: list[bool]
     numbered: list[str]
     rules: tuple[int, str]
@@ -308,6 +314,7 @@ class _Work:
             self._note_pair(made.row)
             self._note_answer(made.row, name)
             self.state["ended"] += any(map(_ENDED.search, _last_said(made.row)))
+            self._note_misread(made.row, name)
         except MalformedRow as problem:
             return Entry.dropped(split, shard, name, problem)
         self.state["kept"][split] += 1
@@ -355,6 +362,11 @@ class _Work:
             count, first = self.state["rules"]
             self.state["rules"] = [count + 1, first or name]
             self.state["tests"] += bool(assertions(held_in(row.answer)))
+
+    def _note_misread(self, row: Row, name: str) -> None:
+        if any(_MISREAD.search(text) for text in texts_of(row) if not text.isascii()):
+            count, first = self.state["misread"]
+            self.state["misread"] = [count + 1, first or name]
 
     def _note_verdict(self, other: str | None, part: str) -> None:
         """Keep the first values that were read as the second side because they are not `first`."""
@@ -420,6 +432,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "scored_lower": 0,
         "asked_again": 0,
         "ended": 0,
+        "misread": [0, ""],
         "ignored": {},
         "labels": [],
         "numbered": [],
