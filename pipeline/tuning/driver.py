@@ -305,13 +305,15 @@ class _Tuner:
 
     def _take_to(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
         """Run trials until their values at a rung are known."""
-        self._look(halving, at, trials)
-        if unknown := [trial for trial in trials if at not in trial.held_out]:
+        lacking = self._look(halving, at, trials)
+        unknown = [t for t in trials if at not in t.held_out and t.number not in lacking]
+        if unknown:
             self._say(unknown, f"to step {at} of {halving.goal.owner}")
             watched = {self._label(trial): self._watched(halving, trial) for trial in unknown}
             pause = Pause(halving.goal.metric, at)
             self._advance(watched, {step.fingerprint: pause for step in watched.values()})
-            self._look(halving, at, unknown)
+            lacking |= self._look(halving, at, unknown)
+        self._fail_without(lacking, any(trial.held_out for trial in self.trials))
         for trial in trials:
             trial.has_failed = at not in trial.held_out
 
@@ -320,8 +322,12 @@ class _Tuner:
         steps = topological([self._roots[trial.number]])
         return next(s for s in reversed(steps) if s.name == halving.goal.owner)
 
-    def _look(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
-        """Read the values at a rung from the store, as far as they exist."""
+    def _look(self, halving: Halving, at: int, trials: Sequence[Trial]) -> dict[int, str]:
+        """Read the values at a rung from the store, as far as they exist.
+
+        Returns:
+            why trials that have ended have none, by number.
+        """
         resolver = Resolver(Catalog(self.store))
         lacking: dict[int, str] = {}
         for trial in trials:
@@ -332,7 +338,7 @@ class _Tuner:
                     trial.held_out[at] = value
             except NoMetric as error:
                 lacking[trial.number] = str(error)
-        self._fail_without(lacking, any(trial.held_out for trial in self.trials))
+        return lacking
 
     def _log(self, step: Step, resolver: Resolver) -> tuple[Sequence[Mapping[str, Any]], bool]:
         """The log of a step, and whether it is complete."""

@@ -143,6 +143,17 @@ def test_a_trial_without_the_metric_that_others_have_is_one_trial_less(
     assert more or "no number of this name; quality is None" in shown
 
 
+def test_a_cached_trial_without_the_metric_ends_no_study(
+    store: Store, journal: str, console: Console
+) -> None:
+    run([experiment(Config(journal, Fit(method="silent")))["after"]], store, console=console)
+    space = {"fit.method": ["silent", "plain"]}
+    found = tuned(store, journal, console, space=space, jobs=2, **HALVED)
+    assert [trial.state for trial in found.trials] == ["failed", "done"]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("trial #0 (method=silent) fails: --") == 1
+
+
 def test_a_trial_whose_settings_are_refused_is_one_trial_less(
     store: Store, journal: str, console: Console
 ) -> None:
