@@ -5,7 +5,9 @@ from pathlib import Path
 
 
 def exists(pid: int) -> bool:
-    """Whether a process has this id now; it may be another user's, or a later one."""
+    """Whether a process with this id works now; it may be another user's, or a later one. A process
+    that has ended counts as gone though its parent has not waited for it, which in a container
+    may be never."""
     if pid <= 0:  # these address groups of processes
         return False
     try:
@@ -14,7 +16,7 @@ def exists(pid: int) -> bool:
         return False
     except PermissionError:
         pass  # a process of another user
-    return True
+    return status(pid)[:1] != ["Z"]
 
 
 def status(pid: int) -> list[str]:

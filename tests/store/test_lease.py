@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from clocks import SharedClock
 from waiting import HANGS_SECONDS, is_stopped, wait_until
 
 import pipeline.store.lease
+from pipeline import processes
 from pipeline.errors import TemperError
 from pipeline.store.lease import Holder, Lease, Leases
 from pipeline.store.objects import LocalObjects, open_objects
@@ -558,3 +561,15 @@ def test_a_folder_where_a_lease_keeps_its_state_is_named_with_advice(tmp_path) -
     folder.mkdir(parents=True)
     with pytest.raises(TemperError, match=rf"{folder} is a folder where .* delete it"):
         _leases(str(tmp_path)).acquire(STEP, KEY, lambda: False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells states of processes")
+def test_a_driver_that_was_killed_is_gone_though_nobody_has_waited_for_it() -> None:
+    driver = subprocess.Popen(["sleep", "600"])
+    assert processes.exists(driver.pid)
+    driver.kill()
+    os.waitid(os.P_PID, driver.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert not processes.exists(driver.pid)
+    finally:
+        driver.wait()
