@@ -42,6 +42,11 @@ _TYPES = {
     GgufType.f16: (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     GgufType.q8_0: (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
+_LARGEST = {
+    GGMLQuantizationType.F16: 65504.0,
+    GGMLQuantizationType.Q8_0: 127 * 65504.0,  # the largest level times the largest scale
+}
+"""The largest value that a type can express."""
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 _ROTATION_DIVISORS = "rope_freqs.weight"
 
@@ -71,8 +76,22 @@ def write_gguf(folder: Path, file: Path, type: GgufType, title: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in source.tensors:
-        writer.write_tensor_data(gguf.quantize(source.values(tensor), tensor.type).view(np.uint8))
+        values = source.values(tensor)
+        _require_held(values, tensor, type)
+        writer.write_tensor_data(gguf.quantize(values, tensor.type).view(np.uint8))
     writer.close()
+
+
+def _require_held(values: np.ndarray, tensor: "_Tensor", type: GgufType) -> None:
+    """Raise ValueError for values that would be read back as infinite or NaN."""
+    largest = max(values.max(initial=0), -values.min(initial=0))
+    if not np.isfinite(largest):
+        raise ValueError(f"{tensor.source} has values that are infinite or NaN")
+    if largest > _LARGEST.get(tensor.type, np.inf):
+        raise ValueError(
+            f"{tensor.source} has a value of size {largest:.4g}, more than the float16 numbers of "
+            f"type {type} can express; export it as f32"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """GGUF files: what was written is read back, and what cannot be said is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,42 @@ def test_fewer_bits_give_nearly_the_same_logits_in_a_smaller_file(
     found = logits(read_back(tmp_path / f"{type}.gguf"))
     assert 0 < (found - expected).norm() / expected.norm() < error
     assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < nats
+
+
+@pytest.mark.parametrize(
+    ("type", "value", "told"),
+    [
+        (GgufType.f16, 7e4, "down_proj.weight has a value of size 7e+04, .* f16 .* as f32"),
+        (GgufType.q8_0, -1e7, "down_proj.weight has a value of size 1e+07, .* q8_0 .* as f32"),
+        (GgufType.f32, math.nan, "down_proj.weight has values that are infinite or NaN"),
+        (GgufType.q8_0, math.inf, "down_proj.weight has values that are infinite or NaN"),
+    ],
+)
+def test_a_value_that_would_be_read_back_as_infinite_is_refused(
+    type: GgufType, value: float, told: str, tmp_path: Path
+) -> None:
+    model: Any = write_model(tmp_path)
+    write_tokenizer(tmp_path)
+    model.model.layers[0].mlp.down_proj.weight.data[0, 0] = value
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=told.replace("+", r"\+")):
+        write_gguf(tmp_path, tmp_path / "model.gguf", type, "tiny")
+
+
+def test_8_bits_are_within_half_a_level_of_each_block(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    write_tokenizer(tmp_path)
+    write_gguf(tmp_path, tmp_path / "model.gguf", GgufType.q8_0, "tiny")
+    (down,) = (t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors
+               if t.name == "blk.1.ffn_down.weight")  # fmt: skip
+    blocks = np.frombuffer(down.data.tobytes(), np.uint8).reshape(-1, 34)
+    scales = blocks[:, :2].copy().view("<f2").astype(np.float64)
+    held = scales * blocks[:, 2:].copy().view(np.int8)
+    weights = model.state_dict()["model.layers.1.mlp.down_proj.weight"].double().numpy()
+    weights = weights.reshape(-1, 32)
+    largest = abs(weights).max(1, keepdims=True)
+    rounding_of_the_scale = largest * 2.0**-11 + 127 * 2.0**-25
+    assert (abs(held - weights) <= largest / 127 / 2 + rounding_of_the_scale).all()
 
 
 @pytest.mark.parametrize("splits", [GPT2, DIGITS])
