@@ -237,6 +237,40 @@ def test_the_last_values_of_a_step_without_an_artifact_reach_sinks(
     assert sink.ends == [None]
 
 
+def test_records_of_one_training_step_reach_sinks_together_and_in_order(
+    store: Store, tmp_path: Path
+) -> None:
+    store.prepare()
+    log = store.scratch_root() / "train" / "k1" / "checkpoint" / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8.0}\n')
+    sink = _Recorded()
+    sending = mirror.Mirror(store, "experiment", {"one": sink}, tmp_path)
+    sending.begin("train", "train", "k1", {})
+    sending.look()
+    log.write_text(
+        f'{log.read_text()}{{"step": 2, "eval_loss": 3.0}}\n{{"step": 4, "loss": 7.0}}\n'
+    )
+    sending.look()
+    sending.end("train", "k1")
+    expected = [(1, {"loss": 9.0}), (2, {"loss": 8.0, "eval_loss": 3.0}), (4, {"loss": 7.0})]
+    assert sink.logged == expected
+
+
+def test_a_step_that_another_driver_has_made_is_whole_in_the_sinks(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run({"data": prepare()}, store)
+    (made,) = Catalog(store).history("prepare")
+    sink = _Recorded()
+    step = {"step": "prepare", "name": "prepare", "key": made.key, "settings": {}}
+    events = [{**step, "state": "running"}, {**step, "state": "cached"}]
+    monkeypatch.setattr(mirror, "_events", lambda: iter(events))
+    monkeypatch.setattr(mirror, "open_sink", lambda _: sink)
+    mirror.main(store.url, "mine", ["one"])
+    assert sink.ends == [{"seconds": made.seconds, **made.metrics}]
+
+
 def test_wandb_shows_a_step_without_an_artifact_as_failed() -> None:
     codes: list[int] = []
     run: Any = SimpleNamespace(summary={}, finish=lambda exit_code: codes.append(exit_code))

@@ -23,6 +23,8 @@ from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 
 POLL_SECONDS = 2.0
+MADE = ("done", "cached")
+"""The last states of steps with an artifact; ``cached`` is one that another driver has made."""
 
 
 @dataclass
@@ -65,9 +67,10 @@ class Mirror:
             self.reached[kind] = self.reached.get(kind, False) or view is not None
 
     def look(self) -> None:
-        """Send what running steps have logged up to their last checkpoint."""
+        """Send what running steps have logged up to their last checkpoint. Its last training step
+        waits, as more records of it may follow."""
         for (step, key), opened in self._open.items():
-            self._hand_on(opened, unfinished_log(self.store, step, key))
+            self._hand_on(opened, unfinished_log(self.store, step, key), is_whole=False)
 
     def end(self, step: str, key: str, is_made: bool = False) -> None:
         """Send the rest of a step's log, and its metrics if it made an artifact.
@@ -98,16 +101,22 @@ class Mirror:
         lacking = " (not all metrics, see the error above)" if kind in self.failed else ""
         return f"{self.sinks[kind].notice()}{lacking}"
 
-    def _hand_on(self, opened: _Open, log: Iterable[Mapping[str, Any]]) -> None:
+    def _hand_on(
+        self, opened: _Open, log: Iterable[Mapping[str, Any]], is_whole: bool = True
+    ) -> None:
+        """Send what the sinks lack of a log, in the order of training steps; all records of one
+        step together, so the last step of a log that still grows waits for its end."""
+        found: dict[int, dict[str, float]] = {}
         for record in log:
             at = record.get("step")
-            if not isinstance(at, int) or at <= opened.logged:
-                continue
+            if isinstance(at, int) and at > opened.logged:
+                numbers = {n: v for n, v in record.items() if n != "step" and is_number(v)}
+                values = {encodable(name): float(value) for name, value in numbers.items()}
+                found.setdefault(at, {}).update(values)
+        for at in sorted(found)[: None if is_whole else -1]:
             opened.logged = at
-            numbers = {n: v for n, v in record.items() if n != "step" and is_number(v)}
-            values = {encodable(name): float(value) for name, value in numbers.items()}
             for kind, view in opened.views.items():
-                self._try(kind, view.log, at, values)
+                self._try(kind, view.log, at, found[at])
 
     def _try(self, kind: str, call: Any, *arguments: Any) -> Any:
         try:
@@ -133,7 +142,7 @@ def main(url: str, group: str, names: list[str]) -> None:
         elif event["state"] == "running":
             mirror.begin(event["step"], event["name"], event["key"], event["settings"])
         else:
-            mirror.end(event["step"], event["key"], event["state"] == "done")
+            mirror.end(event["step"], event["key"], event["state"] in MADE)
     mirror.end_all()
     for name in mirror.sinks:
         mirror.say(f"{name}: {mirror.outcome(name)}")
