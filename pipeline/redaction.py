@@ -83,26 +83,24 @@ def shown(text: str) -> str:
 
 
 def variable_in(text: str) -> str | None:
-    """The environment variable whose key JSON text contains, if there is one.
-
-    Whatever a variable is called that holds a key, ``CACHE_KEY`` may hold a branch, and
-    ``TOKEN_CLASSIFIER`` a model. Such a variable counts only if its value looks random.
-    """
-    for name, key in _keys_of_environment():
-        if json.dumps(key)[1:-1] in text and (
-            _NAME_OF_KEY.search(_without_number(name)) or _RANDOM.search(key)
-        ):
-            return name
-    return None
+    """The environment variable whose key JSON text contains, if there is one."""
+    keys = _keys_of_environment()
+    return next((name for name, key in keys if json.dumps(key)[1:-1] in text), None)
 
 
 def _keys_of_environment() -> Iterator[tuple[str, str]]:
-    """The environment variables that hold keys, with the keys."""
+    """The environment variables that hold keys, with the keys.
+
+    ``CACHE_KEY`` may hold a branch, and ``TOKEN_CLASSIFIER`` a model. Variables with such names
+    count only if the value looks random.
+    """
     for name in os.environ:
-        if not is_secret(_without_number(name)):
+        if not is_secret(plain := _without_number(name)):
             continue
         value = os.environ.get(name, "")  # another thread may have removed it
-        if len(value) >= _SHORTEST_KEY and _KEY.fullmatch(value):
+        if len(value) < _SHORTEST_KEY or not _KEY.fullmatch(value):
+            continue
+        if _NAME_OF_KEY.search(plain) or _RANDOM.search(value):
             yield name, value
 
 

@@ -64,7 +64,7 @@ def test_a_key_in_the_environment_is_redacted_and_what_only_says_where_keys_are_
     monkeypatch.setenv("OPENAI_API_KEY", "sk-S3cr3t/abcdef+0123=")
     places = {"GOOGLE_APPLICATION_CREDENTIALS": "/home/me/credentials.json",
               "TOKEN_URL": "https://host/oauth/tokens", "SECRET_ID": "1234567890123456",
-              "CACHE_KEY": "linux"}  # fmt: skip
+              "CACHE_KEY": "linux", "STORE_KEY": "longer-answers/store"}  # fmt: skip
     for name, value in places.items():
         monkeypatch.setenv(name, value)
     assert shown("401: invalid key sk-S3cr3t/abcdef+0123=, see x") == "401: invalid key …, see x"
