@@ -26,8 +26,8 @@ def require_tokens_of(model: Path, tokens: Path) -> None:
 def require_meaning(
     made_by: Path, model: Path, ids: Callable[[], Iterable[int]], remedy: str
 ) -> None:
-    """Check that token ids mean the same in two folders. Where `made_by` has no ``tokenizer.json``
-    or `model` no tokenizer, there is nothing to compare.
+    """Check that token ids mean the same in two folders. Where one has no ``tokenizer.json``, there
+    is nothing to compare.
 
     Args:
         made_by: has the tokenizer that made the ids.
@@ -38,28 +38,22 @@ def require_meaning(
     Raises:
         ValueError: one of `ids` stands for another text in the model's tokenizer, or for none.
     """
-    has_tokenizer = any((model / name).is_file() for name in (TOKENIZER, "tokenizer_config.json"))
-    if not (made_by / TOKENIZER).is_file() or not has_tokenizer or _are_equal(made_by, model):
+    files = (made_by / TOKENIZER, model / TOKENIZER)
+    if not all(file.is_file() for file in files):
         return
-    meant = _read(made_by / TOKENIZER)
-    known = _read(model / TOKENIZER) if (model / TOKENIZER).is_file() else _loaded(model)
+    meant, known = map(_read, files)
     differing = {i for i, token in meant.items() if known.get(i) != token}
     if not differing or not (wrong := differing.intersection(ids())):
         return
-    known = _loaded(model)  # other files of the folder may add tokens to those of tokenizer.json
-    if wrong := {i for i in wrong if known.get(i) != meant[i]}:
+    known = _loaded(model, wrong)  # other files may add tokens to those of tokenizer.json
+    if wrong := {i for i in wrong if known[i] != meant[i]}:
         example = min(wrong)
-        other = repr(known[example]) if example in known else "no token"
+        other = "no token" if known[example] is None else repr(known[example])
         raise ValueError(
             f"the tokens come from another tokenizer than the model's, to which {len(wrong)} of "
             f"the ids mean something else: for example, {example} was {meant[example]!r} and is "
             f"{other}; {remedy}"
         )
-
-
-def _are_equal(one: Path, other: Path) -> bool:
-    files = (one / TOKENIZER, other / TOKENIZER)
-    return files[1].is_file() and files[0].read_bytes() == files[1].read_bytes()
 
 
 def _read(file: Path) -> Mapping[int, str]:
@@ -80,14 +74,14 @@ def _tokens(described: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     yield from ((added["id"], added["content"]) for added in described.get("added_tokens", ()))
 
 
-def _loaded(folder: Path) -> Mapping[int, str]:
-    """The token of each id as transformers loads the folder."""
+def _loaded(folder: Path, ids: Iterable[int]) -> Mapping[int, str | None]:
+    """The token of each of `ids` as transformers loads the folder; None if there is none."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
     )
-    return {index: token for token, index in tokenizer.get_vocab().items()}
+    return {i: tokenizer.convert_ids_to_tokens(i) for i in ids}
 
 
 def _ids_in(folder: Path) -> set[int]:
