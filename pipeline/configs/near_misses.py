@@ -42,7 +42,7 @@ override [\w.]+=\{.*; (?:field .* is not Optional|Incompatible value 'None').*; 
     \1 cannot be null; leave it out for its default
 override [\w.]+=\{.*; Value '(.*)' of type .* could not be converted to ([\w ]+); full_key: ([^\s;]+)
     \3=\1 is no value for it: \2 is needed
-override ([\w.]+)=\{.*; Cannot merge DictConfig with ListConfig
+override ([\w.]+)=\{.*; Cannot merge DictConfig with ListConfig;.* reference_type=Dict
     \1 has a list where names with values belong, as in {NAME: VALUE}
 override ([\w./@]+)=None; Value .* could not be converted to ([\w ]+)
     \1=None is no value for it: \2 is needed, or null where it may be

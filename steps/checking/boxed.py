@@ -115,7 +115,7 @@ def require_answers(records: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("there are no prompts with completions; sample some")
     for record in records:
         row, answer = record["row"], record.get("answer")
-        if not record["completions"]:
+        if record.get("completions") == []:
             raise ValueError(f"row {row!r} has no completions; sample some, or leave the row out")
         if answer is None:
             raise ValueError(
