@@ -573,9 +573,19 @@ def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
     store: Store, engine: Processes, tmp_path: Path
 ) -> None:
     task = leave_a_record(store, always_fails(), str(tmp_path))
-    engine.submit(task)
+
+    class Found(Processes):
+        """The job begins when the next driver has found that it has no result, and so fails while
+        that driver waits for it."""
+
+        def find(self, name: str) -> str | None:
+            if not self.jobs:
+                self.submit(task)
+            return super().find(name)
+
     with pytest.raises(StepFailed, match="this step always fails"):
-        drive(store, engine, always_fails(), asked=Resources(retries=1))
+        found = Found(engine.folder, jobs=engine.jobs)
+        drive(store, found, always_fails(), asked=Resources(retries=1))
     tried = Path(store.root, "attempts", "always_fails", task.key)
     assert len(list(tried.iterdir())) == 2
 
