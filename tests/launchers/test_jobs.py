@@ -583,8 +583,8 @@ def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
                 self.submit(task)
             return super().find(name)
 
+    found = Found(engine.folder, jobs=engine.jobs)
     with pytest.raises(StepFailed, match="this step always fails"):
-        found = Found(engine.folder, jobs=engine.jobs)
         drive(store, found, always_fails(), asked=Resources(retries=1))
     tried = Path(store.root, "attempts", "always_fails", task.key)
     assert len(list(tried.iterdir())) == 2
