@@ -486,9 +486,8 @@ def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _tune(call: _Call, asked: dict[str, Any]) -> None:
     """Run a study over the settings on the command line; see :mod:`pipeline.tuning`."""
-    sys.orig_argv = asked.pop(
-        "command", sys.orig_argv
-    )  # which has become this process; a run records it
+    # `temper tune` has become this process; runs record the command that was typed
+    sys.orig_argv = asked.pop("command", sys.orig_argv)
     space, fixed = parsed(call.settings)
     with ExitStack() as stack:
         folder = call.folder
