@@ -16,7 +16,7 @@ def exists(pid: int) -> bool:
         return False
     except PermissionError:
         pass  # a process of another user
-    return status(pid)[:1] != ["Z"]
+    return not has_ended(status(pid))
 
 
 def status(pid: int) -> list[str]:
@@ -26,6 +26,11 @@ def status(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def has_ended(found: list[str]) -> bool:
+    """Whether the `status` of a process is that of one which only waits for its parent."""
+    return found[:1] in (["Z"], ["X"])
 
 
 def working_folder() -> str:

@@ -453,5 +453,4 @@ def _process_start(pid: int) -> str | None:
     """The start of a process in ticks since boot; "" if it has ended, ``None`` if unknown."""
     if not (found := processes.status(pid)):
         return None
-    state, start = found[0], found[19]
-    return "" if state in "ZX" else start
+    return "" if processes.has_ended(found) else found[19]

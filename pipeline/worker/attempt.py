@@ -17,7 +17,6 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.inputs import forget_sources, source_identity
 from pipeline.errors import TemperError
-from pipeline.redaction import shown
 from pipeline.store.answering import despite_outages
 from pipeline.store.layout import Store
 from pipeline.store.objects import make_folder
@@ -150,10 +148,7 @@ def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) 
     failure = failure_of(error, spec.function.partition(":")[0], places)
     if store.is_local and spec.nodes == 1:  # a full disk has no room for log and report
         shutil.rmtree(Path(spec.attempt, "content"), ignore_errors=True)
-    if was_asked and not failure.excerpt:
-        print(failure.message, flush=True)
-    else:
-        print(shown(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+    failure.show(was_asked)
     return Report(
         failure.message,
         error.position if isinstance(error, DamagedInput) else None,

@@ -7,6 +7,8 @@ of project code that led to it, without frames of the core and of libraries.
 
 import linecache
 import os
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -14,6 +16,7 @@ from types import FrameType
 from pipeline.code.modules import is_core
 from pipeline.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
 from pipeline.installed import in_library
+from pipeline.redaction import shown
 from pipeline.text import cut
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"
@@ -29,6 +32,14 @@ class Failure:
 
     message: str
     excerpt: tuple[str, ...] = ()
+
+    def show(self, was_asked: bool) -> None:
+        """Print the traceback of the exception that is being handled, without secrets; if the step
+        was asked to end and this is no bug, the message alone."""
+        if was_asked and not self.excerpt:
+            print(self.message, flush=True)
+        else:
+            print(shown(traceback.format_exc()), end="", file=sys.stderr, flush=True)
 
 
 class FailedElsewhere(Exception):

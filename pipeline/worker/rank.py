@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from pipeline import processes
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import Metrics
-from pipeline.redaction import shown
 from pipeline.store.layout import Store
 from pipeline.wire.launcher import PREEMPTED
 from pipeline.wire.spec import StepSpec
@@ -43,10 +41,7 @@ def main(path: str) -> int:
         metrics = _call(request, spec, stopping, is_first=rank == 0)
     except Exception as error:
         failure = failure_of(error, spec.function.partition(":")[0])
-        if stopping.is_asked and not failure.excerpt:
-            print(failure.message, flush=True)
-        else:
-            print(shown(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+        failure.show(stopping.is_asked)
         entry = {"rank": rank, "time": time.time(), "error": failure.message}
         _write(answers / f"error-{rank}.json", {**entry, "excerpt": failure.excerpt})
         if not failure.excerpt and stopping.is_pause(error):

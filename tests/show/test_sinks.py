@@ -218,17 +218,24 @@ class _Recorded:
         self.ends.append(summary)
 
 
+def begun(store: Store, folder: Path, text: str) -> tuple[Path, _Recorded, mirror.Mirror]:
+    """The log of a step that runs, with this text, and a mirror that sends it to a sink."""
+    store.prepare()
+    log = store.scratch_root() / "train" / "k1" / "checkpoint" / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+    sink = _Recorded()
+    sending = mirror.Mirror(store, "experiment", {"one": sink}, folder)
+    sending.begin("train", "train", "k1", {})
+    return log, sink, sending
+
+
 @pytest.mark.parametrize("is_told", [True, False], ids=["failed", "driver killed"])
 def test_the_last_values_of_a_step_without_an_artifact_reach_sinks(
     is_told: bool, store: Store, tmp_path: Path
 ) -> None:
-    store.prepare()
-    log = store.scratch_root() / "train" / "k1" / "checkpoint" / "metrics.jsonl"
-    log.parent.mkdir(parents=True)
-    log.write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": NaN}\n')
-    sink = _Recorded()
-    sending = mirror.Mirror(store, "experiment", {"one": sink}, tmp_path)
-    sending.begin("train", "train", "k1", {})
+    text = '{"step": 1, "loss": 9.0}\n{"step": 2, "loss": NaN}\n'
+    _, sink, sending = begun(store, tmp_path, text)
     if is_told:
         sending.end("train", "k1")
     sending.end_all()
@@ -240,13 +247,8 @@ def test_the_last_values_of_a_step_without_an_artifact_reach_sinks(
 def test_records_of_one_training_step_reach_sinks_together_and_in_order(
     store: Store, tmp_path: Path
 ) -> None:
-    store.prepare()
-    log = store.scratch_root() / "train" / "k1" / "checkpoint" / "metrics.jsonl"
-    log.parent.mkdir(parents=True)
-    log.write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8.0}\n')
-    sink = _Recorded()
-    sending = mirror.Mirror(store, "experiment", {"one": sink}, tmp_path)
-    sending.begin("train", "train", "k1", {})
+    text = '{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8.0}\n'
+    log, sink, sending = begun(store, tmp_path, text)
     sending.look()
     log.write_text(
         f'{log.read_text()}{{"step": 2, "eval_loss": 3.0}}\n{{"step": 4, "loss": 7.0}}\n'
