@@ -6,18 +6,23 @@ over one of Temper's classes whose options or defaults do not fit; a step in the
 will make; a file of a package that is started as a script.
 """
 
+import ast
+import contextlib
+import enum
 import inspect
 import itertools
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pipeline.errors import text_of
+from pipeline.redaction import shown
 from pipeline.text import cut, hint
 
 SHIPPED = ("pipeline", "steps")
@@ -109,15 +114,108 @@ def _of_value(said: str, frames: Sequence[FrameType]) -> str:
 
 
 def _of_setting(frames: Sequence[FrameType]) -> str:
-    """A text in place of a number, which the check of a config cannot compare."""
+    """A value of another type than its setting, which the check of a config cannot compare."""
     made = next(
         (f.f_locals.get("self") for f in frames if f.f_code.co_name == "__post_init__"), None
     )
-    for field in fields(made) if is_dataclass(made) and _is_ours(type(made)) else ():
-        value = getattr(made, field.name)
-        annotated = getattr(field.type, "__name__", str(field.type))
-        if isinstance(value, str) and re.match(r"(int|float)\b(?!.*\bstr)", annotated):
-            return f"{type(made).__name__}: {field.name} is the text {value!r}; give a number"
+    if not is_dataclass(made) or not any(map(_is_ours, type(made).__mro__)):
+        return ""
+    hints = get_type_hints(type(made))
+    for field in fields(made):
+        if wrong := misfit(getattr(made, field.name, None), hints[field.name]):
+            return f"{type(made).__name__}.{field.name} {wrong}"
+    return ""
+
+
+def misfit(value: Any, annotation: Any) -> str:
+    """What a setting takes by its annotation and was given instead; empty if the value fits, or if
+    the annotation has other types than those of settings.
+
+    None fits, as defaults of many functions are None in spite of their annotation, and so does a
+    list for a tuple. An artifact, a dataclass, a path or an enum is no concern of this.
+    """
+    options = (*options_of(annotation),)
+    if value is None or type(value) not in _OF_SETTINGS or not all(map(_is_of_setting, options)):
+        return ""
+    if any(_fits(value, option) for option in options):
+        return ""
+    takes = " or ".join(dict.fromkeys(map(_in_words, options)))
+    given = f"the text {cut(shown(value), 60)!r}" if type(value) is str else cut(repr(value), 60)
+    return f"takes {takes}, and was given {given}{_meant(value, options)}"
+
+
+def options_of(annotation: Any) -> Iterator[Any]:
+    """The members of a union, or the annotation itself."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from options_of(member)
+    else:
+        yield Any if annotation is None or annotation == "" else annotation
+
+
+_SEVERAL = (list, tuple, set, frozenset)
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number (int)",
+    float: "a number (float)",
+    bool: "True or False (bool)",
+    str: "a text (str)",
+    dict: "a dict",
+    type(None): "None",
+    **{kind: f"a {kind.__name__}" for kind in _SEVERAL},
+}
+_OF_SETTINGS = _WORDS.keys()
+"""The types of values and of annotations that :func:`misfit` knows, besides enums, dataclasses and
+literals."""
+
+
+def _is_of_setting(option: Any) -> bool:
+    kind = get_origin(option) or option
+    return (
+        kind in _OF_SETTINGS
+        or kind is Literal
+        or (isinstance(kind, type) and (issubclass(kind, enum.Enum) or is_dataclass(kind)))
+    )
+
+
+def _fits(value: Any, option: Any) -> bool:
+    kind, given = get_origin(option) or option, type(value)
+    if kind is Literal:
+        return value in get_args(option)
+    if kind in _SEVERAL:
+        return given in _SEVERAL
+    if kind in _OF_SETTINGS:
+        return given is kind or (kind is float and given is int)
+    # other checks see what is given for a dataclass, and a member of an enum by its value
+    return is_dataclass(kind) or given in (str, int)
+
+
+def _in_words(option: Any) -> str:
+    kind = get_origin(option) or option
+    if kind is Literal:
+        return " or ".join(map(repr, get_args(option)))
+    inner = [t for t in get_args(option) if t is not ...]
+    of = f" of {_PLURALS[inner[-1]]}" if inner and inner[-1] in _PLURALS else ""
+    return _WORDS.get(kind, getattr(kind, "__name__", str(kind))) + of
+
+
+_PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
+def _meant(value: Any, options: Sequence[Any]) -> str:
+    """What to write instead, if that is clear."""
+    wanted = []
+    if type(value) is str:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            wanted.append(ast.literal_eval(value.strip().capitalize()))
+    if isinstance(value, float) and value.is_integer():
+        wanted.append(int(value))
+    if value in (0, 1):
+        wanted.append(bool(value))
+    of_several = ((get_origin(option), get_args(option)) for option in options)
+    wanted += [o([value]) for o, of in of_several if o in _SEVERAL and of[0] is type(value)]
+    for meant in wanted:
+        if meant is not None and any(_fits(meant, option) for option in options):
+            return f"; write {meant!r}"
     return ""
 
 

@@ -41,6 +41,7 @@ class FilterConfig:
         require_count(self, "min_characters", least=0)
         require_count(self, "max_characters", least=max(1, self.min_characters), or_null=True)
         require(ratio is None or ratio >= 1, "max_length_ratio must be 1 or more, or null", ratio)
+        require(len(self.splits) > 0, "splits must name a split, as in ('train',)", self.splits)
 
 
 @step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")

@@ -16,16 +16,16 @@ stands for any kind. Kinds are in no key: they serve checks, not identification.
 
 import dataclasses
 import reprlib
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeGuard, get_args, get_origin, get_type_hints
 
 from pipeline.dag.canonical import DEEPEST, too_deep
 from pipeline.dag.inputs import File, HubModel
 from pipeline.errors import TemperError
+from pipeline.misused import misfit, options_of
 from pipeline.redaction import shown
 
 
@@ -91,17 +91,26 @@ def kind_of_part(kind: Kind, part: str, step: str) -> Kind:
     return kind.parts or Artifact
 
 
-def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth: int = 0) -> None:
-    """Refuse a value that does not match a parameter's annotation, as far as artifacts and
-    dataclasses are concerned.
+def check_kinds(
+    value: Any,
+    annotation: Any,
+    where: str,
+    kind_of: KindOf,
+    depth: int = 0,
+    default: Any = dataclasses.MISSING,
+) -> None:
+    """Refuse a value that does not match a parameter's annotation.
 
     Args:
         where: names the step and parameter, such as ``train_dpo(policy)``.
         depth: the nesting depth of the value within the argument.
+        default: the default of the parameter or field. It may be of another type than annotated,
+            as in ``size: int = "auto"``.
 
     Raises:
         TemperError: the value is an artifact of the wrong kind, an artifact in place of another
-            value or the reverse, or an instance of the wrong dataclass.
+            value or the reverse, an instance of the wrong dataclass, or a number, text or list
+            where the annotation has another of these.
     """
     try:
         taken = _known(annotation)
@@ -119,14 +128,19 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
             f"{where} takes {_names(taken.options)}, and was given {reprlib.repr(value)}; write "
             f"{_names(taken.options[:1])}(NAME=VALUE)"
         )
-    if value is None or isinstance(value, _SCALARS):
+    is_scalar = value is None or isinstance(value, _SCALARS)
+    if not is_scalar:
+        _check_config(value, taken.options, where)
+        _check_container(value, taken.options, where)
+    fits = value is default or type(value) in taken.options
+    if not fits and (wrong := misfit(value, annotation)):
+        raise TemperError(f"{where} {wrong}")
+    if is_scalar:
         return
-    _check_config(value, taken.options, where)
-    _check_container(value, taken.options, where)
     if depth > DEEPEST:
         raise too_deep(where)
-    for item, expected, name in _within(value, taken.options):
-        check_kinds(item, expected, f"{where}{name}", kind_of, depth + 1)
+    for item, expected, name, default in _within(value, taken.options):
+        check_kinds(item, expected, f"{where}{name}", kind_of, depth + 1, default)
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,7 @@ class _Taken:
 
     @classmethod
     def by(cls, annotation: Any) -> "_Taken":
-        options = tuple(_options(annotation))
+        options = tuple(options_of(annotation))
         classes = [option for option in options if isinstance(option, type)]
         kinds = tuple(option for option in classes if issubclass(option, Artifact))
         return cls(
@@ -218,30 +232,24 @@ def _is_list(value: Any) -> TypeGuard[Sequence[Any] | Set[Any]]:
     return isinstance(value, Sequence | Set) and not isinstance(value, str | bytes)
 
 
-def _options(annotation: Any) -> Iterator[Any]:
-    """The members of a union, or the annotation itself."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        for member in get_args(annotation):
-            yield from _options(member)
-    else:
-        yield Any if annotation is None or annotation == "" else annotation
-
-
-def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str]]:
-    """The items of a container or dataclass, each with its annotation and its name in errors."""
+def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str, Any]]:
+    """The items of a container or dataclass, each with its annotation, its name in errors and its
+    default."""
+    none = dataclasses.MISSING
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = annotations_of(type(value))
         for field in dataclasses.fields(value):
-            yield getattr(value, field.name), hints.get(field.name, Any), f".{field.name}"
+            held, annotation = getattr(value, field.name), hints.get(field.name, Any)
+            yield held, annotation, f".{field.name}", field.default
         return
     arguments = next((get_args(option) for option in options if get_args(option)), (Any,))
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield item, arguments[-1], f"[{key!r}]"
+            yield item, arguments[-1], f"[{key!r}]", none
     elif _is_list(value):
         fixed = isinstance(value, tuple) and len(arguments) == len(value)
         for index, item in enumerate(value):
-            yield item, arguments[index if fixed else 0], f"[{index}]"
+            yield item, arguments[index if fixed else 0], f"[{index}]", none
 
 
 @cache

@@ -183,7 +183,8 @@ class StepFunction:
         annotations = annotations_of(self.function)
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
-            check_kinds(value, expected, f"{self.name}({name})", _kind_of)
+            default = self.signature.parameters[name].default
+            check_kinds(value, expected, f"{self.name}({name})", _kind_of, default=default)
         if self.refuses is not None:
             self._refuse(bound.arguments)
         return Step(self, bound.arguments, self.makes)

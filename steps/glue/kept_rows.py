@@ -60,10 +60,10 @@ def keep_rows(
 
 
 def _require_splits(splits: tuple[str, ...], there: set[str], stem: str) -> None:
-    if isinstance(splits, str) or not there.issuperset(splits):
+    if isinstance(splits, str) or not splits or not there.issuperset(splits):
         known = ", ".join(f"({split!r},)" for split in sorted(there))
         raise TemperError(
-            f"splits={splits!r} are no splits of these {stem}; write one of {known}, or several"
+            f"splits={splits!r} names no splits of these {stem}; write one of {known}, or several"
             if known
             else f"there is no SPLIT/{stem}-*.parquet; pass the whole artifact"
         )

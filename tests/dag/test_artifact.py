@@ -1,7 +1,9 @@
 """Kinds: an edge that cannot work is refused when the DAG is built."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -107,6 +109,72 @@ def test_what_does_not_fit_is_refused_naming_step_parameter_expected_and_given(
 ) -> None:
     with pytest.raises(TemperError, match=message):
         build()
+
+
+@dataclass(frozen=True)
+class Shape:
+    width: int = 1
+    dropout: float | None = None
+    tied: bool = False
+    names: tuple[str, ...] = ()
+    mode: Literal["fast", "exact"] = "fast"
+    size: int = "auto"  # type: ignore[assignment]
+
+
+@step(version="1")
+def build(
+    out: Output,
+    shape: Shape = Shape(),
+    shapes: list[Shape] = [],  # noqa: B006
+    by_name: dict[str, float] | None = None,
+    steps: int = None,  # type: ignore[assignment]  # noqa: RUF013
+    anything: Sequence[str] = (),
+) -> None: ...
+
+
+as_any: Any = lambda value: value  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("build_it", "message"),
+    [
+        (
+            lambda: build(Shape(width=as_any("3"))),
+            "build(shape).width takes a whole number (int), and was given the text '3'; write 3",
+        ),
+        (lambda: build(Shape(width=as_any(1e3))), "and was given 1000.0; write 1000"),
+        (lambda: build(Shape(width=True)), "width takes a whole number (int), and was given True"),
+        (
+            lambda: build(Shape(dropout=as_any("1e-5"))),
+            "dropout takes a number (float) or None, and was given the text '1e-5'; write 1e-05",
+        ),
+        (
+            lambda: build(Shape(tied=as_any("false"))),
+            "tied takes True or False (bool), and was given the text 'false'; write False",
+        ),
+        (lambda: build(Shape(tied=as_any(1))), "and was given 1; write True"),
+        (
+            lambda: build(Shape(names=as_any("en"))),
+            "names takes a tuple of texts, and was given the text 'en'; write ('en',)",
+        ),
+        (lambda: build(Shape(names=as_any((1,)))), "names[0] takes a text (str)"),
+        (lambda: build(Shape(mode=as_any("fats"))), "mode takes 'fast' or 'exact', and was"),
+        (lambda: build(shapes=[Shape(), Shape(width=as_any([2]))]), "build(shapes)[1].width takes"),
+        (lambda: build(by_name=as_any({"a": "b"})), "build(by_name)['a'] takes a number (float)"),
+        (lambda: build(steps=as_any("12")), "build(steps) takes a whole number (int), and"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_naming_step_setting_value_and_type(
+    build_it: Any, message: str
+) -> None:
+    """``tied="false"`` would be true, and ``names="en"`` two names."""
+    with pytest.raises(TemperError, match=re.escape(message)):
+        build_it()
+
+
+def test_settings_that_python_takes_as_the_annotated_type_are_taken() -> None:
+    build(Shape(dropout=1), steps=3, by_name={"a": 2}, anything=as_any("text"))
+    build(Shape(names=as_any(["en", "de"]), size=as_any("auto")), steps=as_any(None))
 
 
 def test_a_part_that_the_kind_does_not_have_is_refused_when_the_dag_is_built() -> None:

@@ -1274,8 +1274,10 @@ def test_splits_that_are_not_there_are_told_with_those_that_are(
     path = write(tmp_path / "rows.jsonl", SCORED)
     made, _ = loaded(tmp_path / "rows", File(path), test_fraction=0.0)
     pairs = Artifact(made.path, "load_preferences", "")
-    with pytest.raises(TemperError, match=r"are no splits .* write one of \('train',\)"):
+    with pytest.raises(TemperError, match=r"names no splits .* write one of \('train',\)"):
         filter_pairs.function(Folder(tmp_path / "out"), pairs, FilterConfig(splits=splits))
+    with pytest.raises(TemperError, match=r"splits=\(\) names no splits"):
+        decontaminate.function(Folder(tmp_path / "none"), pairs, pairs, splits=())
 
 
 @pytest.mark.parametrize(
@@ -1285,6 +1287,7 @@ def test_splits_that_are_not_there_are_told_with_those_that_are(
         ("min_characters", -1),
         ("max_characters", 0),
         ("max_length_ratio", float("nan")),
+        ("splits", ()),
     ],
 )
 def test_a_filter_that_cannot_be_meant_is_refused(field: str, value: Any) -> None:

@@ -464,7 +464,11 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "a text for a number": (
         lambda: as_any(OptimizerConfig)(learning_rate="1e-5"),
-        ["learning_rate is the text '1e-5'"],
+        ["OptimizerConfig.learning_rate takes a number (float), and was given the text '1e-5'"],
+    ),
+    "a number for a text": (
+        lambda: as_any(DpoConfig)(keep_best=3),
+        ["keep_best takes a text (str)"],
     ),
     "a dict for a config": (
         lambda: evaluate(tokens()["test"], model=model(), config=as_any({"seed": 1})),
