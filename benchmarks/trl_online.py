@@ -32,6 +32,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "dr_grpo, two passes": {"loss_type": "dr_grpo", "num_iterations": 2, "scale_rewards": "none"},
     "dapo, two passes": {"loss_type": "dapo", "epsilon_high": 0.28, "num_iterations": 2},
     "cispo, two passes": {"loss_type": "cispo", "epsilon_high": 1.28, "num_iterations": 2},
+    "dapo without what was cut": {
+        "loss_type": "dapo",
+        "epsilon_high": 0.28,
+        "num_iterations": 2,
+        "mask_truncated_completions": True,
+    },
     "gspo, two passes": {
         "loss_type": "grpo",
         "importance_sampling_level": "sequence",

@@ -30,6 +30,9 @@ class RlConfig(UpdateConfig):
         lag: how many iterations sampling is behind training, so that both work at once; iteration
             i is drawn by the weights of the start of iteration i - lag. Segments of a run have one
             lag.
+        overlong_buffer: over the last tokens of ``max_new_tokens``, so many, a completion's reward
+            falls by up to 1 (soft overlong punishment: Yu et al. 2025, equation 13); null: it does
+            not.
         slots: the most completions that are generated in parallel.
     """
 
@@ -46,13 +49,17 @@ class RlConfig(UpdateConfig):
         default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule=Schedule.constant)
     )
     lag: int = added_field(0, before=0)
+    overlong_buffer: int | None = added_field(None, before=None)
     slots: int = detail_field(64)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self, "prompts", "max_new_tokens", "inner_epochs", "minibatches", "slots")
         require_count(self, "completions", least=self.method.least_completions)
-        require_count(self, "horizon", or_null=True)
+        require_count(self, "horizon", "overlong_buffer", or_null=True)
+        buffer, most = self.overlong_buffer, self.max_new_tokens
+        rule = f"overlong_buffer must be at most max_new_tokens, {most}, of which it is a part"
+        require(buffer is None or buffer <= most, rule, buffer)
         require_count(self, "lag", least=0)
         rule = f"minibatches must be at most prompts, {self.prompts}, of which each takes a part"
         require(self.minibatches <= self.prompts, rule, self.minibatches)

@@ -141,7 +141,7 @@ class _Loop:
     def learn(self, rollouts: Sequence[Rollout]) -> StepMetrics:
         """Learn from the iteration's rollouts, and keep them; the iteration's line of the log."""
         learner, config, iteration = self.learner, self.learner.config, self.iteration
-        experience = experience_of(rollouts, config.max_new_tokens)
+        experience = experience_of(rollouts, config.max_new_tokens, config.overlong_buffer)
         experience = _score(learner, experience, self.place.ranks)
         agreement = _agreement(config, self.source, experience, iteration)
         learnt, known = learn(learner.trainer, config, experience, iteration)

@@ -18,26 +18,41 @@ _LARGEST_REWARD = 1e100
 """The square of a larger one could be no number."""
 
 
-def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
+def experience_of(
+    rollouts: Sequence[Rollout], longest: int, overlong_buffer: int | None = None
+) -> Experience:
     """One iteration's rollouts as the input of methods, in the same order.
 
-    A completion's reward is the sum of its rewards by name. A completion that lacks one (its
-    checker gave no verdict) or has no token that the policy sampled is left out, and so is a
-    prompt without any other completion. The sampler's logps are rounded to float32, as in a
-    recording.
+    A completion's reward is the sum of its rewards by name, less what `overlong` subtracts. A
+    completion that lacks one of them (its checker gave no verdict) or has no token that the policy
+    sampled is left out, and so is a prompt without any other completion. The sampler's logps are
+    rounded to float32, as in a recording.
     """
     rows = {row: list(filter(_teaches, drawn)) for (_, row), drawn in by_row(rollouts).items()}
     rows = {row: drawn for row, drawn in rows.items() if drawn}
     most = max(map(len, rows.values()), default=1)
     rewards = torch.zeros((len(rows), most), dtype=torch.float64)
-    for of_row, drawn in zip(rewards, rows.values(), strict=True):
-        of_row[: len(drawn)] = torch.tensor(list(map(_reward, drawn)), dtype=torch.float64)
+    cut = torch.zeros(rewards.shape, dtype=torch.bool)
+    for n, drawn in enumerate(rows.values()):
+        given = [_reward(r) - overlong(len(r.ids), longest, overlong_buffer) for r in drawn]
+        rewards[n, : len(drawn)] = torch.tensor(given, dtype=torch.float64)
+        cut[n, : len(drawn)] = torch.tensor([rollout.is_cut for rollout in drawn])
     groups = (_group(row, drawn) for row, drawn in rows.items())
     sampler = (
         torch.tensor([logp for rollout in drawn for logp in _scored(rollout)], dtype=torch.float32)
         for drawn in rows.values()
     )
-    return Experience(tuple(groups), rewards, longest, tuple(map(torch.Tensor.double, sampler)))
+    by_sampler = tuple(map(torch.Tensor.double, sampler))
+    return Experience(tuple(groups), rewards, longest, by_sampler, cut=cut)
+
+
+def overlong(length: int, longest: int, buffer: int | None) -> float:
+    """What is subtracted from the reward of a completion of `length` tokens, replies counted. It
+    rises from 0 at `longest` − `buffer` tokens to 1 at `longest` (Yu et al. 2025, DAPO, equation
+    13); without a buffer it is 0."""
+    if buffer is None:
+        return 0.0
+    return min(1.0, max(0, length - longest + buffer) / buffer)
 
 
 def with_policy_logps(rollouts: Sequence[Rollout], experience: Experience) -> list[Rollout]:

@@ -34,7 +34,7 @@ from steps.kinds import Model, Prompts, Rollouts
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.iteration_rollouts import Recorded
-from steps.online.learning_from import experience_of
+from steps.online.learning_from import experience_of, overlong
 from steps.online.recording import record, require_ids
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
@@ -164,6 +164,19 @@ def test_rewards_are_compared_as_they_are_and_one_too_large_to_square_is_refused
     assert experience_of(drawn, 6).rewards[0].tolist() == [1, 1 + 1e-12, 1 + 2e-12]
     with pytest.raises(ValueError, match=r"row 'q0', completion 0: its reward is 1e\+200"):
         experience_of([replace(drawn[0], rewards={"x": 1e200})], 6)
+
+
+def test_a_reward_falls_by_up_to_1_over_the_last_tokens_before_the_limit(recording: Path) -> None:
+    # What `get_soft_overlong_punishment(100, 20)` of TRL gives.
+    theirs = {79: 0.0, 80: 0.0, 81: -0.05, 90: -0.5, 99: -0.95, 100: -1.0, 101: -1.0}
+    assert {n: -overlong(n, 100, 20) for n in theirs} == theirs
+    assert overlong(100, 100, None) == 0
+    first = next(iter(read_rollouts(recording)))
+    drawn = [
+        replace(first, k=k, ids=(5,) * n, scored=(True,) * n, logps=(-1.0,) * n, rewards={"x": 2.0})
+        for k, n in enumerate((1, 3, 6))
+    ]
+    assert experience_of(drawn, 6, 4).rewards.tolist() == [[2.0, 1.75, 1.0]]
 
 
 def test_tokens_that_a_model_does_not_have_are_refused() -> None:

@@ -21,6 +21,7 @@ class Experience:
     sampler, policy, reference: for each prompt, the logps of all scored tokens of its completions,
         concatenated, float64: under the sampler, under the trainer before its first update, and
         under a frozen reference. The last two are None unless the method needs them.
+    cut: which completions have no stop token from the policy, bool [n, k]; None: all have one.
     """
 
     groups: tuple[TokenGroup, ...]
@@ -29,6 +30,7 @@ class Experience:
     sampler: tuple[Tensor, ...]
     policy: tuple[Tensor, ...] | None = None
     reference: tuple[Tensor, ...] | None = None
+    cut: Tensor | None = None
 
     @cached_property
     def lengths(self) -> Tensor:

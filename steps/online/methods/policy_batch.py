@@ -24,9 +24,11 @@ from steps.training.trainer import GroupLosses
 def policy_objective(method: PolicyGradient, experience: Experience) -> Objective | None:
     """The policy-gradient loss of any of an iteration's prompts as one batch."""
     old, lengths = experience.policy, experience.lengths
+    trained = _trained(method, experience)
     found = advantages(_rewards(method, experience), lengths > 0, method.advantage)
-    learnt = found.any(dim=1) | (not method.skip_without_signal)
-    kept = learnt.nonzero()[:, 0].tolist()
+    found = found.where(trained > 0, 0.0)
+    has_signal = found.any(dim=1) | (not method.skip_without_signal)
+    kept = (has_signal & trained.any(dim=1)).nonzero()[:, 0].tolist()
     if not kept:
         return None
     weights = _off_policy_weights(method, experience)
@@ -37,13 +39,20 @@ def policy_objective(method: PolicyGradient, experience: Experience) -> Objectiv
             method,
             lengths[chosen],
             found[chosen],
-            scales(lengths[chosen], method.over, experience.longest),
+            scales(trained[chosen], method.over, experience.longest),
             _tokens(old, chosen),
             _tokens(experience.reference, chosen),
             _tokens(weights, chosen),
         )
 
     return Objective([experience.groups[index] for index in kept], batch_loss)
+
+
+def _trained(method: PolicyGradient, experience: Experience) -> Tensor:
+    """How many tokens of each completion count in the loss, int64 [n, k]."""
+    if not method.mask_cut or experience.cut is None:
+        return experience.lengths
+    return experience.lengths.where(~experience.cut, 0)
 
 
 def _rewards(method: PolicyGradient, experience: Experience) -> Tensor:
@@ -79,7 +88,7 @@ class PolicyBatch:
 
     lengths: scored tokens of each completion, int64 [n, k]; 0 where there is none.
     advantages, scale: of each completion, float64 [n, k]; `scale` is what its tokens' losses are
-        multiplied by, so that they add up to the batch's.
+        multiplied by, so that they add up to the batch's; 0 if they do not count.
     old, reference, weight: of each token, float64 [S]; see `policy_loss.Compared`. Without `old`,
         the policy in training is the old one: this is the only update.
     """
@@ -109,8 +118,13 @@ class PolicyBatch:
             None if self.weight is None else of_tokens(self.weight),
         )
         losses, watched = policy_losses(self.method, logps, compared)
-        metrics = {name: _by_group(logps, v / self.lengths.sum()) for name, v in watched.items()}
-        return _by_group(logps, losses * of_completions(self.scale)), metrics
+        scale = of_completions(self.scale)
+        counted = self.lengths.where(self.scale > 0, 0).sum()
+        metrics = {
+            name: _by_group(logps, values.where(scale > 0, 0.0) / counted)
+            for name, values in watched.items()
+        }
+        return _by_group(logps, losses * scale), metrics
 
     def to(self, device: torch.device) -> Self:
         """The same loss with its tensors on `device`."""
@@ -123,7 +137,8 @@ def scales(lengths: Tensor, over: Over, longest: int) -> Tensor:
     """What the losses of a completion's tokens are multiplied by, float64 [n, k].
 
     Args:
-        lengths: scored tokens of each completion of the batch, int64 [n, k]; 0 where there is none.
+        lengths: the tokens of each completion of the batch that count, int64 [n, k]; a completion
+            of 0 tokens has the factor 0.
         longest: the most tokens that a completion may have.
 
     Raises ValueError if one has more: then `over` would divide by what it does not say.
@@ -131,14 +146,15 @@ def scales(lengths: Tensor, over: Over, longest: int) -> Tensor:
     count = int((lengths > 0).sum())
     match over:
         case Over.response:
-            return 1 / (count * lengths.clamp(min=1).double())
+            found = 1 / (count * lengths.clamp(min=1).double())
         case Over.token:
-            return torch.full(lengths.shape, 1 / int(lengths.sum()), dtype=torch.float64)
+            found = torch.full(lengths.shape, 1 / int(lengths.sum()), dtype=torch.float64)
         case Over.constant:
             most = int(lengths.max())
             rule = "max_new_tokens, by which over=constant divides, must be that of the sampling"
             require(most <= longest, f"{rule}, and a completion has {most} tokens", longest)
-            return torch.full(lengths.shape, 1 / (count * longest), dtype=torch.float64)
+            found = torch.full(lengths.shape, 1 / (count * longest), dtype=torch.float64)
+    return found.where(lengths > 0, 0.0)
 
 
 def _by_group(logps: TokenLogps, values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.online.methods.method import Method
 from steps.shared.checks import require, set_choice
+from steps.shared.execution_detail import added_field
 
 if TYPE_CHECKING:
     from steps.online.methods.experience import Experience
@@ -116,6 +117,8 @@ class PolicyGradient(Method):
         off_policy: the correction if sampler and trainer do not agree exactly.
         off_policy_limit: the bound of the weights of `off_policy`.
         skip_without_signal: leave out prompts whose completions have equal rewards.
+        mask_cut: leave the tokens of completions that were cut out of the loss and its denominator;
+            the others are still compared with their rewards (overlong filtering: Yu et al. 2025).
     """
 
     name: ClassVar[str] = "policy_gradient"
@@ -131,6 +134,7 @@ class PolicyGradient(Method):
     off_policy: OffPolicy = OffPolicy.none
     off_policy_limit: float = 2.0
     skip_without_signal: bool = True
+    mask_cut: bool = added_field(False, before=False)
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -1,6 +1,7 @@
 """What each method makes of an iteration's experience."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,9 +52,11 @@ def trained(method: Method) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
     return [(g.row, tuple(r.ids for r in g.responses)) for g in objective.groups]
 
 
-def loss_of(method: Method, *indices: int) -> tuple[float, dict[str, float]]:
+def loss_of(
+    method: Method, *indices: int, given: Experience | None = None
+) -> tuple[float, dict[str, float]]:
     """The loss of these examples as one batch, by a policy that has not moved."""
-    given = experience()
+    given = given or experience()
     objective = method.objective(given)
     assert objective is not None
     rows = [objective.groups[index].row for index in indices]
@@ -112,6 +115,46 @@ def test_prompts_without_signal_are_skipped_and_not_counted_or_kept_and_counted(
     assert [row for row, _ in trained(keeping)] == ["row-0", "row-1", "row-2"]
     skipped, kept = loss_of(skipping, 0, 1)[0], loss_of(keeping, 0, 1, 2)[0]
     assert skipped * 9 == pytest.approx(kept * 13)  # so many tokens each has
+
+
+CUT = torch.tensor([[False, True, False], [True, True, False], [False, False, True]])
+"""Of the three prompts: the wrong completion of the first, all of the second, one of the third."""
+
+
+@pytest.mark.parametrize("over", Over)
+def test_completions_that_were_cut_are_compared_with_and_count_nowhere_in_the_loss(
+    over: Over,
+) -> None:
+    given = replace(experience(), cut=CUT)
+    method = PolicyGradient(advantage=Advantage.group_mean, over=over, skip_without_signal=False)
+    masked = replace(method, mask_cut=True)
+    objective = masked.objective(given)
+    assert objective is not None
+    assert [group.row for group in objective.groups] == ["row-0", "row-2"]
+    # At ratio 1 the loss of a token is −A. Of row-0, both right ones of 2 tokens have A = 1 − 2/3;
+    # row-2 has no signal, and completions of 1 and 2 tokens that ended.
+    divided = {Over.response: 2 / 4, Over.token: 4 / 7, Over.constant: 4 / (4 * 8)}[over]
+    loss, metrics = loss_of(masked, 0, 1, given=given)
+    assert loss == pytest.approx(-divided / 3, rel=1e-12)
+    assert metrics["clip_ratio/low_mean"] == metrics["ratio/deviation"] == 0
+    assert loss_of(method, 0, 1, 2, given=given) == loss_of(method, 0, 1, 2)
+
+
+def test_where_everything_was_cut_there_is_nothing_to_learn() -> None:
+    given = replace(experience(), cut=torch.ones(3, 3, dtype=torch.bool))
+    for skip in (True, False):
+        method = PolicyGradient(mask_cut=True, skip_without_signal=skip)
+        assert method.objective(given) is None
+
+
+def test_metrics_are_of_the_tokens_that_count() -> None:
+    given = replace(experience(), cut=CUT)
+    method = PolicyGradient(kl=Kl.k3, kl_weight=0.1, mask_cut=True, over=Over.token)
+    assert given.policy is not None
+    assert given.reference is not None
+    ahead = given.policy[0] - given.reference[0]
+    kept = torch.cat([ahead[:2], ahead[3:]])  # (5, 6), and behind (7,) the other (5, 6)
+    assert loss_of(method, 0, given=given)[1]["kl/k1"] == pytest.approx(kept.mean().item())
 
 
 def test_a_prompt_with_fewer_completions_is_compared_with_its_own() -> None:

@@ -30,6 +30,7 @@ OURS: dict[str, dict[str, Any]] = {
     },
     "dr_grpo, two passes": {"over": Over.constant, "advantage": Advantage.group_mean},
     "dapo, two passes": {"over": Over.token, "clip_high": 0.28},
+    "dapo without what was cut": {"over": Over.token, "clip_high": 0.28, "mask_cut": True},
     "cispo, two passes": {
         "over": Over.token,
         "ratio": Ratio.detached,
