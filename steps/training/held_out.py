@@ -21,6 +21,7 @@ from steps.training.trainer import (
     GroupLosses,
     reading_aligned,
     reading_divergences,
+    require_finite,
 )
 
 _DEFAULT_METRIC = "eval_loss"
@@ -31,8 +32,8 @@ _FALLS = re.compile(r"eval_((.*/)?\w*loss|(.*/)?loss/.*|(.*/)?kl(/.*)?)$")
 def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepMetrics:
     """The loss and metrics of all examples as one batch, with the prefix `eval_`.
 
-    Raises FloatingPointError, which names the examples, if a loss is not finite: comparisons with
-    NaN are always false, so it would remain the best value for ever.
+    Raises FloatingPointError, which names the examples, if a loss or a metric is not finite:
+    comparisons with NaN are always false, so it would remain the best value for ever.
     """
     logps = _logps(scorer, objective.groups, config.batch_size)
     baseline = None
@@ -46,9 +47,9 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
         divergences = _logps(reading_divergences(scorer), objective.groups, config.batch_size)
         logps = DivergentLogps(logps.tokens, logps.lengths, divergences.tokens)
     losses, metrics = _losses(objective, logps, baseline)
-    if off := [objective.groups[i].row for i in (~losses.isfinite()).nonzero()[:, 0].tolist()]:
-        raise FloatingPointError(f"the loss of the held-out {off[:8]} is not finite")
-    evaluated = sum_shares({"loss": losses, **metrics})
+    shares = {"loss": losses, **metrics}
+    require_finite(shares, objective.groups, "the held-out ")
+    evaluated = sum_shares(shares)
     return {f"eval_{name}": value for name, value in evaluated.items()}
 
 

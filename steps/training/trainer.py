@@ -218,7 +218,7 @@ class Trainer:
     def forward_backward(self, batch: Batch, loss: BatchLoss) -> Future[StepResult]:
         """Add the batch's gradient to the gradient accumulated since the last update.
 
-        The future raises FloatingPointError, naming rows, if a loss is not finite.
+        The future raises FloatingPointError, as `require_finite`.
         """
         return self._queue.submit(lambda: self._forward_backward(batch, loss))
 
@@ -399,6 +399,22 @@ class Auxiliary:
     loss: float
 
 
+def require_finite(
+    shares: Mapping[str, Tensor], groups: Sequence[TokenGroup], which: str = ""
+) -> None:
+    """Raise FloatingPointError, which names the rows, if a loss or a metric of a group [n] is not
+    finite: the log is JSON, which has no such numbers, and would be refused at the next checkpoint.
+
+    Args:
+        which: what kind of rows they are, for the error.
+    """
+    for name, values in shares.items():
+        finite = values.isfinite().tolist()
+        if rows := [group.row for group, good in zip(groups, finite, strict=True) if not good]:
+            what = name if name == "loss" else f"metric {name}"
+            raise FloatingPointError(f"the {what} of {which}{rows[:8]} is not finite")
+
+
 def step_result(
     names: Sequence[str],
     values: Tensor,
@@ -408,14 +424,11 @@ def step_result(
     """The result of a batch from its `values_by_group`, in the batch's order. Each group has an
     equal share of an `auxiliary` loss, which is logged as `aux_loss`.
 
-    Raises FloatingPointError, which names the rows, if a loss is not finite.
+    Raises FloatingPointError, as `require_finite`.
     """
-    finite = torch.isfinite(values[0]).tolist()
-    rows = [group.row for group, is_finite in zip(groups, finite, strict=True) if not is_finite]
-    if rows:
-        raise FloatingPointError(f"the loss of {rows[:8]} is not finite")
     losses, logps, metrics = values.split([1, len(values) - 1 - len(names), len(names)])
     logged = dict(zip(names, metrics, strict=True))
+    require_finite({"loss": losses[0], **logged}, groups)
     if auxiliary is None:
         return StepResult(losses[0], logps.T, logged)
     share = auxiliary.loss / len(groups)

@@ -880,6 +880,16 @@ def test_a_reading_process_that_dies_is_told(tmp_path: Path) -> None:
         list(rows)
 
 
+def test_a_file_that_cannot_be_opened_is_the_same_error_from_a_reading_process(
+    tmp_path: Path,
+) -> None:
+    source = source_of(write(tmp_path / "rows.jsonl", [pair(0)]))
+    (tmp_path / "rows.jsonl").unlink()
+    ahead = ReadAhead(source, Parser(PreferenceFormat(), None, 0.1, False, False), 1)
+    with pytest.raises(FileNotFoundError, match=r"rows\.jsonl"):
+        list(ahead.open(0, 1))
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_killed_while_files_are_put_in_place_nothing_is_read_again(
     tmp_path: Path, sources: tuple[Mixed, File], monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import ROWS_PER_GROUP, read_rows, write_rows
 from steps.data.rows.tables import LEDGER, PAIRS
 
@@ -90,3 +91,12 @@ def test_reading_names_what_is_missing(tmp_path: Path) -> None:
     write_rows(tmp_path / "p.parquet", PAIRS, [stored_pair("1")])
     with pytest.raises(ValueError, match=r"no column pair_id; the file has row, prompt"):
         read_rows(tmp_path / "p.parquet", ["row", "pair_id"])
+
+
+def test_json_lines_keep_every_digit_and_refuse_what_json_has_no_number_for(tmp_path: Path) -> None:
+    records = [{"loss": 0.1 + 0.2, "text": "Grüße\u2028"}, {"loss": 5e-324}]
+    write_json_lines(tmp_path / "log.jsonl", records)
+    assert read_json_lines(tmp_path / "log.jsonl") == records
+    with pytest.raises(ValueError, match="JSON"):
+        write_json_lines(tmp_path / "log.jsonl", [{"loss": float("nan")}])
+    assert read_json_lines(tmp_path / "log.jsonl") == records

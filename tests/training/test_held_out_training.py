@@ -20,8 +20,9 @@ from tiny_models import (
 )
 
 from steps.evaluation.preferences import preference_metrics
-from steps.losses.base import ReferenceLoss
+from steps.losses.base import PairLogps, PairLosses, ReferenceLoss
 from steps.losses.dpo import Dpo
+from steps.losses.simpo import Simpo
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.losses.with_reference.wpo import Wpo
@@ -29,12 +30,12 @@ from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import ReferenceConfig
-from steps.scoring.examples import read_demonstrations
+from steps.scoring.examples import read_demonstrations, read_pairs
 from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
 from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
-from steps.training.objectives import sft_objective
+from steps.training.objectives import preference_objective, sft_objective
 from steps.training.recipes import run_dpo, run_sft
 
 EAGER = OptimizerConfig(learning_rate=3e-2, schedule=Schedule.constant)
@@ -272,3 +273,22 @@ def test_a_held_out_loss_that_is_not_finite_is_an_error_that_names_the_row(
     scorer = Scorer(model, tokens_per_forward=1)
     with pytest.raises(FloatingPointError, match=r"held-out \['r:0'\] is not finite"):
         evaluate(scorer, sft_objective(read_demonstrations(records, VOCABULARY)), TrainConfig())
+
+
+class Undefined(Simpo):
+    """A loss of one's own, with a metric that is not defined for every pair."""
+
+    def per_pair(self, logps: PairLogps) -> PairLosses:
+        found = super().per_pair(logps)
+        nothing = torch.zeros_like(found.losses)
+        return replace(found, metrics={"ratio": nothing / nothing})
+
+
+def test_a_held_out_metric_that_is_no_number_is_an_error_and_never_the_best(init: Path) -> None:
+    model = load_model(init)
+    use_packed_attention(model)
+    objective = preference_objective(read_pairs(pair_records(2), VOCABULARY), Undefined())
+    with pytest.raises(FloatingPointError, match=r"the metric ratio of the held-out \['data:0', "):
+        evaluate(
+            Scorer(model, 64), objective, TrainConfig(keep_best="eval_ratio", eval_every_steps=1)
+        )

@@ -143,14 +143,16 @@ def test_a_checkpoint_holds_the_state_as_of_its_call(folder: Path, tmp_path: Pat
 
 @dataclass(frozen=True)
 class Faulty:
-    """A loss that fails, or is not a number."""
+    """A loss that fails, or is not a number, or has a metric that is none."""
 
     value: float | None = None
+    metric: float = 0.0
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
         if self.value is None:
             raise MemoryError("no room for these logits")
-        return logps.sums().sum(dim=1) * self.value, {}
+        sums = logps.sums().sum(dim=1)
+        return sums * self.value, {"ratio": torch.full_like(sums.detach(), self.metric)}
 
     def to(self, device: torch.device) -> Self:
         return self
@@ -180,11 +182,21 @@ def test_the_first_error_poisons_everything_after_it(folder: Path, tmp_path: Pat
     again.forward_backward(batch, loss).result()
 
 
-def test_a_loss_that_is_not_finite_names_its_rows_and_changes_nothing(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (Faulty(torch.nan), "the loss of"),
+        (Faulty(1.0, torch.nan), "the metric ratio of"),
+        (Faulty(1.0, -torch.inf), "the metric ratio of"),
+    ],
+)
+def test_a_loss_or_a_metric_that_is_not_finite_names_its_rows_and_changes_nothing(
+    folder: Path, loss: Faulty, what: str
+) -> None:
     trained, objective = trainer(folder), pairs(3)
     batch = trained.prepare(objective.groups)
-    result, norm = trained.forward_backward(batch, Faulty(torch.nan)), trained.optim_step(1e-2)
-    with pytest.raises(FloatingPointError, match=r"data:0.*data:1.*data:2"):
+    result, norm = trained.forward_backward(batch, loss), trained.optim_step(1e-2)
+    with pytest.raises(FloatingPointError, match=rf"{what} .*data:0.*data:1.*data:2"):
         result.result()
     with pytest.raises(PoisonedError):
         norm.result()
