@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline import Metrics, Output, TemperError, added_field, step
 from steps.checking.boxed import is_correct, require_answers
-from steps.data.rows.jsonl import read_json_lines
+from steps.data.rows.completions import read_completions
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow
 from steps.kinds import Completions, Preferences
@@ -55,12 +55,12 @@ def build_pairs(
     Raises:
         TemperError: no prompt for training, or none of those to hold out, has both a right and a
             wrong completion.
-        ValueError: a prompt has no answer.
+        ValueError: a prompt has no answer, or a record is not as `read_completions` reads it.
     """
     from steps.data.load.splits import in_test_split
     from steps.data.rows.tables import PAIRS, to_record
 
-    records = read_json_lines(completions / "completions.jsonl")
+    records = read_completions(completions, "prompt", "finish")
     require_answers(records)
     rounds = [list(_pairs(record, config.keep_cut)) for record in records]
     held = [in_test_split(record["prompt"], config.test_fraction) for record in records]

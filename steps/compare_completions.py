@@ -27,10 +27,11 @@ def compare_completions(
             ``config.most_without`` have no verdict.
     """
     from steps.comparing.comparing import compare, counts, paired, scores
-    from steps.data.rows.jsonl import read_json_lines, write_json_lines
+    from steps.data.rows.completions import read_completions
+    from steps.data.rows.jsonl import write_json_lines
     from steps.evaluation.intervals import mean_share
 
-    answers = (read_json_lines(made / "completions.jsonl") for made in (completions, beside))
+    answers = (read_completions(made, "prompt") for made in (completions, beside))
     compared = compare(paired(*answers), judge, config, out.scratch / "verdicts", out.progress)
     write_json_lines(out.path / "comparisons.jsonl", (c.record() for c in compared))
     found = scores(compared)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
@@ -43,19 +44,23 @@ def evaluate_reward_model(
 
     Raises:
         TemperError: ``pairs`` or ``completions`` holds scores of the other kind.
-        ValueError: a prompt has no answer, or too few completions.
+        ValueError: a pair lacks one of two scores; a prompt has no answer, or too few completions;
+            the scores hold a row twice.
     """
     from steps.checking.boxed import require_answers
+    from steps.data.rows.completions import require_completions
     from steps.evaluation.best_of_n import Sampled, best_of_n, one_right_of_four, over_optimised
     from steps.evaluation.calibration import reliability
-    from steps.evaluation.reward_pairs import pair_margins, pair_metrics
+    from steps.evaluation.reward_pairs import pair_margins, pair_metrics, require_pairs
 
-    records = _records(pairs, "pair_id", "pairs")
+    records, file = _records(pairs, "pair_id", "pairs")
+    require_pairs(records, file)
     metrics: Metrics = pair_metrics(records)
     bins = reliability(pair_margins(records))
     write_json_lines(out.path / "calibration.jsonl", map(asdict, bins))
     if completions is not None:
-        sampled = _records(completions, "completions", "completions")
+        sampled, file = _records(completions, "completions", "completions")
+        require_completions(sampled, file, "scores")
         require_answers(sampled)
         prompts = list(map(Sampled.of, sampled))
         curve = best_of_n(prompts, config.sizes)
@@ -71,11 +76,12 @@ def evaluate_reward_model(
     return metrics
 
 
-def _records(scores: RewardScores, field: str, argument: str) -> list[dict]:
-    records = read_json_lines(scores.path / "scores.jsonl")
+def _records(scores: RewardScores, field: str, argument: str) -> tuple[list[dict], Path]:
+    file = scores.path / "scores.jsonl"
+    records = read_json_lines(file)
     if not records or field not in records[0]:
         raise TemperError(
-            f"{argument} wants scores of {argument}, and {scores.path / 'scores.jsonl'} has none; "
-            f"pass what score_with_reward_model made of {argument}"
+            f"{argument} wants scores of {argument}, and {file} has none; pass what "
+            f"score_with_reward_model made of {argument}"
         )
-    return records
+    return records, file

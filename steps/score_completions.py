@@ -2,7 +2,8 @@
 
 from pipeline import Metrics, Output, step
 from steps.checking.boxed import boxed_answer, is_correct, require_answers
-from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.completions import read_completions
+from steps.data.rows.jsonl import write_json_lines
 from steps.kinds import Completions, Scores
 
 
@@ -17,11 +18,11 @@ def score_completions(out: Output, completions: Completions) -> Metrics:
     these completions.
 
     Raises:
-        ValueError: a prompt has no answer.
+        ValueError: a prompt has no answer, or a record is not as `read_completions` reads it.
     """
     from steps.evaluation.several_samples import pass_at_k, share_of_samples
 
-    records = read_json_lines(completions / "completions.jsonl")
+    records = read_completions(completions, "finish")
     require_answers(records)
     scored, right, formatted = [], [], []
     for r in records:

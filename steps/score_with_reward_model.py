@@ -1,7 +1,8 @@
 """``score_with_reward_model``: score completions, or both responses of pairs."""
 
 from pipeline import Metrics, Output, step
-from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.completions import read_completions
+from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.data.tokens.config import TokenizeConfig
 from steps.glue.own_tokens import tokens_for
@@ -31,10 +32,9 @@ def score_with_reward_model(
     from steps.reward_models.answer_scores import score_answers
     from steps.reward_models.reward_scores import score_pairs
 
-    texts = responses.path / "completions.jsonl"
     with at_work(out) as place:
-        if texts.is_file():
-            records = read_json_lines(texts)
+        if (responses.path / "completions.jsonl").is_file():
+            records = read_completions(responses.path, "prompt")
             scored, metrics = score_answers(records, model.path, config, tokenize, place)
         else:
             pairs = read_rows(tokens_for(model, responses))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.experiment import ExperimentConfig
+from steps.shared.checks import require_count
 
 
 @dataclass
@@ -25,8 +26,7 @@ class Segmented(ExperimentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.iterations, self.segment) < 1:
-            raise ValueError("iterations and segment must be at least 1")
+        require_count(self, "iterations", "segment")
 
     def segments(self) -> Iterator[tuple[int, int]]:
         """The number of iterations of each segment, and how many are done after it."""

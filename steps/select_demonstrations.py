@@ -9,7 +9,7 @@ from steps.online.selecting import Best
 def select_demonstrations(out: Output, rollouts: Judged, how: Best = Best()) -> Metrics:
     """Write ``tokens-00000.parquet``, for ``train_sft``: prompts with the sampled token ids of
     their completions. Training covers the completions only. Completions that were cut or have no
-    reward are left out.
+    reward are left out. ``ledger.parquet`` says of each completion whether it is used, or why not.
 
     One round of rejection-sampling fine-tuning consists of ``sample_rollouts``, ``judge``, this
     step and ``train_sft``.

@@ -9,6 +9,7 @@ from steps.online.selecting import Pairs
 def select_pairs(out: Output, rollouts: Judged, how: Pairs = Pairs()) -> Metrics:
     """Write ``tokens-00000.parquet``, for ``train_dpo`` and other steps that train on pairs. It
     holds the sampled token ids. Completions that were cut or have no reward are left out.
+    ``ledger.parquet`` says of each completion whether it is used, or why not.
 
     One round of iterative DPO consists of ``sample_rollouts``, ``judge``, this step,
     ``reference_logprobs`` and ``train_dpo``.

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import Metrics, Output, TemperError, step
+from steps.data.rows.completions import are_numbers, require_once
 from steps.data.rows.jsonl import read_json_lines
+from steps.data.rows.ledger import Entry
 from steps.data.rows.parquet import iter_rows, shards, write_rows
+from steps.data.rows.reasons import MalformedRow
 from steps.data.vocabularies import TOKENIZER
 from steps.kinds import Influences, PairTokens
 from steps.shared.shares import share_of
@@ -37,7 +40,8 @@ def select_rows(
     influences: Influences,
     config: SelectionConfig = SelectionConfig(),
 ) -> Metrics:
-    """Write ``tokens-00000.parquet``: the pairs of ``tokens`` that stay, in their order.
+    """Write ``tokens-00000.parquet``: the pairs of ``tokens`` that stay, in their order; and
+    ``ledger.parquet``, with a line for every pair.
 
     Args:
         influences: of these pairs, by ``score_influence``.
@@ -47,12 +51,21 @@ def select_rows(
     """
     import pyarrow.parquet as pq
 
-    told = read_json_lines(influences.path / "influences.jsonl")
+    from steps.data.rows.tables import LEDGER
+
+    told = read_json_lines(file := influences.path / "influences.jsonl")
+    require_once(told, file, "row", "pair")
+    if wrong := next((r for r in told if not are_numbers([r["influence"]], 1)), None):
+        raise TemperError(
+            f"{file}: row {wrong['row']!r} has the influence {wrong['influence']!r}, which is no "
+            "finite number; leave the row out of the tokens"
+        )
     found = {(r["row"], r["pair"]): r["influence"] for r in told}
     most = int(share_of(config.drop_share, len(found)))
     worst = sorted(found, key=lambda pair: found[pair])[:most]
     dropped = {pair for pair in worst if found[pair] < 0 or not config.only_harmful}
     seen: set[tuple[str, str]] = set()
+    entries: list[Entry] = []
 
     def kept() -> Iterator[dict[str, Any]]:
         for record in iter_rows(tokens.path):
@@ -62,8 +75,12 @@ def select_rows(
                 raise TemperError(
                     f"row {pair[0]!r} has no influence; compute score_influence of the same tokens"
                 )
-            if pair not in dropped:
-                yield record
+            if pair in dropped:
+                why = MalformedRow("low influence", f"{found[pair]:g}")
+                entries.append(Entry.dropped("", "tokens", pair[0], why))
+                continue
+            entries.append(Entry("", "tokens", pair[0], "kept"))
+            yield record
 
     rows = write_rows(
         out.path / "tokens-00000.parquet", pq.read_schema(shards(tokens.path)[0]), kept()
@@ -74,6 +91,7 @@ def select_rows(
             f"row {row!r} has an influence and is not in tokens; compute score_influence of the "
             "same tokens"
         )
+    write_rows(out.path / "ledger.parquet", LEDGER, map(vars, entries))
     if (tokenizer := tokens.path / TOKENIZER).exists():
         shutil.copyfile(tokenizer, out.path / tokenizer.name)
     return {"rows": rows, "dropped": len(dropped)}

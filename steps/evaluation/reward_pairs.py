@@ -1,13 +1,31 @@
 """A reward model's accuracy and calibration on held-out pairs."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from steps.data.rows.completions import are_numbers, require_once
 from steps.evaluation.calibration import calibration_error
 from steps.evaluation.intervals import mean, proportion
 from steps.evaluation.length_control import length_controlled
+
+
+def require_pairs(records: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Raise ValueError, which names the file and the row, unless each record has its pair's two
+    scores and numbers of tokens, and each pair is there once."""
+    for number, record in enumerate(records, 1):
+        where = f"{file}: record {number}, row {record.get('row')!r},"
+        if not {"row", "pair_id"} <= record.keys():
+            raise ValueError(f"{where} is no pair; give its row and pair_id, or leave it out")
+        for name in ("scores", "tokens"):
+            if not are_numbers(found := record.get(name), 2):
+                raise ValueError(
+                    f"{where} has the {name} {found!r:.80}; give a finite number for each of its "
+                    "two responses, the chosen one first, or leave it out"
+                )
+    require_once(records, file, "row", "pair_id")
 
 
 def pair_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,9 +14,6 @@ from steps.online.rollouts import Rollout, by_row
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.training.metrics import StepMetrics
 
-_LARGEST_REWARD = 1e100
-"""The square of a larger one could be no number."""
-
 
 def experience_of(
     rollouts: Sequence[Rollout], longest: int, overlong_buffer: int | None = None
@@ -34,7 +31,7 @@ def experience_of(
     rewards = torch.zeros((len(rows), most), dtype=torch.float64)
     cut = torch.zeros(rewards.shape, dtype=torch.bool)
     for n, drawn in enumerate(rows.values()):
-        given = [_reward(r) - overlong(len(r.ids), longest, overlong_buffer) for r in drawn]
+        given = [r.reward - overlong(len(r.ids), longest, overlong_buffer) for r in drawn]
         rewards[n, : len(drawn)] = torch.tensor(given, dtype=torch.float64)
         cut[n, : len(drawn)] = torch.tensor([rollout.is_cut for rollout in drawn])
     groups = (_group(row, drawn) for row, drawn in rows.items())
@@ -113,16 +110,6 @@ def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
         "completions/mean_turns": turns / len(rollouts),
         "completions/mean_reply_length": read / len(rollouts),
     }
-
-
-def _reward(rollout: Rollout) -> float:
-    reward = rollout.reward
-    if not abs(reward) <= _LARGEST_REWARD:  # also for what is not a number
-        raise ValueError(
-            f"row {rollout.row!r}, completion {rollout.k}: its reward is {reward}; give no reward "
-            "where there is none, and it is left out"
-        )
-    return reward
 
 
 def _teaches(rollout: Rollout) -> bool:

@@ -45,6 +45,8 @@ ROLLOUTS = pa.schema(
     ]
 )
 """The fields of `Rollout`."""
+_LARGEST_REWARD = 1e100
+"""The square of a larger one could be no number."""
 _ROUNDING = 0.01
 """What rounding may add to a logp of 0."""
 
@@ -88,6 +90,12 @@ class Rollout:
                 raise ValueError(
                     f"row {self.row!r}, completion {self.k}: {name} has {len(values)} values for "
                     f"{len(self.ids)} ids; sample it again"
+                )
+        for name, reward in self.rewards.items():
+            if reward is not None and not abs(reward) <= _LARGEST_REWARD:  # nor for a NaN
+                raise ValueError(
+                    f"row {self.row!r}, completion {self.k}: its reward {name} is {reward}, with "
+                    "which others cannot be compared; give null where there is none"
                 )
         # The sum shows NaN and infinities; this runs several times for every completion.
         if not math.isfinite(sum(self.logps)) or max(self.logps, default=0) >= _ROUNDING:

@@ -9,17 +9,20 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from steps.data.rows.ledger import Entry
 from steps.data.rows.parquet import write_rows
+from steps.data.rows.reasons import Reason
 from steps.data.rows.rows import Message
-from steps.data.rows.tables import messages_to_column, to_record
+from steps.data.rows.tables import LEDGER, messages_to_column, to_record
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
 from steps.data.vocabularies import TOKENIZER
-from steps.online.rewarding.judging import read_prompts
+from steps.online.rewarding.judging import read_prompts, require_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.shared.checks import require, require_count
 
@@ -78,8 +81,8 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
 
     Raises ValueError if no completion is good enough.
     """
-    left, counts = _comparable(recording)
-    chosen = [rollout for drawn in left for rollout in how.of(drawn)]
+    rows, counts = _drawn(recording)
+    chosen = [rollout for drawn in rows for rollout in how.of(_comparable(drawn))]
     if not chosen:
         if how.least_reward is None:
             raise ValueError(f"no completion in {recording} has a reward{_left_out(counts)}")
@@ -88,6 +91,7 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
             f"of them, or lower least_reward{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
+    _write_ledger(output, rows, chosen)
     shutil.copyfile(recording / TOKENIZER, output / TOKENIZER)
     prompts = len({(rollout.iteration, rollout.row) for rollout in chosen})
     return {"demonstrations": len(chosen), "prompts_used": prompts, **counts}
@@ -98,29 +102,65 @@ def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
 
     Raises ValueError if no prompt has completions of different rewards.
     """
-    left, counts = _comparable(recording)
-    pairs = [pair for drawn in left for pair in how.of(drawn)]
+    rows, counts = _drawn(recording)
+    pairs = [pair for drawn in rows for pair in how.of(_comparable(drawn))]
     if not pairs:
         raise ValueError(
             f"no prompt in {recording} has completions whose rewards differ by more than "
             f"{how.margin:g}; sample more of them, at a higher temperature{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, PAIR_TOKENS, _pair_records(recording, pairs))
+    _write_ledger(output, rows, chain.from_iterable(pairs))
     shutil.copyfile(recording / TOKENIZER, output / TOKENIZER)
     prompts = len({(good.iteration, good.row) for good, _ in pairs})
     return {"pairs": len(pairs), "prompts_used": prompts, **counts}
 
 
-def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
-    """The comparable completions of each prompt, and counts of all completions."""
+def _drawn(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
+    """The completions of each prompt, and counts of all completions."""
     rows = by_row(read_rollouts(recording))
+    for (_, row), of_row in rows.items():
+        if len({rollout.k for rollout in of_row}) < len(of_row):
+            raise ValueError(f"{recording} has several completions of one number of row {row!r}; "
+                             "use the recording as it was sampled")  # fmt: skip
+        if len({rollout.prompt_ids for rollout in of_row}) > 1:
+            raise ValueError(f"{recording} has completions of different prompts as those of row "
+                             f"{row!r}; use the recording as it was sampled")  # fmt: skip
     drawn = [rollout for of_row in rows.values() for rollout in of_row]
     without = sum(not rollout.is_rewarded for rollout in drawn)
     if without == len(drawn):
         raise ValueError(f"{recording} has rollouts without rewards; judge them first")
-    left = [[r for r in of_row if r.is_rewarded and not r.is_cut] for of_row in rows.values()]
     counts = {"prompts": len(rows), "completions": len(drawn), "without_reward": without}
-    return left, counts | {"cut": sum(r.is_cut for r in drawn)}
+    return [*rows.values()], counts | {"cut": sum(r.is_cut for r in drawn)}
+
+
+def _comparable(drawn: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in drawn if rollout.is_rewarded and not rollout.is_cut]
+
+
+def _write_ledger(output: Path, rows: Iterable[Sequence[Rollout]], used: Iterable[Rollout]) -> None:
+    """Write ``ledger.parquet``: what became of each completion, and why."""
+    names = {_name(rollout) for rollout in used}
+    entries = (
+        Entry("", "rollouts", name, "kept")
+        if (name := _name(rollout)) in names
+        else Entry("", "rollouts", name, "dropped", *_why_not(rollout, different))
+        for drawn in rows
+        for different in [_different(_comparable(drawn))]
+        for rollout in drawn
+    )
+    write_rows(output / "ledger.parquet", LEDGER, map(vars, entries))
+
+
+def _why_not(rollout: Rollout, different: Sequence[Rollout]) -> tuple[Reason, str]:
+    """Why a completion is not used."""
+    if not rollout.is_rewarded:
+        return "no reward", rollout.reason or "a reward of it is missing"
+    if rollout.is_cut:
+        return "cut", f"its sampling ended by {rollout.finish}"
+    if rollout not in different:
+        return "duplicate", "an earlier completion of the prompt is the same"
+    return "not among the best", f"its reward is {rollout.reward:g}"
 
 
 def _left_out(counts: Mapping[str, int]) -> str:
@@ -154,6 +194,7 @@ def _pair_records(
     recording: Path, pairs: Sequence[tuple[Rollout, Rollout]]
 ) -> Iterator[dict[str, Any]]:
     rows = read_prompts(recording)
+    require_prompts(chain.from_iterable(pairs), rows)
     said = texts(recording, [rollout.ids for pair in pairs for rollout in pair])
     for number, (good, bad) in enumerate(pairs):
         asked = to_record(rows[good.row])

@@ -89,7 +89,7 @@ def test_labels_are_shuffled_by_a_number() -> None:
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        ({"completions": []}, "row 'q' has no completions"),
+        ({"completions": [], "finish": []}, "row 'q' has no completions"),
         ({"answer": 1}, "row 'q' has the answer 1, which is no text; write it in quotes"),
     ],
 )

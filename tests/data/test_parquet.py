@@ -1,11 +1,14 @@
-"""The Parquet files between steps: what is written is what is read, in bytes that do not vary."""
+"""The files between steps: what is written is what is read, in bytes that do not vary."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from steps.data.rows.completions import read_completions
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import ROWS_PER_GROUP, read_rows, write_rows
 from steps.data.rows.tables import LEDGER, PAIRS
@@ -100,3 +103,62 @@ def test_json_lines_keep_every_digit_and_refuse_what_json_has_no_number_for(tmp_
     with pytest.raises(ValueError, match="JSON"):
         write_json_lines(tmp_path / "log.jsonl", [{"loss": float("nan")}])
     assert read_json_lines(tmp_path / "log.jsonl") == records
+
+
+def _written(folder: Path, *records: Mapping[str, Any], **changed: Any) -> Path:
+    lines = [json.dumps({**ANSWERED, **record}, ensure_ascii=False) for record in records]
+    lines.append(json.dumps({**ANSWERED, "row": "changed", **changed}))
+    (folder / "completions.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+ANSWERED = {
+    "row": "q1",
+    "prompt": [{"role": "user", "content": "1 + 1?"}],
+    "completions": ["2", "3"],
+    "finish": ["stop", "length"],
+}
+
+
+def test_completions_of_other_tools_are_read_as_json_has_them(tmp_path: Path) -> None:
+    """U+2028 ends a line for Python; an editor of Windows writes a mark first."""
+    _written(tmp_path, {"completions": ["a\u2028b", "\x85"]})
+    file = tmp_path / "completions.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n") + b"\n")
+    texts = [record["completions"] for record in read_completions(tmp_path, "prompt", "finish")]
+    assert texts == [["a\u2028b", "\x85"], ["2", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"completions": "23"}, "record 2, row 'changed', has the completions '23'; give a list"),
+        ({"completions": [None]}, "give a list of texts"),
+        ({"finish": ["stop"]}, "has the finish .* for each completion"),
+        ({"finish": None}, "has the finish None"),
+        ({"prompt": "1 + 1?"}, "give a list of messages"),
+        ({"prompt": [{"from": "human", "value": "1 + 1?"}]}, "give a list of messages"),
+        ({"row": None}, "has the row None"),
+        ({"row": "q1"}, "2 records have the row 'q1'"),
+        ({"scores": [1.0]}, "has the scores .* a finite number, or null, for each completion"),
+        ({"scores": [1.0, "2"]}, "a finite number, or null"),
+        ({"scores": [1.0, float("nan")]}, "line 2 is not a record of JSON: NaN is no number"),
+    ],
+)
+def test_a_record_that_is_no_completion_is_named(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    """A text in place of the list was a completion for each letter."""
+    with pytest.raises(ValueError, match=f"completions.jsonl: .*{message}"):
+        read_completions(_written(tmp_path, {}, **changed), "prompt", "finish")
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "completions.jsonl"
+    for text, told in (('{"row"', "line 1 is not"), ("{}\n\n[1]\n", "line 3 is not .* but \\[1]")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=told):
+            read_json_lines(file)
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="row None, has no row; give the id"):
+        read_completions(tmp_path)

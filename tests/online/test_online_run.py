@@ -424,7 +424,7 @@ def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> 
     def broken(rollouts: Any) -> list[Any]:
         return [replace(r, rewards={"broken": float("nan")}) for r in rollouts]
 
-    with pytest.raises(ValueError, match="completion 0: its reward is nan"):
+    with pytest.raises(ValueError, match="completion 0: its reward broken is nan"):
         run(policy, tmp_path, rl(), 1, judge=broken)
 
 

@@ -28,9 +28,11 @@ def test_the_last_segment_is_what_is_left() -> None:
     assert [*Config(segment=20).segments()] == [(17, 17)]
 
 
-@pytest.mark.parametrize("wrong", [{"iterations": 0}, {"segment": 0}, {"segment": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"iterations": 0}, {"segment": 0}, {"segment": -1}, {"segment": 2.5}]
+)
 def test_a_run_without_iterations_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="iterations and segment must be at least 1"):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
         Config(**wrong)
     with pytest.raises(ValueError, match="jobs must be at least 1"):
         Config(jobs=0)

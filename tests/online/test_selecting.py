@@ -97,6 +97,47 @@ def test_what_was_cut_or_has_no_reward_is_left_out_and_counted(recording: Path) 
         assert metrics["prompts_used"] == 2
 
 
+def test_the_ledger_says_of_each_completion_why_it_is_not_used(recording: Path) -> None:
+    output = recording.parent / "out"
+    write_pairs(recording, Pairs(), output)
+    ledger = {entry["row"]: entry for entry in read_rows(output / "ledger.parquet")}
+    assert list(ledger) == [
+        *(f"0/a/{k}" for k in range(4)), *(f"0/b/{k}" for k in range(4)),
+        "0/c/0", "0/c/1", "0/d/0", "0/d/1",
+    ]  # fmt: skip
+    kept = [row for row, entry in ledger.items() if entry["outcome"] == "kept"]
+    assert kept == ["0/a/0", "0/a/1", "0/b/1", "0/b/2"]
+    reasons = {row: entry["reason"] for row, entry in ledger.items()}
+    assert reasons["0/a/2"] == "duplicate"
+    assert reasons["0/a/3"] == "cut"
+    assert reasons["0/b/3"] == reasons["0/c/0"] == "not among the best"
+    assert reasons["0/d/0"] == reasons["0/d/1"] == "no reward"
+    assert ledger["0/b/3"]["detail"] == "its reward is 1"
+
+
+def test_completions_that_cannot_be_compared_are_refused(recording: Path) -> None:
+    """A pair would have the prompt of one completion and the answer to another prompt."""
+    other = drawn("a", 1, (8, 2), 1.0)
+    prompted = Rollout(**{**vars(other), "prompt_ids": (5, 7)})
+    for second, told in (
+        (prompted, "different prompts as those of row 'a'"),
+        (drawn("a", 0, (8, 2), 1.0), "several completions of one number of row 'a'"),
+    ):
+        write_rollouts(recording, [drawn("a", 0, (7, 2), 0.0), second])
+        with pytest.raises(ValueError, match=told):
+            write_pairs(recording, Pairs(), recording.parent / "out")
+    write_rollouts(recording, [drawn("z", 0, (7, 2), 0.0), drawn("z", 1, (8, 2), 1.0)])
+    with pytest.raises(ValueError, match="there is no prompt for row 'z'"):
+        write_pairs(recording, Pairs(), recording.parent / "out")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
+    """Sorted by a NaN, the best completion is any."""
+    with pytest.raises(ValueError, match="row 'a', completion 0: its reward checker is"):
+        drawn("a", 0, (7, 2), reward)
+
+
 def test_pairs_are_the_best_against_the_worst(recording: Path) -> None:
     output = recording.parent / "out"
     write_pairs(recording, Pairs(per_prompt=2), output)

@@ -154,6 +154,29 @@ def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> N
         evaluate(Folder(tmp_path / "few"), *both)
 
 
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ({"scores": [None, 1.0]}, "record 2, row 'b', has the scores .*None.* a finite number"),
+        ({"scores": [1.0]}, "has the scores"),
+        ({"scores": [1.0, 2.0, 3.0]}, "has the scores"),
+        ({"scores": [1.0, True]}, "has the scores"),
+        ({"tokens": None}, "has the tokens None"),
+        ({"row": "a", "pair_id": "1"}, "2 records have the row 'a', pair_id '1'"),
+    ],
+)
+def test_scores_of_pairs_that_cannot_be_counted_are_refused(
+    tmp_path: Path, second: dict[str, Any], told: str
+) -> None:
+    """Of three scores the last would be ignored, and a pair that is there twice counts twice."""
+    pair = {"row": "a", "pair_id": "1", "scores": [1.0, 0.0], "tokens": [3, 4]}
+    records = [pair, {**pair, "row": "b", "pair_id": "2", **second}]
+    (folder := tmp_path / "scores").mkdir()
+    write_json_lines(folder / "scores.jsonl", records)
+    with pytest.raises(ValueError, match=f"scores.jsonl: .*{told}"):
+        evaluate_reward_model.function(Folder(tmp_path / "out"), artifact(folder))
+
+
 def test_completions_of_a_prompt_without_an_answer_are_neither_right_nor_wrong(
     tmp_path: Path,
 ) -> None:

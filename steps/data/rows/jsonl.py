@@ -1,9 +1,13 @@
-"""JSON Lines between steps: one object a line, UTF-8, no NaN; floats keep all their digits."""
+"""JSON Lines between steps: one object a line, UTF-8, no NaN; floats keep all their digits.
+
+Files of other tools are read too: their lines may end as on Windows, and texts may hold U+2028,
+which is the end of a line for Python but not for JSON.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 
 def write_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -13,5 +17,24 @@ def write_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records that :func:`write_json_lines` wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The records of a file like those of :func:`write_json_lines`; empty lines are none.
+
+    Raises:
+        ValueError: a line, which the message names, is no object of JSON, or has a NaN.
+    """
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    return [_record(line, f"{path}: line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line, parse_constant=_refuse)
+    except ValueError as error:
+        raise ValueError(f"{where} is not a record of JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} is not a record of JSON, but {line:.40}; write {{...}} a line")
+    return record
+
+
+def _refuse(name: str) -> Never:
+    raise ValueError(f"{name} is no number of JSON; write null, or leave the record out")

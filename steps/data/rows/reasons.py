@@ -56,6 +56,10 @@ Reason = Literal[
     "lengths too different",  # of the two responses
     "other language",  # than those asked for
     "overlaps evaluation",  # shares an n-gram with the evaluation set
+    "cut",  # a sampled completion without an end
+    "no reward",
+    "not among the best",  # of its prompt's completions, or in no pair
+    "low influence",  # on what is learnt of held-out pairs
     # --- tokenising
     "template refuses the conversation",
     "tokenizer refuses the text",
@@ -77,7 +81,7 @@ CHOICES: frozenset[Reason] = frozenset(
     {
         "duplicate", "near duplicate", "tie", "over the limit", "overlaps evaluation",
         "margin too small", "response too short", "response too long", "lengths too different",
-        "other language",
+        "other language", "cut", "no reward", "not among the best", "low influence",
     }
 )  # fmt: skip
 """Reasons for dropping a valid row by choice."""

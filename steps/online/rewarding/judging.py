@@ -7,7 +7,7 @@ turns, a checker is given the last one: what a tool said is nobody's answer.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,19 @@ def judge_rollouts(
     Raises:
         ValueError: a rollout answers none of `rows`.
     """
-    if lacking := {rollout.row for rollout in rollouts} - rows.keys():
-        raise ValueError(f"there is no prompt for row {min(lacking)!r}; sample the rollouts again")
+    require_prompts(rollouts, rows)
     asked = [
         Answered(text, rows[rollout.row].answer, rows[rollout.row].prompt)
         for rollout, text in zip(rollouts, said, strict=True)
     ]
     judgements = judges.judge(asked, on_progress)
     return [_with(*both, name) for both in zip(rollouts, judgements, strict=True)]
+
+
+def require_prompts(rollouts: Iterable[Rollout], rows: Mapping[str, PromptRow]) -> None:
+    """Raise ValueError if a rollout answers none of `rows`."""
+    if lacking := {rollout.row for rollout in rollouts} - rows.keys():
+        raise ValueError(f"there is no prompt for row {min(lacking)!r}; sample the rollouts again")
 
 
 def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:

@@ -17,7 +17,7 @@ from steps.checking.judges import Judges
 from steps.checking.verdicts import Checker
 from steps.data.rows.rows import PromptRow
 from steps.generation.engine import Finish
-from steps.online.rewarding.judging import judge_rollouts, require_verdicts
+from steps.online.rewarding.judging import judge_rollouts, require_prompts, require_verdicts
 from steps.online.rollouts import Rollout
 
 OF_MODEL = "reward_model"
@@ -66,6 +66,7 @@ def by_model(score: Score, of_cut: float | None) -> Reward:
     """
 
     def reward(rollouts: Sequence[Rollout], said: Sequence[str], rows: Rows) -> list[Rollout]:
+        require_prompts(rollouts, rows)
         pairs = zip(rollouts, said, strict=True)
         whole = [(rollout, text) for rollout, text in pairs if not rollout.is_cut]
         records = _records(whole, rows)
