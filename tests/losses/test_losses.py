@@ -429,8 +429,9 @@ def test_a_combination_is_the_weighted_sum_of_its_losses() -> None:
     a, b, c = (loss.per_pair(logps) for loss in both.losses.values())
     sums = both.per_pair(logps)
     torch.testing.assert_close(sums.losses, a.losses + 0.25 * b.losses + 2 * c.losses)
-    rewards = (a.chosen_rewards + 0.25 * b.chosen_rewards + 2 * c.chosen_rewards) / 3.25
-    torch.testing.assert_close(sums.chosen_rewards, rewards)
+    for side in ("chosen_rewards", "rejected_rewards"):
+        rewards = (getattr(a, side) + 0.25 * getattr(b, side) + 2 * getattr(c, side)) / 3.25
+        torch.testing.assert_close(getattr(sums, side), rewards)
     assert torch.equal(sums.metrics["loss/b"], b.losses)
 
 

@@ -18,6 +18,7 @@ from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow
 from steps.data.tokens.config import Inserted, Lost, TokenizeConfig, TrainOn
 from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
+from steps.data.tokens.rendering import chat_format
 from steps.data.tokens.tokenizing import tokenization, tokenize_conversations
 
 ROLES = "{% for m in messages %}{% if m.role == 'assistant' %}ANSWER{% else %}OTHER{% endif %}"
@@ -192,6 +193,7 @@ WRITTEN = '<|call|>weather{"city": "Zürich", "days": 2}<|/call|>'
 
 def test_all_tokens_that_end_a_turn_are_trained_on_whatever_kind_of_turn_it_is() -> None:
     assert trained("two tokens end a turn", *ASK) == ["Yes.<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"]
+    assert chat_format(speaker("two tokens end a turn")[0]).last == "<|END_OF_TURN_TOKEN|>"
     both = trained("calls end in one token less", *ROUND, train_on=TrainOn.all_turns)
     assert both == [
         f"{WRITTEN}<|END_OF_TURN_TOKEN|>",
@@ -225,8 +227,20 @@ def test_words_of_a_call_that_are_written_only_after_its_result_cost_the_row() -
         "<|bot|>",
     )
     spoken = (ROUND[0], called(CALL, text="I look."), *ROUND[2:])
-    lost = "assistant turn not found in the rendered text"
-    assert told(late, *spoken, train_on=TrainOn.all_turns) == {lost}
+    config = TokenizeConfig(10**6, 10**6, train_on=TrainOn.all_turns)
+    (found,) = made(late, [Conversation("", spoken, (TOOL,))], config)
+    assert found.refused == "assistant turn not found in the rendered text"
+    assert found.detail.startswith("message 2: ")
+
+
+@pytest.mark.parametrize("city", ['a "city"', 'it\'s "one"', "a\x07bell", "Zürich\n2"])
+def test_a_call_is_trained_on_whose_lists_the_template_writes_as_python_does(city: str) -> None:
+    items = "{% for n, v in c.function.arguments.items() %}<{{ n }}={{ v }}>{% endfor %}"
+    python = CALLS.replace("{{ c.function.arguments | tojson }}", items)
+    name = family("<|bot|>{{ m.content }}" + python + "<|end|>", OTHER, "<|bot|>")
+    call = called({"name": "weather", "arguments": {"cities": [city, 2]}})
+    written = f"<|call|>weather<cities={[city, 2]}><|/call|><|end|>"
+    assert trained(name, ROUND[0], call) == [written]
 
 
 def test_turns_end_alike_with_reasoning_and_calls_and_without() -> None:
@@ -272,6 +286,20 @@ def test_what_the_template_inserts_before_the_words_is_trained_on_or_read() -> N
     whole = ["<think>\nHm.\n</think>\n\nYes.<|im_end|>"]
     for inserted in Inserted:
         assert trained("an empty thought", ASK[0], reasoned, inserted=inserted) == whole
+
+
+def test_a_thought_is_trained_on_though_the_question_reads_otherwise_once_it_is_answered() -> None:
+    hinted = family(
+        "<|im_start|>bot\n<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+        "{{ m.content }}<|im_end|>\n",
+        "<|im_start|>{{ m.role }}\n{{ m.content }}{{ ' Be brief.' if loop.last }}<|im_end|>\n",
+        "<|im_start|>bot\n",
+    )
+    thought = said("Yes.", reasoning_content="Hm.")
+    assert trained(hinted, ASK[0], thought, *AGAIN[2:], train_on=TrainOn.all_turns) == [
+        "<think>\nHm.\n</think>\n\nYes.<|im_end|>",
+        "<think>\n\n</think>\n\nNo.<|im_end|>",
+    ]
 
 
 def test_reasoning_after_a_header_that_starts_a_thought_is_trained_on() -> None:

@@ -153,6 +153,9 @@ def test_lengths_are_told_in_numbers_and_as_a_plot(calm: tuple[Path, dict[str, A
     assert told["max"] == lengths[-1]
     assert told["mean"] == pytest.approx(sum(lengths) / len(lengths), abs=0.05)
     assert told["median"] == lengths[(len(lengths) - 1) // 2]
+    sides = [[len(row[f"{s}_ids"]) for s in ("prompt", "chosen", "rejected")] for row in rows]
+    whole = [prompt + max(chosen, rejected) for prompt, chosen, rejected in sides]
+    assert metrics["lengths"]["total"]["max"] == max(whole)
     plot = (work / "out/summary.md").read_text()
     for name in ("prompt", "chosen", "rejected", "whole sequence"):
         assert name in plot
