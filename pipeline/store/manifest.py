@@ -197,9 +197,7 @@ class Manifest:
         """Raise `ValueError` if a name is invalid, or a value has another type or size."""
         problems = (
             ("step", not is_step(self.step)),
-            ("key", not is_key(self.key)),
             ("attempt", not is_attempt(self.attempt)),
-            ("digest", not is_key(self.digest)),
             ("generation", not is_count(self.generation, MOST_GENERATIONS)),
             ("seconds", not is_seconds(self.seconds)),
             ("kind", not isinstance(self.kind, str | None)),
@@ -209,7 +207,6 @@ class Manifest:
             ("metrics", not _are_metrics(self.metrics)),
             ("provenance", not _is_provenance(self.provenance)),
             ("code", not _is_code(self.code)),
-            ("discovered", not all(map(_is_code, vars(self.discovered).values()))),
         )
         for name, is_wrong in problems:
             if is_wrong:

@@ -83,9 +83,9 @@ class Listing:
 
     def set_strange_apart(self) -> None:
         self.strange = [path for path in (*self.objects, *self.folders) if not is_file(path)]
-        if self.strange:
-            self.objects = {path: entry for path, entry in self.objects.items() if is_file(path)}
-            self.folders = [path for path in self.folders if is_file(path)]
+        self.folders = [path for path in self.folders if path not in self.strange]
+        for path in self.strange:
+            self.objects.pop(path, None)
 
 
 def open_objects(url: str, is_patient: bool = False) -> tuple["Objects", str]:

@@ -9,11 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import manifest
 from numbers_lab import Lab, end, start_driver, start_held_driver, wait_for
 from places import GOLDEN
 from rich.console import Console
@@ -25,9 +27,11 @@ from pipeline import Step, Store, TemperError, run
 from pipeline.cli import app
 from pipeline.cli.keep.collect import delete
 from pipeline.cli.keep.garbage import Kind, Policy, find_garbage
+from pipeline.dag.canonical import hash_json
 from pipeline.launchers.jobs import JobRecord
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
+from pipeline.store.layout import DataLoss, name_by_time
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import LocalObjects
@@ -38,6 +42,8 @@ pytestmark = pytest.mark.usefixtures("workers_here")
 
 NOW = Policy(grace=0)
 LAST = Policy(last=1, grace=0)
+KEY = hash_json({})
+OLD = "20200101T000000-000aaaaaa"
 
 
 @pytest.fixture
@@ -206,11 +212,15 @@ def test_of_a_key_that_stays_an_earlier_generation_loses_its_data_only(lab: Lab)
     run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
     assert Kind.DATA not in kinds(lab.store, NOW), "the first run used it"
     assert steps_of(lab.store, Kind.DATA, LAST) == {"multiply"}
+    lab.store.mark(first, DataLoss.DAMAGED)
+    assert steps_of(lab.store, Kind.DATA, NOW) == {"multiply"}
     collect(lab.store, LAST)
     assert not content(lab, first).exists()
     assert lab.store.manifest("multiply", first.key) == first
     assert content(lab, newest(lab, "multiply")).exists()
     assert lab.run(product=lab.product()) == []
+    lab.store.mark(newest(lab, "multiply"), DataLoss.DAMAGED)
+    assert Kind.DATA not in kinds(lab.store, NOW), "what is left of it may be of use"
 
 
 @pytest.mark.usefixtures("two_runs")
@@ -372,6 +382,39 @@ def test_scratch_that_no_kept_run_would_go_on_with_goes(lab: Lab) -> None:
     assert Kind.SCRATCH not in kinds(lab.store, Policy(last=1, grace=3600))
     collect(lab.store, LAST)
     assert not [name for name in files(lab.store) if "slow_count" in name]
+
+
+def bucket_that_a_step_left(name: str, attempt: str) -> Store:
+    """A step has failed, and left all that it can leave of one key in a bucket."""
+    store = Store(f"memory://{name}/store")
+    run = {"run": "20200101T000000-fails", "outcome": "failed", "seconds": 1.0}
+    store.record_run({**run, "steps": [{"step": "fit", "key": KEY, "state": "failed"}]})
+    for path, data in {
+        f"attempts/fit/{KEY}/{attempt}/log.txt": b"CUDA out of memory",
+        f"scratch/fit/{KEY}/0/0/00000001.json": b"{}",
+        f"progress/fit/{KEY}.json": b"{}",
+        f"leases/fit/{KEY}/00000002.json": b"0",
+        f"jobs/fit/{KEY}.json": json.dumps(asdict(JobRecord("slurm", attempt, "a run"))).encode(),
+    }.items():
+        store.objects.replace(f"{store.root}/{path}", data)
+    return store
+
+
+def test_copies_of_scratch_in_a_bucket_go_with_the_last_run_that_would_go_on_with_them(
+    tmp_path: Path,
+) -> None:
+    store, none = bucket_that_a_step_left(tmp_path.name, OLD), Policy(last=0, grace=0)
+    left = {Kind.ATTEMPT, Kind.STAGED, Kind.PROGRESS, Kind.LEASE, Kind.JOB}
+    assert kinds(store, NOW) == {Kind.PROGRESS}
+    assert kinds(store, none) == left
+    assert kinds(store, Policy(last=0, grace=time.time())) == set(), "it was a moment ago"
+    with Leases(store.objects, store.root, "other").held("fit", KEY, lambda: False):
+        assert kinds(store, none) == set(), "somebody goes on with it"
+    store.commit(replace(manifest(name_by_time(time.time())), step="fit"))
+    assert kinds(store, Policy(grace=60)) == left, "it is made"
+    collect(store, Policy(grace=60))
+    rooms = {path.partition("/")[0] for path in store.objects.sizes(store.root)}
+    assert rooms == {"manifests", "runs"}
 
 
 @pytest.mark.usefixtures("one_run")

@@ -22,6 +22,7 @@ import fresh_processes
 import pytest
 from drivers import start_driver
 from hostile_steps import count, end, fetch, look_around, lose, start_program, write
+from manifests import manifest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 from waiting import HANGS_SECONDS, wait_until
@@ -38,7 +39,7 @@ from pipeline.store.manifest import Manifest, files_digest
 from pipeline.store.objects import LocalObjects, open_objects
 from pipeline.store.runs import names_of_runs, read_run
 from pipeline.store.staging import Staging
-from pipeline.store.stored import MOST_NESTED, is_attempt, is_file, is_step, parse_json
+from pipeline.store.stored import MOST_NESTED, is_attempt, is_file, is_path, is_step, parse_json
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -298,6 +299,37 @@ def test_a_manifest_that_is_no_object_is_said_to_be_none() -> None:
         Manifest.from_json(b"null", "m.json")
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("kind", ["steps.kinds:Tokens"]), ("function", None), ("types", [1]),
+        ("seconds", True), ("seconds", -1), ("generation", -1), ("generation", 10**9),
+        ("code", {"steps.x:f": 1}), ("metrics", {"notices": "one"}), ("metrics", {"notices": [1]}),
+        ("provenance", {"run": 1}), ("provenance", {"host": 1}), ("provenance", {"launcher": []}),
+        ("recipe", {"function": 1}), ("recipe", {"arguments": []}),
+        ("key", "0" * 32), ("digest", "0" * 32),
+    ],
+)  # fmt: skip
+def test_a_manifest_with_a_value_of_another_form_is_told_with_its_field(
+    field: str, wrong: Any
+) -> None:
+    data = json.loads(manifest("attempt").to_json()) | {field: wrong}
+    if field == "recipe":
+        data["key"] = hash_json(wrong)
+    del data["checksum"]
+    with pytest.raises(TemperError, match=rf"m\.json is damaged \(its {field} is .*; delete it"):
+        Manifest.from_json(json.dumps(data).encode(), "m.json")
+
+
+@pytest.mark.parametrize("what", ["code", "files", "folders"])
+@pytest.mark.parametrize("wrong", [["a"], {"a": 1}, {"a\0b": "x"}])
+def test_what_was_discovered_is_digests_by_names_of_files(what: str, wrong: Any) -> None:
+    data = json.loads(manifest("attempt").to_json()) | {"discovered": {what: wrong}}
+    del data["checksum"]
+    with pytest.raises(TemperError, match=r"m\.json is damaged \(what was discovered .*delete it"):
+        Manifest.from_json(json.dumps(data).encode(), "m.json")
+
+
 def test_json_is_read_up_to_a_depth_and_brackets_in_texts_do_not_count() -> None:
     assert parse_json(json.dumps({"a": "[" * 1000})) == {"a": "[" * 1000}
     assert parse_json(json.dumps({'\\"[[': ["]" * 999, '"' * 9 + "{" * 999]}))
@@ -323,6 +355,7 @@ def test_names_that_lead_elsewhere_are_none(name: Any) -> None:
     assert not is_file(name)
     assert not is_step(name)
     assert name == "a//b" or not is_attempt(name)
+    assert not is_path(name) or "\\" in name
 
 
 # --- objects ---------------------------------------------------------------------------------
@@ -391,6 +424,29 @@ def test_links_in_a_local_store_are_not_followed(tmp_path: Path, outside: Path) 
     (Path(store.root) / "leases" / "look_around").symlink_to(outside)
     with pytest.raises((TemperError, RunFailed)):
         make(store, look_around(write()))
+
+
+def test_scratch_is_forgotten_below_no_link(tmp_path: Path, outside: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    scratch = store.scratch_path("write", "content")
+    scratch.mkdir(parents=True)
+    store.forget_scratch("write", "content")
+    assert not scratch.exists()
+    scratch.parent.rmdir()
+    scratch.parent.symlink_to(outside)
+    store.forget_scratch("write", "content")
+
+
+def test_names_that_lead_elsewhere_are_in_no_listing(tmp_path: Path) -> None:
+    objects, root = open_objects(str(tmp_path))
+    for name in ("plain", "a\\..\\..\\b"):
+        (tmp_path / "files" / name).mkdir(parents=True)
+        (tmp_path / "files" / name / "file").touch()
+        (tmp_path / "files" / f"{name}.txt").touch()
+    assert objects.folders(f"{root}/files") == ["plain"]
+    assert [entry.name for entry in objects.list(f"{root}/files")] == ["plain.txt"]
+    assert [*objects.sizes(f"{root}/files")] == ["plain.txt", "plain/file"]
+    assert len(objects.below(f"{root}/files").within("")) == 5, "a digest has none left out"
 
 
 @pytest.mark.parametrize("top", ["attempts", "manifests", "scratch", "runs", "leases", "jobs"])
@@ -612,7 +668,7 @@ def test_records_that_disagree_with_their_names_say_nothing(tmp_path: Path) -> N
         {"steps": [{"step": "write", "key": "../x", "attempt": "../x"}]},
     )  # fmt: skip
     damaged = (
-        {"run": "../../x"}, {"seconds": -1}, {"roots": []}, {"cwd": 5}, {"steps": {"a": 1}},
+        {"run": "another"}, {"seconds": -1}, {"roots": []}, {"cwd": 5}, {"steps": {"a": 1}},
         {"steps": [{"step": "write", "attempt": 5}]}, {"outcome": "running", "steps": [5]},
         {"steps": [{"step": "write", "inputs": [{}]}]},
     )  # fmt: skip

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import fsspec
@@ -15,7 +15,7 @@ from job_steps import count_to, leave_once, lines
 from numbers_lab import workers
 from places import SUPPORT
 from rich.console import Console
-from waiting import held, wait_until
+from waiting import HANGS_SECONDS, held, wait_until
 
 from pipeline import Store, run
 from pipeline.store import staging as module
@@ -92,6 +92,9 @@ def test_a_machine_that_was_not_the_last_takes_what_the_last_one_kept(
     second.keep()
     staging(objects, one).restore()
     assert read(one / "key-0") == {"count": "2"}
+    write(one / "key-0", count="3")  # and then it is killed
+    staging(objects, one).restore()
+    assert read(one / "key-0") == {"count": "3"}, "nobody was here since"
 
 
 def test_while_a_step_runs_its_scratch_is_kept_at_intervals_also_after_a_failure(
@@ -113,12 +116,27 @@ def test_while_a_step_runs_its_scratch_is_kept_at_intervals_also_after_a_failure
 
     monkeypatch.setattr(first, "keep", keep)
     write(one / "key-0", state="1")
+    threads = set(threading.enumerate())
     with first.running():
         wait_until(lambda: first.is_used)
+    wait_until(lambda: threads >= set(threading.enumerate()), "it keeps no more")
     second = staging(objects, other)
     second.restore()
     assert read(other / "key-0") == {"state": "1"}
     assert "scratch could not be kept: the bucket is away" in capsys.readouterr().out
+
+
+def test_what_a_step_wrote_before_it_failed_is_kept_and_nothing_after(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVERY_SECONDS", HANGS_SECONDS)
+    first, threads = staging(objects, tmp_path / "one"), set(threading.enumerate())
+    write(tmp_path / "one" / "key-0", state="1")
+    with pytest.raises(ValueError, match="the loss is nan"), first.running():
+        raise ValueError("the loss is nan")
+    wait_until(lambda: threads >= set(threading.enumerate()), "it keeps no more")
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"state": "1"}
 
 
 def test_what_is_there_is_not_sent_again_and_what_is_not_needed_goes(
@@ -183,6 +201,75 @@ def test_of_a_damaged_copy_the_one_before_is_taken(
         objects.replace(f"{REMOTE}/{blob}", damage)
     staging(objects, tmp_path / "other").restore()
     assert read(tmp_path / "other" / "key-0") == {"count": "1"}
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        b'{"count": ', b"[]", b'{"count": 1}', b'{"a": {"folder": 1}}',
+        rb'{"a\u0000b": {"link": "x"}}', rb'{"a": {"link": "x\u0000"}}',
+        b'{"../../../up": {"folder": true}}',
+    ],
+)  # fmt: skip
+def test_of_a_damaged_snapshot_the_one_before_is_taken(
+    objects: Objects, tmp_path: Path, snapshot: bytes
+) -> None:
+    first = staging(objects, tmp_path / "one")
+    for count in "12":
+        write(tmp_path / "one" / "key-0", count=count)
+        first.keep()
+    objects.replace(f"{REMOTE}/0/0/00000002.json", snapshot)
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"count": "1"}
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "other"}
+
+
+def test_each_machine_goes_on_where_the_last_one_was_and_leaves_no_more_than_it(
+    objects: Objects, tmp_path: Path
+) -> None:
+    for machine in range(5):
+        folder = tmp_path / str(machine)
+        here = staging(objects, folder)
+        here.restore()
+        assert read(folder / "key-0") == ({"count": f"{machine}"} if machine else {})
+        for count in (f"half of {machine + 1}", f"{machine + 1}"):
+            write(folder / "key-0", count=count)
+            assert here.keep()
+    assert len(objects.sizes(REMOTE)) == 2 + 2, "two snapshots, and their files"
+
+
+def test_a_copy_that_came_short_is_sent_again(objects: Objects, tmp_path: Path) -> None:
+    first, put = staging(objects, tmp_path / "one"), objects.put
+    write(tmp_path / "one" / "key-0", count="12345")
+    objects.put = lambda files: [objects.replace(path, b"12") for path in files]  # type: ignore[assignment, return-value]
+    with pytest.raises(OSError, match="is not what was sent"):
+        first.keep()
+    assert not first.is_used
+    objects.put = put  # type: ignore[method-assign]
+    assert first.keep()
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"count": "12345"}
+
+
+def test_a_large_file_that_grows_while_it_is_sent_is_kept_once_it_is_at_rest(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COPIED_BYTES", 3)
+    first, put = staging(objects, tmp_path / "one"), objects.put
+    write(tmp_path / "one" / "key-0", log="first")
+    growing = tmp_path / "one" / "key-0" / "log"
+
+    def put_while_it_grows(files: Mapping[str, Path]) -> None:
+        put(files)
+        growing.write_text(growing.read_text() + ", second")
+
+    objects.put = put_while_it_grows  # type: ignore[method-assign]
+    assert not first.keep()
+    assert not first.is_used
+    objects.put = put  # type: ignore[method-assign]
+    assert first.keep()
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"log": "first, second"}
 
 
 def test_a_later_epoch_begins_with_the_earlier_and_leaves_it_alone(
@@ -302,6 +389,8 @@ def test_links_and_empty_folders_of_scratch_are_kept(objects: Objects, tmp_path:
     (here / "latest").symlink_to(here / "ckpt" / "step_2")
     (here / "best").symlink_to(Path("..") / "key-0" / "ckpt")
     (here / "ckpt" / "later").symlink_to("step_3")
+    (here / "links").mkdir()
+    (here / "links" / "first").symlink_to("../ckpt/step_1")
     first = staging(objects, tmp_path / "one")
     assert first.keep()
     staging(objects, tmp_path / "other", epoch=1).restore()
@@ -312,6 +401,7 @@ def test_links_and_empty_folders_of_scratch_are_kept(objects: Objects, tmp_path:
         "latest": "ckpt/step_2",
         "best": "ckpt",
         "ckpt/later": "step_3",
+        "links/first": "../ckpt/step_1",
     }
     assert (there / "last.ckpt").read_text() == "2"
     (here / "latest").unlink()
