@@ -598,6 +598,30 @@ def test_another_module_of_which_any_name_may_be_looked_up_counts_whole(
     assert project.edit("library.py", "return 1", "return 2") == {"library:other"}
 
 
+@pytest.mark.parametrize(
+    "lookup",
+    ["getattr(losses, out)", "vars(losses)[out]", "sys.modules['APP.losses.dpo']"],
+)
+def test_a_module_that_is_only_loaded_and_may_be_looked_up_counts_whole(
+    project: Project, lookup: str
+) -> None:
+    project.write(
+        "steps.py",
+        f"""
+        import sys
+        import APP.library
+        from APP import losses
+
+        def train(out):
+            return {lookup}.loss()
+        """,
+    )
+    project.write("library.py", "from APP.losses import dpo")
+    project.write("losses/__init__.py", "")
+    project.write("losses/dpo.py", "def loss():\n    return 1")
+    assert project.edit("losses/dpo.py", "return 1", "return 2") == {"losses.dpo:loss"}
+
+
 def test_a_re_export_through_a_package_is_followed_to_the_definition(project: Project) -> None:
     project.write("steps.py", "from APP.losses import dpo\n\ndef train(out):\n    return dpo()")
     project.write(
@@ -854,6 +878,10 @@ ACTS = {
     "a function that calls a method of a table": "_ = tables.extend('low')",
     "a class method that stores": "_ = tables.Object.note('low')",
     "a constructor": "_ = tables.Object('low')",
+    "a constructor of a base": "_ = tables.Heir('low')",
+    "a class that it makes with a base": "class P(tables.Object): ...\n_ = P('low')",
+    "a descriptor": "_ = tables.Heir.noted + 'low'",
+    "a default that is made anew": "_ = tables.Given('low')",
     "a store through another name": "T = tables.TABLE\nT['a'] = 'low'",
     "a store through a name for a result": "T = tables.table()\nT['a'] = 'low'",
     "a change in place through another name": "T = tables.TABLE\nT |= {'a': 'low'}",
@@ -869,6 +897,8 @@ def test_what_a_definition_or_assignment_does_besides_binding_a_name_is_seen(
     project.write(
         "tables.py",
         """
+        from dataclasses import dataclass, field
+
         TABLE = {}
         STATE = None
 
@@ -906,6 +936,18 @@ def test_what_a_definition_or_assignment_does_besides_binding_a_name_is_seen(
             def note(cls, n):
                 cls.last = n
 
+        class Noted:
+            def __get__(self, owned, owner):
+                return TABLE.setdefault("a", "")
+
+        class Heir(Object):
+            noted = Noted()
+
+        @dataclass
+        class Given:
+            name: str
+            objects: Object = field(default_factory=Object)
+
         OBJECT = Object()
         """,
     )
@@ -926,6 +968,9 @@ def test_what_a_definition_or_assignment_does_besides_binding_a_name_is_seen(
         "T = lambda: TABLE.setdefault('a', 1)",
         "class P:\n    own = {}\n    own['a'] = 1",
         "def q():\n    TABLE['a'] = 1",
+        "@dataclass\nclass P:\n    a: list = field(default_factory=list)\nT = P()",
+        "class P: ...\nclass Q(P): ...\nT = Q()",
+        "def q():\n    own = []\n    own.append(1)\n    return own\nT = q()",
     ],
 )
 def test_what_only_binds_a_name_that_nobody_reads_is_not_seen(
@@ -934,7 +979,7 @@ def test_what_only_binds_a_name_that_nobody_reads_is_not_seen(
     project.write("steps.py", "import APP.quiet\ndef train(out): pass")
     project.write(
         "quiet.py",
-        "from pathlib import Path\nTABLE = {}\n"
+        "from dataclasses import dataclass, field\nfrom pathlib import Path\nTABLE = {}\n"
         "def pure(n):\n    made = {}\n    made['n'] = n\n    return made\n" + statement,
     )
     assert set(project.closure()) == {"steps:train"}

@@ -191,3 +191,15 @@ def test_entries_that_nothing_read_for_a_month_are_deleted(
     os.utime(new, (long_ago, long_ago))
     shelf.forget_unused()  # once a day is enough
     assert new.exists()
+
+
+def test_what_another_version_of_a_reader_kept_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "reading").mkdir()
+    for name in ("reader.py", "reading/words.py", "other.py"):
+        (tmp_path / name).write_text("1")
+    found = [shelf.version_of("reader.py", "reading/*.py", room=tmp_path)]
+    for name in ("other.py", "reader.py", "reading/words.py"):
+        (tmp_path / name).write_text("2")
+        found.append(shelf.version_of("reader.py", "reading/*.py", room=tmp_path))
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
