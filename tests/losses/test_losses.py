@@ -38,6 +38,7 @@ from steps.losses.registry import losses_of
 from steps.losses.robust import Robust
 from steps.losses.sft import Sft
 from steps.losses.simpo import Simpo
+from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.unpaired.apo_zero_unpaired import ApoZeroUnpaired
 from steps.losses.whole_batch.beta_dpo import BetaDpo
 from steps.losses.with_reference.bco_pair import BcoPair
@@ -47,6 +48,7 @@ from steps.losses.with_reference.f_dpo import Divergence, FDpo
 from steps.losses.with_reference.nca_pair import NcaPair
 from steps.losses.with_reference.sigmoid_norm import SigmoidNorm
 from steps.losses.with_reference.sppo_hard import SppoHard
+from steps.losses.with_reference.tdpo import Tdpo
 from steps.losses.with_reference.wpo import Wpo
 from steps.models.config import LoraConfig
 from steps.training.config import DpoConfig, KtoConfig, ReferenceFreeConfig
@@ -287,6 +289,34 @@ def test_a_missing_reference_is_an_error(loss: PreferenceLoss) -> None:
     without = replace(some_pairs(), reference_chosen=None, reference_rejected=None)
     with pytest.raises(ValueError, match="no reference logps"):
         loss.per_pair(without)
+
+
+@pytest.mark.parametrize(
+    ("loss", "missing"),
+    [
+        (LdDpo(), "single tokens, and was given whole responses"),
+        (BetaDpo(), "the whole batch, and was given some pairs of it"),
+        (Wpo(align=True), "the probabilities of all tokens, which are missing"),
+        (Tdpo(), "the reference's whole distribution, which is missing"),
+    ],
+    ids=named,
+)
+def test_a_loss_that_is_not_given_what_it_looks_at_says_what_it_is(
+    loss: PreferenceLoss, missing: str
+) -> None:
+    with pytest.raises(ValueError, match=missing):
+        loss.per_pair(some_pairs())
+
+
+def test_ld_dpo_goes_from_cutting_the_longer_response_to_dpo() -> None:
+    both, one = torch.tensor([-7.0]).double(), torch.tensor([0.0]).double()
+    logps = PairLogps(-both, both, torch.tensor([2]), torch.tensor([3]), one, one)
+    tokens = torch.tensor([3.0, 4.0, -1.0, -2.0, -4.0]).double()
+    whole = replace(logps, tokens=tokens, reference_tokens=torch.zeros_like(tokens))
+    for alpha, rejected in ((0.0, -3.0), (0.5, -5.0), (1.0, -7.0)):
+        found = LdDpo(1.0, alpha=alpha).per_pair(whole)
+        assert (found.chosen_rewards.item(), found.rejected_rewards.item()) == (7.0, rejected)
+    torch.testing.assert_close(found.losses, Dpo(1.0).per_pair(logps).losses)
 
 
 def test_losses_that_need_no_reference_do_not_look_at_one() -> None:

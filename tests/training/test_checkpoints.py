@@ -227,6 +227,34 @@ def saved(model: Path, tmp_path: Path) -> Checkpoints:
     return checkpoints
 
 
+def test_a_checkpoint_has_its_name_only_once_all_of_it_is_on_the_disk(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses its power loses what is not on the disk, though a name may be there."""
+    forced, named = set[Path](), list[Path]()
+    force, rename = os.fsync, Path.rename
+
+    def noted(descriptor: int) -> None:
+        forced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        force(descriptor)
+
+    def checked(folder: Path, final: Path) -> Path:
+        assert {folder, *folder.iterdir()} <= forced
+        named.append(final)
+        return rename(folder, final)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", checked)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=1)
+    trainer = new_trainer(model)
+    train_step(trainer)
+    checkpoints.save_best(1, trainer)
+    checkpoints.save(1, trainer, steps(1), best=1)
+    checkpoints.wait()
+    assert len(named) == 2
+    assert tmp_path / "checkpoints" in forced
+
+
 def test_the_newest_checkpoint_is_the_one_restored(saved: Checkpoints, model: Path) -> None:
     fresh = new_trainer(model)
     assert saved.restore(fresh) == steps(2)
