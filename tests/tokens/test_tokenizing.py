@@ -24,7 +24,12 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
@@ -943,3 +948,10 @@ def outcomes_of_real_rows(tokenizer: PreTrainedTokenizerBase, every: int) -> Cou
             length = len(result.prompt) + len(response)
             assert response[-1] == tokenizer.eos_token_id or length == ROOMY.max_length
     return outcomes
+
+
+def test_a_tokenizer_that_does_not_say_where_its_tokens_lie_is_refused() -> None:
+    slow = ByT5Tokenizer()
+    slow.name_or_path = "models/bytes"
+    with pytest.raises(ValueError, match=r"models/bytes: ByT5Tokenizer is a slow tokenizer"):
+        tokenization(slow)
