@@ -64,14 +64,14 @@ from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import State, make_plan
 from pipeline.redaction import without_secrets
 from pipeline.running.rounds import RunFailed
-from pipeline.running.run_request import built, chosen, require_packages
+from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
 from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error, show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.text import visible
-from pipeline.tuning.driver import TUNING, Options, search
+from pipeline.tuning.driver import TUNING, Options, first_trials, search
 from pipeline.tuning.space import parsed
 from pipeline.uncaught.early import STOPPED
 
@@ -144,6 +144,7 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         choices: the types of fields, see the module docstring; a group of the same name in
             ``conf/`` adds more options.
     """
+    refuse_in_worker("main")
     call = _Call(build, choices or {})
     try:
         call.go()
@@ -488,6 +489,7 @@ def _tune(call: _Call, asked: dict[str, Any]) -> None:
     """Run a study over the settings on the command line; see :mod:`pipeline.tuning`."""
     # `temper tune` has become this process; runs record the command that was typed
     sys.orig_argv = asked.pop("command", sys.orig_argv)
+    is_plan = asked.pop("plan", False)
     space, fixed = parsed(call.settings)
     with ExitStack() as stack:
         folder = call.folder
@@ -518,16 +520,29 @@ def _tune(call: _Call, asked: dict[str, Any]) -> None:
             except (HydraException, OmegaConfBaseException) as error:
                 raise TemperError(call.explain(error)) from None
 
+        options, store = Options(**asked), Store(config.store)
+        if is_plan:
+            _show_first_trials(
+                *first_trials(configure, space, options, store, make_console()), config
+            )
+            return
         tuned = search(
             configure,
             space,
-            Options(**asked),
-            Store(config.store),
+            options,
+            store,
             config.jobs,
             config.launcher,
             sinks=config.sinks,
         )
     make_console().print(tuned)
+
+
+def _show_first_trials(trials: Mapping[str, Step], count: int, config: ExperimentConfig) -> None:
+    """Show what a study would run first."""
+    _show_plan(trials, config)
+    first = "all trials" if len(trials) == count else f"the first {len(trials)} of {count} trials"
+    make_console().print(f"a plan of {first}; nothing has run", highlight=False)
 
 
 def _refuse_unused(space: Iterable[str], config: ExperimentConfig) -> None:
@@ -546,15 +561,23 @@ def _refuse_unused(space: Iterable[str], config: ExperimentConfig) -> None:
 
 @contextlib.contextmanager
 def _copied(folder: Path) -> Iterator[Path]:
-    """A copy of the YAML files of a folder."""
+    """A copy of the YAML files of a folder, and of the folders that links in it lead to, as Hydra
+    reads them; but not of a folder within itself."""
     with tempfile.TemporaryDirectory(prefix="temper-conf-") as place:
-        for parent, _, names in os.walk(folder, followlinks=True):
+        for parent, inner, names in os.walk(folder, followlinks=True):
+            real = os.path.realpath(parent)
+            inner[:] = [name for name in inner if not _leads_back(os.path.join(parent, name), real)]
             (copy := Path(place, os.path.relpath(parent, folder))).mkdir(exist_ok=True)
             for name in names:
                 if name.endswith(".yaml"):
                     with contextlib.suppress(OSError):  # one that cannot be read is of no config
                         (copy / name).write_bytes(Path(parent, name).read_bytes())
         yield Path(place)
+
+
+def _leads_back(path: str, parent: str) -> bool:
+    """Whether a folder is a link to one that holds it."""
+    return Path(parent).is_relative_to(os.path.realpath(path))
 
 
 def _command_for(words: Sequence[str], step: str) -> str:

@@ -43,6 +43,9 @@ def tune(
     reduction: Annotated[
         int, typer.Option(help="At each rung, one in this many trials continues.")
     ] = 2,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what the first trials would run; run nothing.")
+    ] = False,
 ) -> None:
     """Search for the settings that optimise a metric of a result.
 
@@ -56,7 +59,7 @@ def tune(
     at = tuple(map(_count, filter(None, rungs.split(","))))
     options = Options(metric, trials, sampler, seed, batch, stop_on, at, reduction)
     command = [sys.executable, *words, *context.args]
-    study = {**asdict(options), "command": sys.orig_argv}
+    study = {**asdict(options), "command": sys.orig_argv, "plan": plan}
     environment = {**os.environ, TUNING: json.dumps(study)}
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)  # so signals reach the script itself

@@ -1,5 +1,6 @@
 """Checks and names what a run is asked for, before anything is planned."""
 
+import multiprocessing
 import os
 import reprlib
 from collections import Counter
@@ -56,11 +57,20 @@ def check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:
     if type(jobs) is not int or jobs < 1:
         raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
     require_steps(roots)
+    refuse_in_worker("run")
+
+
+def refuse_in_worker(call: str) -> None:
+    """Refuse a run that a script begins while a worker, or a process of ``multiprocessing``,
+    imports the script."""
+    guard = 'put it under `if __name__ == "__main__":`'
     if WORKER_ENVIRONMENT in os.environ:
         raise TemperError(
-            'run() was called in the worker of a step; put it under `if __name__ == "__main__":`, '
-            "and pass other steps to a step as arguments"
+            f"{call}() was called in the worker of a step; {guard}, and pass other steps to a step "
+            "as arguments"
         )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise TemperError(f"{call}() was called again by a process that the script starts; {guard}")
 
 
 def built(build: Callable[[Any], Any], config: Any) -> Mapping[str, Step]:

@@ -5,6 +5,7 @@ training keeps its checkpoint and its log in scratch. A later run with that conf
 not, resumes from there.
 """
 
+import contextlib
 import difflib
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,13 @@ from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.plan.planning import topological
 from pipeline.plan.resolver import Resolver
-from pipeline.running.run_request import built, check_names, check_request, visible_to_workers
+from pipeline.running.run_request import (
+    built,
+    check_names,
+    check_request,
+    refuse_in_worker,
+    visible_to_workers,
+)
 from pipeline.running.session import advance, then_look_again
 from pipeline.show.made import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
@@ -90,6 +97,7 @@ def tune(
     Raises:
         TemperError: a setting, a result or a metric does not exist, or every trial failed.
     """
+    refuse_in_worker("tune")
     require_config(config, "tune")
 
     def configure(values: Mapping[str, Any]) -> Mapping[str, Step]:
@@ -160,6 +168,27 @@ def search(
     sinks: Collection[str] = (),
 ) -> "Tuned":
     """Like :func:`tune`, for settings that ``configure`` interprets."""
+    return _tuner(configure, space, options, store, jobs, launcher, console, sinks).tuned()
+
+
+def first_trials(
+    configure: Configure, space: Space, options: Options, store: Store, console: "Console"
+) -> tuple[Mapping[str, Step], int]:
+    """The results of the trials with which a study begins, and how many trials it has."""
+    tuner = _tuner(configure, space, options, store, console=console)
+    return tuner.planned(), tuner.study.size
+
+
+def _tuner(
+    configure: Configure,
+    space: Space,
+    options: Options,
+    store: Store,
+    jobs: int = 1,
+    launcher: "LauncherConfig | None" = None,
+    console: "Console | None" = None,
+    sinks: Collection[str] = (),
+) -> "_Tuner":
     from pipeline.show.terminal import make_console
 
     require_apart(space, "tune")
@@ -169,10 +198,12 @@ def search(
     require_sinks(list(sinks))
     study = options.study(space, results)
     console = console or make_console()
+    if told := study.left_out:
+        console.print(f"note: {told}", markup=False, soft_wrap=True)
     _note_slip(study.goal, results[study.goal.owner], store, console)
     if study.halving is not None:
         _require_logs_here(store, launcher)
-    return _Tuner(study, configure, store, jobs, launcher, console, sinks).tuned()
+    return _Tuner(study, configure, store, jobs, launcher, console, sinks)
 
 
 def _any_results(configure: Configure, space: Space) -> Mapping[str, Step]:
@@ -240,15 +271,47 @@ class _Tuner:
         self._labels: list[str] = []
 
     def tuned(self) -> "Tuned":
-        while points := ask(self.study, self.trials):
-            for point in points:
-                self._add(point)
-            self._climb()
+        try:
+            while self.add_batch():
+                self._climb()
+        except KeyboardInterrupt:
+            self._show_done()
+            raise
         self._require_some()
         made = self._finish(self._all("done"))  # all are cached; this writes the study's run record
         from pipeline.tuning.summary import Tuned
 
         return Tuned(self.study, self.trials, made)
+
+    def add_batch(self) -> list[Trial]:
+        """Add the next trials; none if there are enough."""
+        before = len(self.trials)
+        for point in ask(self.study, self.trials):
+            self._add(point)
+        return self.trials[before:]
+
+    def planned(self) -> dict[str, Step]:
+        """The results of the first trials, by their labels; those of others may depend on them."""
+        batch = self.add_batch()
+        self._require_some()
+        return {self._label(t): self._roots[t.number] for t in batch if not t.has_failed}
+
+    def _show_done(self) -> None:
+        """Show the trials that are done, for a study that is interrupted."""
+        resolver = Resolver(Catalog(self.store))
+        for trial in self._all("stopped"):
+            made = None
+            for above in topological([self._roots[trial.number]]):
+                made = resolver.artifact(above)
+            if made is not None:
+                with contextlib.suppress(NoMetric):
+                    trial.value = self._value(Made(made, self.store))
+        from pipeline.tuning.summary import Tuned
+
+        if done := self._all("done"):
+            self.console.print(Tuned(self.study, done, {}))
+        text = f"{len(done)} of {self.study.size} trials are done; the same command goes on"
+        self.console.print(text, highlight=False)
 
     def _add(self, point: Mapping[str, Any]) -> None:
         """Add a trial, even for a point that occurred before: its steps are cached. It fails if the

@@ -149,6 +149,27 @@ class Study:
             )
 
     @property
+    def size(self) -> int:
+        """The number of trials, if none is refused."""
+        return min(self.trials, self._combinations) if self.sampler == "grid" else self.trials
+
+    @property
+    def _combinations(self) -> int:
+        return math.prod(len(axis.choices) for axis in self.space.values())
+
+    @property
+    def left_out(self) -> str:
+        """Which combinations of a grid have no trial; empty if all have one."""
+        if self.sampler != "grid" or self.trials >= self._combinations:
+            return ""
+        last = [*self.space][-1]
+        return (
+            f"the grid has {self._combinations} combinations, and --trials {self.trials} makes the "
+            f"first {self.trials}, in which {last} varies fastest; give --trials "
+            f"{self._combinations} for all, or --sampler random for a sample of them"
+        )
+
+    @property
     def in_batch(self) -> int:
         """The number of trials chosen at once: all, if the sampler does not use results."""
         return self.batch or (4 if self.sampler == "tpe" else self.trials)

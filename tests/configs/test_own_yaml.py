@@ -173,6 +173,36 @@ def test_the_record_of_a_study_has_the_command_of_the_study(
     assert "tune mine.py model.width=1,2 --metric made.n --trials 2" in " ".join(recorded)
 
 
+def test_a_plan_of_a_study_shows_its_first_trials_and_runs_nothing(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        os, "execve", lambda path, words, all: monkeypatch.setenv(TUNING, all[TUNING])
+    )
+    settings = ["model.width=1,2,3", "store=here"]
+    temper("tune", "mine.py", *settings, "--metric", "made.n", "--trials", "2",
+           "--sampler", "grid", "--plan")  # fmt: skip
+    said = script(mine, *settings)
+    assert said.status == 0
+    assert "2 to run, 0 cached" in said.out
+    assert "a plan of all trials; nothing has run" in said.out
+    assert not Path("here/artifacts").exists()
+
+
+def test_links_in_the_folder_of_configs_are_followed_for_a_study_but_not_round_in_circles(
+    mine: Path, tmp_path: Path
+) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    (shared / "one.yaml").write_text("width: 1\n")
+    Path("conf/linked").symlink_to(shared)
+    for name in ("round", "again"):
+        Path("conf", name).symlink_to(Path("conf").resolve())
+    with experiment._copied(Path("conf")) as copy:
+        found = {str(path.relative_to(copy)) for path in copy.rglob("*.yaml")}
+    assert "linked/one.yaml" in found
+    assert not [name for name in found if name.startswith(("round", "again"))]
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

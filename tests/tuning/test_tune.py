@@ -16,6 +16,7 @@ from rich.console import Console
 from tuning_steps import Config, Fit, experiment, numbers_of
 from workers_here import instead_of_processes
 
+import pipeline.tuning.driver
 from pipeline import File, Step, Store, TemperError, run, tune
 from pipeline.plan.planning import make_plan
 from pipeline.store.catalog import Catalog
@@ -206,6 +207,35 @@ def test_a_study_ends_with_a_table_and_a_run_on_record(
     assert found.made["beta=2"].metrics["loss"] == pytest.approx(0.165)
     names = [manifest.step for manifest in Catalog(store).history("score")]
     assert len(names) == 2
+
+
+def test_a_study_that_is_interrupted_shows_the_trials_that_are_done(
+    store: Store, journal: str, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch too, of which no other has ended."""
+    rest = [pipeline.tuning.driver.advance]
+
+    def interrupted(roots: Any, *others: Any) -> Any:
+        first = dict([*roots.items()][:1])
+        rest.pop()(first, *others)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline.tuning.driver, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(store, journal, console, jobs=4)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "best: fit.rate=0.1 fit.beta=1  quality -1.165" in said
+    assert "1 of 4 trials are done; the same command goes on" in said
+
+
+def test_a_grid_that_is_larger_than_the_number_of_trials_is_told(
+    store: Store, journal: str, console: Console
+) -> None:
+    tuned(store, journal, console, trials=1)
+    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert (
+        "the grid has 4 combinations, and --trials 1 makes the first 1, in which fit.beta" in said
+    )
 
 
 def test_a_training_that_ends_before_a_rung_is_compared_by_its_last_value(
