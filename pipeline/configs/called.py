@@ -31,7 +31,9 @@ class Called:
         """
         parts = (argument.lstrip("+~").partition("=") for argument in self.typed)
         typed = {name: value for name, equals, value in parts if equals}
-        found = _most_meant(message, {**self.settings, **typed})
+        # what is suggested in place of an unknown setting is no fault in the file that has it
+        about = message.partition("; ")[0] if message.startswith("unknown config key") else message
+        found = _most_meant(about, {**self.settings, **typed})
         if not self.file or found in typed or not (found or is_of_settings):
             return message
         line = f", line {self.lines[found]}" if found in self.lines else ""

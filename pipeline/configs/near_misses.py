@@ -152,7 +152,8 @@ class Known:
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
         prefix, _, last = key.rpartition(".")
-        meant, _, fixed = (last if self._is_ours(last) else _in_other_tools(last)).partition("=")
+        translated, _ = ("", "") if self._is_ours(last) else _in_other_tools(last)
+        meant, _, fixed = (translated or last).partition("=")
         typed = fixed or value
         chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
@@ -168,13 +169,13 @@ class Known:
         places = (_ending(self.unchosen, place, meant) for place in (prefix, ""))
         if found := next(filter(None, places), []):
             return [f"{_either(self.unchosen[name])} {name}={typed or '…'}" for name in found]
-        return self._alike(prefix, meant, key, value)
+        return [] if translated else self._alike(prefix, meant, key, value)
 
     def advice(self, key: str) -> str:
         """What to do in place of a setting that only other tools have; empty for any other."""
         last = key.rpartition(".")[2]
-        meant = _in_other_tools(last)
-        return meant if " " in meant and not self._is_ours(last) else ""
+        meant, advice = _in_other_tools(last)
+        return "" if self._is_ours(last) or (meant and self.suggestions(key, "")) else advice
 
     def _is_ours(self, last: str) -> bool:
         """Whether the last part of a key is that of one of these settings, or nearly."""
@@ -208,9 +209,12 @@ def _either(choices: Sequence[str]) -> str:
     return f"{group}={'|'.join(choice.partition('=')[2] for choice in choices)}"
 
 
-def _in_other_tools(name: str) -> str:
-    """What another tool's setting is called here, or a sentence if there is no such setting."""
-    return read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8")).get(name, name)
+def _in_other_tools(name: str) -> tuple[str, str]:
+    """What another tool's setting is called here, and a sentence for where there is no such
+    setting. Either may be empty."""
+    found = read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8")).get(name, "")
+    meant, bar, advice = found.partition(" | ")
+    return (meant, advice) if bar or " " not in found else ("", found)
 
 
 def unknown_setting(key: str, value: str, known: Known) -> str:

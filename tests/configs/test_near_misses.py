@@ -59,6 +59,27 @@ def test_a_near_miss_names_what_was_meant(typed: str, meant: str, known: Known) 
 
 
 @pytest.mark.parametrize(
+    ("keys", "typed", "told"),
+    [
+        (["rl.inner_epochs", "iterations"], "num_train_epochs=3", "iterations=N*P/rl.prompts"),
+        (["rl.inner_epochs", "iterations"], "epochs=3", "iterations=N*P/rl.prompts"),
+        (["tokenize.lost", "sft.epochs"], "loss_type=nll", "SFT and reward models have one"),
+        (["tokenize.lost", "sft.epochs"], "num_train_epochs=3", "did you mean sft.epochs=3?"),
+        (["tokenize.lost", "sft.epochs"], "eval_strategy=no", "--help lists every setting"),
+    ],
+)
+def test_another_tool_s_name_is_no_slip_of_a_setting_that_is_spelled_alike(
+    keys: list[str], typed: str, told: str
+) -> None:
+    """`num_train_epochs` of GRPO is not `inner_epochs`, which repeats one batch."""
+    key, _, value = typed.partition("=")
+    error = unknown_setting(key, value, Known(keys, {}, {}))
+    assert told in error
+    assert "lost" not in error
+    assert "inner_epochs" not in error
+
+
+@pytest.mark.parametrize(
     ("typed", "meant"),
     [
         ("dpo.beta=0.05", "dpo.loss.beta=0.05"),

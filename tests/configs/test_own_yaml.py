@@ -268,6 +268,6 @@ def test_a_field_of_one_of_several_classes_is_told_what_to_be(mine: Path) -> Non
 
 
 def test_what_is_typed_is_not_blamed_on_the_file(mine: Path) -> None:
-    Path("conf/mine.yaml").write_text("n: 4\n")
-    for typed in ("n=x", "model=bigg", "nn=4"):
+    Path("conf/mine.yaml").write_text("n: 4\nmodel:\n  width: 3\n")
+    for typed in ("n=x", "model=bigg", "nn=4", "width=4"):
         assert "conf/" not in script(mine, "--plan", typed).error
