@@ -491,8 +491,8 @@ class _Walk:
         return [target.unit for target in self.project.targets(named) if not target.library]
 
     def _is_set(self, target: Target, use: str) -> bool:
-        """Whether it is assigned to, or its filters or handlers may be changed in place."""
-        return use == Use.STORED or target.rest[-2:-1] in (("filters",), ("handlers",))
+        """Whether it is assigned to, or its filters may be changed in place."""
+        return use == Use.STORED or "filters" in target.rest
 
     def _shows_place(self, target: Target) -> bool:
         """Whether the text of its instances names its class and module."""

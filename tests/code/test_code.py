@@ -1564,6 +1564,43 @@ def test_a_text_of_an_error_counts_where_such_texts_are_read(project: Project) -
     assert project.edit("steps.py", "is too small", "is negative") == {"steps:check"}
 
 
+@pytest.mark.parametrize(
+    "listens",
+    [
+        "logging.Logger.info = keep", "LOG.info = keep", "LOG.filters.append(keep)",
+        "LOG.filters[0] = keep", "logging.root.filters.append(keep)",
+        "logging.root.filters[0] = keep", "LOG.addHandler(keep)", "logging.lastResort = keep",
+        "logging.root.handlers += [keep]", "sys.stderr = keep",
+    ],
+)  # fmt: skip
+def test_a_logged_text_counts_where_the_step_may_hear_it(project: Project, listens: str) -> None:
+    project.write(
+        "steps.py",
+        f"""
+        import logging, sys
+
+        LOG = logging.getLogger(__name__)
+
+        def keep(*heard):
+            HEARD.append(heard)
+
+        HEARD = []
+
+        def listen():
+            {listens}
+
+        def check():
+            LOG.info("low")
+
+        def train(out):
+            listen()
+            check()
+            return HEARD
+        """,
+    )
+    assert project.edit("steps.py", '"low"', '"high"') == {"steps:check"}
+
+
 # --- what is project code --------------------------------------------------------------------
 
 
