@@ -223,7 +223,7 @@ def _require_one_function_a_name(steps: Collection[Step]) -> None:
         if function.version is None:
             continue
         other = known.setdefault((function.name, function.version), function)
-        if other is not function and other.reference != function.reference:
+        if other.reference != function.reference:
             raise TemperError(
                 f"{other.reference} and {function.reference} are two steps called {function.name} "
                 f'with one version; give one of them a name, as in @step(name="…", version="…")'

@@ -28,6 +28,7 @@ from waiting import HANGS_SECONDS
 from pipeline import File, HubDataset, HubModel, TemperError
 from pipeline.dag import digests
 from pipeline.dag.canonical import Json, hash_json, identity, portable, restore
+from pipeline.dag.input_folders import InputFolders
 from pipeline.dag.inputs import forget_sources, source_identity
 
 LARGE = digests.KEPT_BYTES
@@ -692,3 +693,48 @@ def test_what_is_no_name_of_the_hub_is_told_what_one_is(hub: Hub) -> None:
     with pytest.raises(TemperError, match=r"no name of a model\); name it as OWNER/NAME"):
         HubModel("../../model")
     assert hub.asked == []
+
+
+# --- files beside inputs ---------------------------------------------------------------------
+
+
+def beside(*inputs: object) -> InputFolders:
+    """The folders of the inputs of a step."""
+    return InputFolders.of({"data": portable([*inputs, 5, {"url": "no input"}], "data")})
+
+
+def test_a_file_beside_an_input_has_a_name_that_moves_with_the_input(tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place / "rows").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("here")
+    here, there = f"{tmp_path}/here", f"{tmp_path}/there"
+    remote = File("gs://bucket/rows/c.jsonl")
+    found = beside(remote, File(f"{here}/rows/a.jsonl"), Path(f"{here}/b.jsonl"))
+    (name,) = found.names(f"{here}/images/1.png", here)
+    assert InputFolders.has(name)
+    assert found.path(name) == f"{here}/images/1.png"
+    assert [*found.names(f"{here}/rows/../images/1.png", f"{here}/")] == [name]
+    assert [*found.names(f"{tmp_path}/1.png", str(tmp_path))] == [], "no input lies there"
+    moved = beside(remote, File(f"file://{there}/rows/a.jsonl"), File(f"{there}/b.jsonl"))
+    assert moved.path(name) == f"{there}/images/1.png"
+    together = beside(remote, File(f"{there}/a.jsonl"), File(f"{there}/b.jsonl"))
+    assert together.path(name) is None, "they lie in one folder now"
+    assert found.path(name.replace("<1:", "<2:")) is None
+    linked = beside(File(f"{tmp_path}/link/a.jsonl"))
+    for folder in (here, f"{tmp_path}/link"):
+        (through,) = linked.names(f"{folder}/1.png", folder)
+        assert linked.path(through) == f"{tmp_path}/link/1.png"
+
+
+def test_no_file_is_named_after_inputs_of_which_nobody_knows_where_they_lie() -> None:
+    (name,) = beside(File("/data/a.jsonl")).names("/data/1.png", "/data")
+    unknown = InputFolders.of(None)
+    assert unknown == InputFolders()
+    assert [*unknown.names("/data/1.png", "/data")] == []
+    assert unknown.path(name) is None
+    assert not InputFolders.has("/data/1.png")
+
+
+def test_a_file_whose_place_is_no_text_is_refused() -> None:
+    with pytest.raises(TemperError, match=r"File\(5\): give a path or URL as text"):
+        File(5)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import enum
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -386,6 +387,15 @@ def test_a_step_that_will_resume_says_from_where(lab: Lab) -> None:
     told.parent.mkdir(parents=True)
     told.write_text('{"done": 4.0, "total": 9.0}')
     assert reason(lab, wanted) == f"never run; goes on from its scratch of {at} (4 of 9)"
+    for progress, shown in (
+        ({"done": 7, "total": None}, " (7)"),
+        ({"done": 0, "total": 9}, " (0 of 9)"),
+        ({"done": 0, "total": None}, ""),
+        ({"done": "seven", "total": 9}, ""),
+        ([], ""),
+    ):
+        told.write_text(json.dumps(progress))
+        assert reason(lab, wanted) == f"never run; goes on from its scratch of {at}{shown}"
     assert reason(lab, slow_count(8, lab.journal)) == "never run"
 
 

@@ -326,7 +326,10 @@ def test_a_value_within_itself_or_very_deep_is_refused_by_name() -> None:
     cyclic += [cyclic, cyclic]
     looped: dict[str, Any] = {}
     looped["again"] = looped
-    for value in (cyclic, looped, deep(5000), {"a": deep(200)}, Outer(inner=deep(500))):
+    wide: list[Any] = [[] for _ in range(500)]
+    train(wide)
+    wide.append(wide)
+    for value in (cyclic, looped, wide, deep(5000), {"a": deep(200)}, Outer(inner=deep(500))):
         said = refusal(value)
         assert said.startswith("train(config)")
         assert "holds itself, or lists and mappings more than 100 deep" in said
