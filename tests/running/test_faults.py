@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -38,12 +38,14 @@ from pipeline import File, Step, Store, TemperError, look_again, run
 from pipeline.launchers.placement import Placement
 from pipeline.plan.planning import make_plan, topological
 from pipeline.plan.resolver import Resolver
+from pipeline.running import attempts
 from pipeline.running.attempts import Executor, InputLost
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import Objects
 from pipeline.wire.launcher import Ended, Task
+from pipeline.wire.spec import Report
 from pipeline.worker import attempt as worker
 
 RICH_IN_FAULTS = (0, 11, 12, 16)
@@ -485,6 +487,73 @@ def test_a_worker_that_fails_after_another_driver_took_over_is_no_failure(
     assert (heir.error, sleeper.error) == (None, None)
     assert sleeper.made == heir.made
     assert lab.ran == ["numbers"]
+
+
+@dataclass
+class EndsFirst(InProcess):
+    """One whose first attempt ends like this, with these reports of its nodes; another is news."""
+
+    ended: Ended = field(default_factory=lambda: Ended(1))
+    reports: Sequence[Report | None] = ()
+    is_again: bool = False
+
+    def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
+        if self.is_again:
+            raise TemperError("another attempt")
+        self.is_again = True
+        for name, report in zip(("report.json", "report-1.json"), self.reports, strict=False):
+            if report is not None:
+                Path(task.folder, name).write_bytes(report.to_json())
+        return self.ended
+
+
+BUG, OTHER_BUG = Report("no such column"), Report("peer is gone")
+ASKED = Report("was asked to stop", preempted=True)
+TAKEN, PERHAPS_TAKEN = Ended(None, preempted=True), Ended(1, preempted=True, confirmed=False)
+
+
+@pytest.mark.parametrize(
+    ("ended", "reports", "failure"),
+    [
+        (Ended(1), [BUG], "no such column"),
+        (Ended(1), [BUG, None], "node 0: no such column"),
+        (Ended(1), [None, BUG], "node 1: no such column"),
+        (Ended(1), [OTHER_BUG, BUG], "node 0: peer is gone; node 1: no such column"),
+        (Ended(1), [ASKED, BUG], "node 1: no such column"),
+        (Ended(-9), [None], "the worker was killed by SIGKILL"),
+        (Ended(137), [None], "the worker was killed by SIGKILL"),
+        (Ended(-9), [ASKED, None], "the worker was killed by SIGKILL"),
+        (Ended(1, cancelled=True), [ASKED], "the job was cancelled"),
+        (Ended(1, cancelled=True, preempted=True), [BUG], "the job was cancelled"),
+        (Ended(None), [None], "the worker left no report"),
+        (Ended(0), [None], "the worker ended with status 0 and left no report"),
+        (Ended(127), [None], "the worker ended with status 127 (no such program)"),
+        (Ended(128), [None], "the worker ended with status 128 and"),
+        (Ended(193), [None], "the worker ended with status 193 and"),
+        (PERHAPS_TAKEN, [BUG], "no such column"),
+        (PERHAPS_TAKEN, [None], ""),
+        (PERHAPS_TAKEN, [ASKED, OTHER_BUG], ""),
+        (TAKEN, [OTHER_BUG], ""),
+        (TAKEN, [None, None], ""),
+        (Ended(75), [ASKED], ""),
+        (Ended(75), [ASKED, None], ""),
+        (Ended(-9), [ASKED], ""),
+    ],
+)
+def test_a_step_whose_machine_was_taken_goes_on_and_one_that_failed_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: Ended,
+    reports: Sequence[Report | None],
+    failure: str,
+) -> None:
+    monkeypatch.setattr(attempts, "FIRST_RETRY_SECONDS", 0.0)
+    lab = Lab(tmp_path, str(tmp_path / "store"))
+    launcher = EndsFirst(ended=ended, reports=reports)
+    step = numbers(File(str(lab.source)), lab.journal).on(nodes=len(reports))
+    driver = Driver(Store(lab.url), {"numbers": step}, launcher)
+    driver.drive()
+    assert str(driver.error).startswith(failure or "another attempt")
 
 
 # --- drivers that are stopped, woken and killed --------------------------------------------------
