@@ -53,9 +53,9 @@ def cut(text: str, longest: int = LONGEST_LINE) -> str:
 
 def clock(seconds: float) -> str:
     """A duration: ``4.2s``, ``3m05s``, ``2h07m``."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f}s"
-    minutes, seconds = divmod(int(seconds), 60)
+    minutes, seconds = divmod(max(60, int(seconds)), 60)
     if minutes < 60:
         return f"{minutes}m{seconds:02d}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"

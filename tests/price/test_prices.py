@@ -28,7 +28,7 @@ from pipeline.price.pricing import Pricer, Prices
 from pipeline.price.remaining import Ahead, left_of
 from pipeline.show.terminal import show_plan
 from pipeline.store.catalog import Catalog
-from pipeline.text import about, size
+from pipeline.text import about, clock, counted, size
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -246,6 +246,13 @@ def test_what_is_left_is_laid_out_over_the_steps_that_run_at_once() -> None:
     assert not left_of([first, *rest], jobs=2).is_complete
     running = [Ahead("c", 1.0, needs, is_running=True), Ahead("b", 4.0, needs)]
     assert left_of(running, jobs=1).seconds == 5  # what they need is there
+
+
+def test_durations_and_numbers_of_things_are_shown_as_people_write_them() -> None:
+    assert [clock(s) for s in (0.04, 59.94, 59.97, 60, 119.9, 185, 3599.9, 3600, 7620)] == [
+        "0.0s", "59.9s", "1m00s", "1m00s", "1m59s", "3m05s", "59m59s", "1h00m", "2h07m",
+    ]  # fmt: skip
+    assert [counted(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
 
 
 def test_estimates_are_told_no_more_exactly_than_they_are_known() -> None:
