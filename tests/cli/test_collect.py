@@ -223,6 +223,18 @@ def test_of_a_key_that_stays_an_earlier_generation_loses_its_data_only(lab: Lab)
     assert Kind.DATA not in kinds(lab.store, NOW), "what is left of it may be of use"
 
 
+def test_the_last_generation_stays_whatever_the_clocks_of_its_machine_said(tmp_path: Path) -> None:
+    store = Store(f"memory://{tmp_path.name}/store")
+    for generation, attempt in enumerate(("20210101T000000-000aaaaaa", OLD)):
+        made = replace(manifest(attempt), generation=generation)
+        store.objects.replace(f"{store.content_path(made)}/model.bin", b"123")
+        store.commit(made)
+    used = {"step": made.step, "key": KEY, "state": "cached"}
+    store.record_run({"run": "20220101T000000-uses", "outcome": "done", "steps": [used]})
+    (data,) = find_garbage(store, NOW).garbage
+    assert (data.kind, data.manifests[0].generation, data.size) == (Kind.DATA, 0, 3)
+
+
 @pytest.mark.usefixtures("two_runs")
 def test_young_runs_are_kept(lab: Lab) -> None:
     assert Kind.ARTIFACT not in kinds(lab.store, Policy(days=1, grace=0))

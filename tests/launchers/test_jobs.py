@@ -371,6 +371,24 @@ def test_a_node_other_than_the_first_reports_only_that_it_failed_or_left(
     assert store.read(f"{task.folder}/report.json") is None
 
 
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_step_whose_time_is_over_is_asked_to_stop_and_then_ended_as_preempted(
+    polls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, ended, stopping = threading.Event(), list[object](), Stopping()
+    stopping.grace = 0.0
+    stopping.report = lambda: ended.append("reported")
+    stopping.leave = lambda: ended.append("scratch is kept")
+    monkeypatch.setattr(os, "_exit", lambda status: (ended.append(status), over.set()))
+    if polls:
+        assert not stopping.asked()
+    stopping.ask_after(0.0)
+    assert over.wait(HANGS_SECONDS)
+    stopping.ask()  # a second request changes nothing
+    assert ended == ["reported", "scratch is kept", PREEMPTED]
+    assert stopping.asked()
+
+
 @pytest.mark.parametrize(
     ("error", "is_asked", "status"),
     [
