@@ -387,18 +387,9 @@ def test_what_a_write_that_was_killed_left_goes_after_the_grace(lab: Lab) -> Non
     assert all(path.exists() for path in (*others, manifest))
 
 
-def test_scratch_that_no_kept_run_would_go_on_with_goes(lab: Lab) -> None:
-    killed_while_counting(lab)
-    lab.run(product=lab.product())
-    assert kinds(lab.store, LAST) >= {Kind.SCRATCH, Kind.ATTEMPT, Kind.LEASE}
-    assert Kind.SCRATCH not in kinds(lab.store, Policy(last=1, grace=3600))
-    collect(lab.store, LAST)
-    assert not [name for name in files(lab.store) if "slow_count" in name]
-
-
-def bucket_that_a_step_left(name: str, attempt: str) -> Store:
-    """A step has failed, and left all that it can leave of one key in a bucket."""
-    store = Store(f"memory://{name}/store")
+def store_with_all_that_a_step_leaves(url: str, attempt: str) -> Store:
+    """A step has failed, and left all that it can leave of one key."""
+    store = Store(url)
     run = {"run": "20200101T000000-fails", "outcome": "failed", "seconds": 1.0}
     store.record_run({**run, "steps": [{"step": "fit", "key": KEY, "state": "failed"}]})
     for path, data in {
@@ -412,19 +403,23 @@ def bucket_that_a_step_left(name: str, attempt: str) -> Store:
     return store
 
 
-def test_copies_of_scratch_in_a_bucket_go_with_the_last_run_that_would_go_on_with_them(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("url", "scratch"), [("memory:/{}/store", Kind.STAGED), ("{}/store", Kind.SCRATCH)]
+)
+def test_scratch_goes_with_the_last_run_that_would_go_on_with_it(
+    tmp_path: Path, url: str, scratch: Kind
 ) -> None:
-    store, none = bucket_that_a_step_left(tmp_path.name, OLD), Policy(last=0, grace=0)
-    left = {Kind.ATTEMPT, Kind.STAGED, Kind.PROGRESS, Kind.LEASE, Kind.JOB}
+    store = store_with_all_that_a_step_leaves(url.format(tmp_path), OLD)
+    left = {Kind.ATTEMPT, scratch, Kind.PROGRESS, Kind.LEASE, Kind.JOB}
+    none = Policy(last=0, grace=0)
     assert kinds(store, NOW) == {Kind.PROGRESS}
     assert kinds(store, none) == left
     assert kinds(store, Policy(last=0, grace=time.time())) == set(), "it was a moment ago"
     with Leases(store.objects, store.root, "other").held("fit", KEY, lambda: False):
         assert kinds(store, none) == set(), "somebody goes on with it"
     store.commit(replace(manifest(name_by_time(time.time())), step="fit"))
-    assert kinds(store, Policy(grace=60)) == left, "it is made"
-    collect(store, Policy(grace=60))
+    assert kinds(store, NOW) == left, "it is made"
+    collect(store, NOW)
     rooms = {path.partition("/")[0] for path in store.objects.sizes(store.root)}
     assert rooms == {"manifests", "runs"}
 
