@@ -400,6 +400,8 @@ def store_with_all_that_a_step_leaves(url: str, attempt: str) -> Store:
         f"jobs/fit/{KEY}.json": json.dumps(asdict(JobRecord("slurm", attempt, "a run"))).encode(),
     }.items():
         store.objects.replace(f"{store.root}/{path}", data)
+    if store.is_local:  # that of whoever took the lease over
+        store.objects.replace(f"{store.root}/scratch/fit/{KEY}-1/state", b"")
     return store
 
 
