@@ -170,10 +170,9 @@ literals."""
 
 def _is_of_setting(option: Any) -> bool:
     kind = get_origin(option) or option
-    return (
-        kind in _OF_SETTINGS
-        or kind is Literal
-        or (isinstance(kind, type) and (issubclass(kind, enum.Enum) or is_dataclass(kind)))
+    is_class = isinstance(kind, type)  # what is none may have no hash, as the annotation `[int]`
+    return kind is Literal or (
+        is_class and (kind in _OF_SETTINGS or issubclass(kind, enum.Enum) or is_dataclass(kind))
     )
 
 
@@ -212,7 +211,7 @@ def _meant(value: Any, options: Sequence[Any]) -> str:
     if value in (0, 1):
         wanted.append(bool(value))
     of_several = ((get_origin(option), get_args(option)) for option in options)
-    wanted += [o([value]) for o, of in of_several if o in _SEVERAL and of[0] is type(value)]
+    wanted += [o([value]) for o, of in of_several if o in _SEVERAL and of[:1] == (type(value),)]
     for meant in wanted:
         if meant is not None and any(_fits(meant, option) for option in options):
             return f"; write {meant!r}"

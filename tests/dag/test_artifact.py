@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, List, Literal  # noqa: UP035
 
 import pytest
 
@@ -129,6 +129,8 @@ def build(
     by_name: dict[str, float] | None = None,
     steps: int = None,  # type: ignore[assignment]  # noqa: RUF013
     anything: Sequence[str] = (),
+    some: List = [],  # noqa: B006, UP006
+    odd: [int] = 0,  # type: ignore[valid-type]
 ) -> None: ...
 
 
@@ -161,6 +163,7 @@ as_any: Any = lambda value: value  # noqa: E731
         (lambda: build(Shape(mode=as_any("fats"))), "mode takes 'fast' or 'exact', and was"),
         (lambda: build(shapes=[Shape(), Shape(width=as_any([2]))]), "build(shapes)[1].width takes"),
         (lambda: build(by_name=as_any({"a": "b"})), "build(by_name)['a'] takes a number (float)"),
+        (lambda: build(some=as_any("a")), "some) takes a list, and was given the text 'a'"),
         (lambda: build(steps=as_any("12")), "build(steps) takes a whole number (int), and"),
     ],
 )
@@ -173,7 +176,7 @@ def test_a_setting_of_another_type_is_refused_naming_step_setting_value_and_type
 
 
 def test_settings_that_python_takes_as_the_annotated_type_are_taken() -> None:
-    build(Shape(dropout=1), steps=3, by_name={"a": 2}, anything=as_any("text"))
+    build(Shape(dropout=1), steps=3, by_name={"a": 2}, anything=as_any("text"), odd=1)
     build(Shape(names=as_any(["en", "de"]), size=as_any("auto")), steps=as_any(None))
 
 
