@@ -229,7 +229,7 @@ def test_the_last_generation_stays_whatever_the_clocks_of_its_machine_said(tmp_p
         made = replace(manifest(attempt), generation=generation)
         store.objects.replace(f"{store.content_path(made)}/model.bin", b"123")
         store.commit(made)
-    used = {"step": made.step, "key": KEY, "state": "cached"}
+    used = {"step": "train", "key": KEY, "state": "cached"}
     store.record_run({"run": "20220101T000000-uses", "outcome": "done", "steps": [used]})
     (data,) = find_garbage(store, NOW).garbage
     assert (data.kind, data.manifests[0].generation, data.size) == (Kind.DATA, 0, 3)
