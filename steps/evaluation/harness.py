@@ -73,6 +73,11 @@ def run_harness(
     record = {name: found[name] for name in _REPEATABLE if name in found}
     samples = found["samples"]
     metrics = dict(_metrics(found["results"], samples, found.get("group_subtasks", {})))
+    if undefined := [*_undefined(found["results"])]:
+        metrics["notices"] = [
+            f"{_list(undefined)} left out: it is no finite number, of at least one row; look at "
+            "the task's metric, and at results.json"
+        ]
     answers = [answer for task in sorted(samples) for answer in _answers(task, samples[task])]
     return metrics, answers, json.dumps(record, indent=1, sort_keys=True)
 
@@ -155,7 +160,7 @@ def _metrics(
     members: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, Any]]:
     """Metrics by name: ``TASK/METRIC``, with ``@FILTER`` if the task has filters. A metric with a
-    standard error is an interval, and so is a share.
+    standard error is an interval, and so is a share. One that is no finite number is left out.
 
     Args:
         members: the tasks and groups of each group, whose samples are those of its tasks.
@@ -169,6 +174,15 @@ def _metrics(
             each = [row[metric] for row in rows if row["filter"] == filtered and metric in row]
             estimate = _estimate(value, values.get(f"{metric}_stderr,{filtered}"), each)
             yield f"{task}/{metric}{_suffix(filtered)}", estimate
+
+
+def _undefined(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The metrics that are infinite or NaN, for which JSON has no number."""
+    for task, values in sorted(results.items()):
+        for name, value in values.items():
+            metric, comma, filtered = name.partition(",")
+            if comma and not metric.endswith("_stderr") and isinstance(value, float):
+                yield from [] if math.isfinite(value) else [f"{task}/{metric}{_suffix(filtered)}"]
 
 
 def _tasks_of(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
@@ -220,7 +234,7 @@ def _suffix(filtered: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _seed(seed: int) -> None:

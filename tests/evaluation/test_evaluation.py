@@ -80,6 +80,24 @@ def test_the_interval_of_a_calibration_error_holds_the_truth_about_as_often_as_i
     assert held >= 17
 
 
+def test_bins_are_a_tenth_of_the_predictions_from_a_half_to_one(
+    random: np.random.Generator,
+) -> None:
+    """A loop over the ten bins, each with the pairs between its two edges."""
+    margins = [*random.normal(0.5, 1.5, 200), 40.0]  # of which the last is certain
+    expected, error = list[tuple[float, float, int]](), 0.0
+    for number in range(10):
+        first, last = 0.5 + number / 20, 0.55 + number / 20
+        sure = [(1 / (1 + np.exp(-abs(m))), m > 0) for m in margins]
+        held = [one for one in sure if first <= one[0] < last or (number == 9 and one[0] == 1)]
+        predicted, right = np.mean([p for p, _ in held]), np.mean([won for _, won in held])
+        expected.append((float(predicted), float(right), len(held)))
+        error += abs(predicted - right) * len(held) / len(margins)
+    found = [(one.predicted, one.observed, one.pairs) for one in reliability(margins)]
+    assert found == [pytest.approx(one) for one in expected]
+    assert calibration_error(margins)["value"] == pytest.approx(error)
+
+
 def test_margins_that_are_too_sure_are_not_calibrated(random: np.random.Generator) -> None:
     margins = np.where(random.random(N) < 0.7, 8.0, -8.0)
     error = calibration_error(margins)

@@ -276,6 +276,15 @@ def test_an_answer_that_is_not_what_was_asked_for_is_one_sentence(answer: Any, t
         list(client(address).sample([ONE], "w"))
 
 
+def test_a_page_of_something_else_at_the_address_is_one_sentence() -> None:
+    def page(asked: Asked, content: Any) -> None:
+        asked.say(b"<html>Welcome</html>")
+
+    told = r"answers /weights with what is no JSON; start it"
+    with answering(page) as address, pytest.raises(EngineError, match=told):
+        Caller(address).ask("POST", "/weights", json={})
+
+
 def test_an_engine_that_hangs_is_one_sentence_after_its_patience() -> None:
     held = threading.Event()
 
