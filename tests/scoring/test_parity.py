@@ -11,7 +11,7 @@ import oracle
 import pytest
 import torch
 from families import FAMILIES
-from tiny_models import VOCABULARY, gpt2, llama, model_folder
+from tiny_models import VOCABULARY, gemma2, gpt2, llama, model_folder
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -28,7 +28,7 @@ from transformers import (
 
 from steps.data.images.images_of_rows import ImageOfRow
 from steps.models.config import Dtype
-from steps.models.folders import load_model
+from steps.models.folders import load_model, own_attention
 from steps.models.ranks import Ranks
 from steps.scoring import attention, parity
 from steps.scoring.attention import attends_packed
@@ -272,3 +272,10 @@ def test_rows_with_images_are_refused_on_several_ranks() -> None:
     scorer = Scorer(llama(), 64)
     with pytest.raises(ValueError, match="images are read on one device; use one rank"):
         choose_attention(scorer, seen, Attention.auto, Ranks(0, 2))
+
+
+def test_a_model_reads_with_sdpa_unless_it_has_none_or_sdpa_would_leave_out_a_soft_cap() -> None:
+    without = llama()
+    without._supports_sdpa = False
+    assert [own_attention(model) for model in (llama(), without)] == ["sdpa", "eager"]
+    assert own_attention(gemma2()) == "eager"
