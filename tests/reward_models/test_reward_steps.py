@@ -121,6 +121,8 @@ def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> N
     evaluate: Any = evaluate_reward_model.function
     metrics = score(of_pairs, tokens, artifact(model))
     assert metrics["pairs"] == 6
+    every = [s for line in read_json_lines(of_pairs.path / "scores.jsonl") for s in line["scores"]]
+    assert metrics["mean_score"] == pytest.approx(sum(every) / 12)
     metrics = score(of_texts, artifact(texts.path), artifact(model))
     assert metrics["completions"] == 20
     assert metrics["completions_without_score"] == 0
