@@ -39,6 +39,7 @@ ONLINE_CURVES = {
     "reward": "reward",
     "reward_std": "spread of rewards among a prompt's completions (reward_std)",
     "frac_reward_zero_std": "share of prompts without signal (frac_reward_zero_std)",
+    "entropy": "entropy of what was drawn, nats a token (entropy)",
     "kl/k3": "KL from the reference, nats a token (kl/k3)",
     "ratio/deviation": "distance of the ratio from 1 (ratio/deviation)",
     "clip_ratio/high_mean": "share clipped above (clip_ratio/high_mean)",

@@ -1,7 +1,8 @@
 """Convert rollouts to an iteration's experience. Completions without a reward are left out and
 counted."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress, islice
 
@@ -35,12 +36,8 @@ def experience_of(
         rewards[n, : len(drawn)] = torch.tensor(given, dtype=torch.float64)
         cut[n, : len(drawn)] = torch.tensor([rollout.is_cut for rollout in drawn])
     groups = (_group(row, drawn) for row, drawn in rows.items())
-    sampler = (
-        torch.tensor([logp for rollout in drawn for logp in _scored(rollout)], dtype=torch.float32)
-        for drawn in rows.values()
-    )
-    by_sampler = tuple(map(torch.Tensor.double, sampler))
-    return Experience(tuple(groups), rewards, longest, by_sampler, cut=cut)
+    sampler = (torch.tensor(_rounded(drawn), dtype=torch.float64) for drawn in rows.values())
+    return Experience(tuple(groups), rewards, longest, tuple(sampler), cut=cut)
 
 
 def overlong(length: int, longest: int, buffer: int | None) -> float:
@@ -73,18 +70,29 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
 
     reward, reward_std: the mean, and the mean over prompts of the standard deviation among their
         completions.
+    rewards/NAME/mean, std: of one of the rewards that add up, over all completions that have it.
     frac_reward_zero_std: the share of prompts whose completions have equal rewards.
-    completions/mean_length: in tokens that the policy drew; clipped_ratio: the share that did not
-        end by itself; unscorable: how many have no reward.
+    entropy: the mean of −log q over the tokens drawn by the sampler q, in nats; its expectation is
+        the entropy of q at these tokens.
+    completions/mean_length, min_length, max_length: in tokens that the policy drew;
+        mean_terminated_length: of those that ended by themselves; clipped_ratio: the share that did
+        not; unscorable: how many have no reward.
     completions/mean_turns, mean_reply_length: of episodes, where any was replied to.
     """
     lengths = [sum(rollout.scored) for rollout in rollouts]
+    ended = [length for length, r in zip(lengths, rollouts, strict=True) if not r.is_cut]
     told: StepMetrics = {
         "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        **({"completions/mean_terminated_length": sum(ended) / len(ended)} if ended else {}),
         "completions/clipped_ratio": sum(r.is_cut for r in rollouts) / len(rollouts),
         "completions/unscorable": sum(not _teaches(rollout) for rollout in rollouts),
         **_turns(rollouts),
+        **_each_reward(rollouts),
     }
+    if logps := _rounded(rollouts):
+        told["entropy"] = -math.fsum(logps) / len(logps)
     if not experience.groups:
         return told
     of_prompts = [
@@ -99,6 +107,21 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
         "frac_reward_zero_std": equal.double().mean().item(),
         **told,
     }
+
+
+def _each_reward(rollouts: Sequence[Rollout]) -> StepMetrics:
+    given: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, reward in rollout.rewards.items():
+            if reward is not None:
+                given.setdefault(name, []).append(reward)
+    told: StepMetrics = {}
+    for name, values in sorted(given.items()):
+        rewards = torch.tensor(values, dtype=torch.float64)
+        told[f"rewards/{name}/mean"] = rewards.mean().item()
+        if len(rewards) > 1:
+            told[f"rewards/{name}/std"] = rewards.std().item()
+    return told
 
 
 def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
@@ -116,8 +139,11 @@ def _teaches(rollout: Rollout) -> bool:
     return rollout.is_rewarded and any(rollout.scored)
 
 
-def _scored(rollout: Rollout) -> Iterator[float]:
-    return compress(rollout.logps, rollout.scored)
+def _rounded(rollouts: Sequence[Rollout]) -> list[float]:
+    """The sampler's logps of all tokens that the policy drew, rounded as in a recording: a run that
+    goes on reads some from there."""
+    logps = [logp for r in rollouts for logp in compress(r.logps, r.scored)]
+    return torch.tensor(logps, dtype=torch.float32).tolist()
 
 
 def _group(row: str, drawn: Sequence[Rollout]) -> TokenGroup:

@@ -381,10 +381,11 @@ def _untaught(log: Sequence[StepMetrics]) -> list[str]:
     """A notice if the policy has learnt nothing."""
     if any(line["updates"] for line in log):
         return []
-    why = "see the rewards"
+    cut = sum(line["completions/clipped_ratio"] for line in log) / len(log)
+    were_cut = f"{cut:.0%} of them were cut at max_new_tokens"
+    why = f"see the rewards of completions; {were_cut}" if cut else "see the rewards"
     if not any("reward" in line for line in log):
-        cut = sum(line["completions/clipped_ratio"] for line in log) / len(log)
-        why = f"no completion had a reward, and {cut:.0%} of them were cut at max_new_tokens"
+        why = f"no completion had a reward, and {were_cut}"
     return [f"no iteration had anything to learn, so the weights have not changed; {why}"]
 
 

@@ -34,7 +34,7 @@ from steps.kinds import Model, Prompts, Rollouts
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.iteration_rollouts import Recorded
-from steps.online.learning_from import experience_of, overlong
+from steps.online.learning_from import describe, experience_of, overlong
 from steps.online.recording import record, require_ids
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
@@ -177,6 +177,43 @@ def test_a_reward_falls_by_up_to_1_over_the_last_tokens_before_the_limit(recordi
         for k, n in enumerate((1, 3, 6))
     ]
     assert experience_of(drawn, 6, 4).rewards.tolist() == [[2.0, 1.75, 1.0]]
+
+
+def test_an_iteration_is_described_by_its_rewards_lengths_and_entropy(recording: Path) -> None:
+    first = next(iter(read_rollouts(recording)))
+
+    def made(k: int, length: int, finish: Finish, **rewards: float | None) -> Rollout:
+        logps = (-0.5 * length,) * length
+        ids, scored = (5,) * length, (True,) * length
+        return replace(
+            first, k=k, ids=ids, scored=scored, logps=logps, finish=finish, rewards=rewards
+        )
+
+    drawn = [
+        made(0, 2, Finish.stop, right=1.0, short=0.5),
+        made(1, 4, Finish.stop, right=0.0, short=None),
+        made(2, 6, Finish.length, right=0.0, short=0.0),
+    ]
+    told = describe(drawn, experience_of(drawn, 6))
+    assert told == pytest.approx(
+        {
+            "reward": 0.75,
+            "reward_std": 1.5 / 2**0.5,
+            "frac_reward_zero_std": 0.0,
+            "rewards/right/mean": 1 / 3,
+            "rewards/right/std": (1 / 3) ** 0.5,
+            "rewards/short/mean": 0.25,
+            "rewards/short/std": 0.5 / 2**0.5,
+            "entropy": (2 * 1 + 4 * 2 + 6 * 3) / 12,
+            "completions/mean_length": 4.0,
+            "completions/min_length": 2,
+            "completions/max_length": 6,
+            "completions/mean_terminated_length": 3.0,
+            "completions/clipped_ratio": 1 / 3,
+            "completions/unscorable": 1,
+        },
+        rel=1e-12,
+    )
 
 
 def test_tokens_that_a_model_does_not_have_are_refused() -> None:
