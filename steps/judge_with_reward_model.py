@@ -31,12 +31,12 @@ def judge_with_reward_model(
 
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
     """
-    from steps.online.rewarding.judging import copy_beside, read_prompts
+    from steps.online.rewarding.judging import copy_beside, read_prompts, read_some
     from steps.online.rewarding.rewards import OF_MODEL, by_model
-    from steps.online.rollouts import read_rollouts, texts, write_rollouts
+    from steps.online.rollouts import texts, write_rollouts
     from steps.reward_models.answer_scores import score_answers
 
-    drawn = list(read_rollouts(rollouts.path))
+    drawn = read_some(rollouts.path)
     said = texts(rollouts.path, (rollout.last_turn for rollout in drawn))
     metrics: Metrics = {}
     with at_work(out) as place:

@@ -97,6 +97,11 @@ class Rollout:
                     f"row {self.row!r}, completion {self.k}: its reward {name} is {reward}, with "
                     "which others cannot be compared; give null where there is none"
                 )
+        if min((*self.prompt_ids, *self.ids), default=0) < 0:
+            raise ValueError(
+                f"row {self.row!r}, completion {self.k}: it has a negative token id; sample it "
+                "again"
+            )
         # The sum shows NaN and infinities; this runs several times for every completion.
         if not math.isfinite(sum(self.logps)) or max(self.logps, default=0) >= _ROUNDING:
             raise ValueError(

@@ -142,6 +142,10 @@ def test_completions_of_other_tools_are_read_as_json_has_them(tmp_path: Path) ->
         ({"row": "q1"}, "2 records have the row 'q1'"),
         ({"scores": [1.0]}, "has the scores .* a finite number, or null, for each completion"),
         ({"scores": [1.0, "2"]}, "a finite number, or null"),
+        (
+            {"completions": ["\ud83d"]},
+            "line 2 has text that is not valid Unicode, '\\\\ud83d'; write",
+        ),
         ({"scores": [1.0, float("nan")]}, "line 2 is not a record of JSON: NaN is no number"),
     ],
 )
@@ -159,6 +163,9 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match=told):
             read_json_lines(file)
+    file.write_bytes('{"text": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match="line 1 has text that is not valid Unicode"):
+        read_json_lines(file)
     file.write_text("{}")
     with pytest.raises(ValueError, match="row None, has no row; give the id"):
         read_completions(tmp_path)

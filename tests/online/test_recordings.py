@@ -36,6 +36,7 @@ from steps.models.workplace import Left, Workplace
 from steps.online.iteration_rollouts import Recorded
 from steps.online.learning_from import describe, experience_of, overlong
 from steps.online.recording import record, require_ids
+from steps.online.rewarding.judging import copy_beside
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
 
@@ -137,6 +138,8 @@ def test_a_rollout_whose_logps_are_not_one_a_token_is_refused(recording: Path) -
     for nonsense in (float("nan"), -float("inf"), 2.0):
         with pytest.raises(ValueError, match="its logps are no log-probabilities"):
             replace(rollout, logps=(nonsense,) * len(rollout.ids))
+    with pytest.raises(ValueError, match="row 'q0', completion 0: it has a negative token id"):
+        replace(rollout, prompt_ids=(-1,))
 
 
 def test_a_recording_that_somebody_has_edited_is_not_trained_on(
@@ -350,6 +353,13 @@ def judged_by(
     out: Any = Folder(work / "made", work / "scratch")
     metrics = judge.function(out, Rollouts(recording, "", ""), checker, config)
     return list(read_rollouts(work / "made")), dict(metrics or {})
+
+
+def test_a_recording_without_completions_is_not_judged(recording: Path, tmp_path: Path) -> None:
+    write_rollouts(tmp_path, [])
+    copy_beside(recording, tmp_path)
+    with pytest.raises(ValueError, match="has no completions to judge; sample some"):
+        judged_by(tmp_path / "judged", tmp_path, Boxed())
 
 
 def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(

@@ -20,15 +20,22 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a file like those of :func:`write_json_lines`; empty lines are none.
 
     Raises:
-        ValueError: a line, which the message names, is no object of JSON, or has a NaN.
+        ValueError: a line, which the message names, is no object of JSON, or has a NaN or text that
+            is not valid Unicode.
     """
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    lines = path.read_bytes().decode("utf-8-sig", "surrogateescape").split("\n")
     return [_record(line, f"{path}: line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
 def _record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse)
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where} has text that is not valid Unicode, {error.object[error.start]!r}; write it "
+            "anew as UTF-8"
+        ) from error
     except ValueError as error:
         raise ValueError(f"{where} is not a record of JSON: {error}") from error
     if not isinstance(record, dict):

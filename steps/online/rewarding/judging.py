@@ -39,9 +39,9 @@ def judge_recording(
         scratch: where verdicts of a costly checker are kept, for a run that goes on.
 
     Raises:
-        ValueError: too many completions have no verdict.
+        ValueError: too many completions have no verdict, or there is no completion.
     """
-    drawn = list(read_rollouts(recording))
+    drawn = read_some(recording)
     rows = read_prompts(recording)
     with Judges(
         checker, config.processes, config.time_limit, scratch, config.most_without
@@ -52,6 +52,13 @@ def judge_recording(
     write_rollouts(output, rollouts)
     copy_beside(recording, output)
     return rollouts
+
+
+def read_some(recording: Path) -> list[Rollout]:
+    """The rollouts of a recording; raises ValueError if it has none."""
+    if not (drawn := list(read_rollouts(recording))):
+        raise ValueError(f"{recording} has no completions to judge; sample some")
+    return drawn
 
 
 def copy_beside(recording: Path, output: Path) -> None:
