@@ -17,6 +17,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -42,10 +43,10 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
         return dataclass
     if isinstance(error, FrozenInstanceError):
         return _of_frozen(frames[-1])
-    if setting := _of_setting(frames):
+    if setting := _of_setting(error, frames):
         return setting
     callers = [frame for frame in frames if not _is_of(frame, "replace")]
-    if not callers or _package(callers[-1].f_globals.get("__name__")) in SHIPPED:
+    if not callers or _is_of_temper(callers[-1]):
         return ""  # a wrong call in Temper itself is a bug
     if isinstance(error, ImportError) and said.startswith("attempted relative import with no"):
         return _of_relative(frames[-1].f_globals)
@@ -113,35 +114,51 @@ def _of_value(said: str, frames: Sequence[FrameType]) -> str:
     return ""
 
 
-def _of_setting(frames: Sequence[FrameType]) -> str:
-    """A value of another type than its setting, which the check of a config cannot compare."""
+def _of_setting(error: BaseException, frames: Sequence[FrameType]) -> str:
+    """A value of another type than its setting, which the check of a config cannot compare. A check
+    of the user's own says itself what is wrong."""
     made = next(
         (f.f_locals.get("self") for f in frames if f.f_code.co_name == "__post_init__"), None
     )
     if not is_dataclass(made) or not any(map(_is_ours, type(made).__mro__)):
         return ""
-    hints = get_type_hints(type(made))
+    if not isinstance(error, TypeError) and not _is_of_temper(frames[-1]):
+        return ""
+    hints = annotations_of(type(made))
     for field in fields(made):
-        if wrong := misfit(getattr(made, field.name, None), hints[field.name]):
+        value, annotation = getattr(made, field.name, None), hints.get(field.name, Any)
+        if wrong := misfit(value, annotation, field.default):
             return f"{type(made).__name__}.{field.name} {wrong}"
     return ""
 
 
-def misfit(value: Any, annotation: Any) -> str:
+def misfit(value: Any, annotation: Any, default: Any = MISSING) -> str:
     """What a setting takes by its annotation and was given instead; empty if the value fits, or if
     the annotation has other types than those of settings.
 
     None fits, as defaults of many functions are None in spite of their annotation, and so does a
-    list for a tuple. An artifact, a dataclass, a path or an enum is no concern of this.
+    list for a tuple. Where a default does not fit, as in ``size: int = "auto"``, the annotation
+    says little, and everything fits. An artifact, a dataclass, a path or an enum is no concern of
+    this.
     """
     options = (*options_of(annotation),)
     if value is None or type(value) not in _OF_SETTINGS or not all(map(_is_of_setting, options)):
         return ""
-    if any(_fits(value, option) for option in options):
+    if any(_fits(value, option) for option in options) or misfit(default, annotation):
         return ""
     takes = " or ".join(dict.fromkeys(map(_in_words, options)))
-    given = f"the text {cut(shown(value), 60)!r}" if type(value) is str else cut(repr(value), 60)
+    is_text = type(value) is str
+    given = f"the text {cut(shown(value), 60)!r}" if is_text else cut(shown(repr(value)), 60)
     return f"takes {takes}, and was given {given}{_meant(value, options)}"
+
+
+@cache
+def annotations_of(definition: Any) -> Mapping[str, Any]:
+    """The resolved annotations of a function or class; empty if they cannot be resolved."""
+    try:
+        return get_type_hints(definition)
+    except Exception:  # for example a name that only the type checker imports
+        return {}
 
 
 def options_of(annotation: Any) -> Iterator[Any]:
@@ -184,8 +201,8 @@ def _fits(value: Any, option: Any) -> bool:
         return given in _SEVERAL
     if kind in _OF_SETTINGS:
         return given is kind or (kind is float and given is int)
-    # other checks see what is given for a dataclass, and a member of an enum by its value
-    return is_dataclass(kind) or given in (str, int)
+    # other checks see what is given for a dataclass, and a member of an enum by its name or value
+    return is_dataclass(kind) or given in (str, int) or value in [m.value for m in kind]
 
 
 def _in_words(option: Any) -> str:
@@ -334,6 +351,10 @@ def _is_ours(definition: Any) -> bool:
 
 def _package(module: object) -> str:
     return str(module).partition(".")[0]
+
+
+def _is_of_temper(frame: FrameType) -> bool:
+    return _package(frame.f_globals.get("__name__")) in SHIPPED
 
 
 def _is_of(frame: FrameType, function: str) -> bool:

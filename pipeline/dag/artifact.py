@@ -16,16 +16,17 @@ stands for any kind. Kinds are in no key: they serve checks, not identification.
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeGuard, Union, get_args, get_origin
 
 from pipeline.dag.canonical import DEEPEST, too_deep
 from pipeline.dag.inputs import File, HubModel
 from pipeline.errors import TemperError
-from pipeline.misused import misfit, options_of
+from pipeline.misused import annotations_of, misfit, options_of
 from pipeline.redaction import shown
 
 
@@ -104,8 +105,7 @@ def check_kinds(
     Args:
         where: names the step and parameter, such as ``train_dpo(policy)``.
         depth: the nesting depth of the value within the argument.
-        default: the default of the parameter or field. It may be of another type than annotated,
-            as in ``size: int = "auto"``.
+        default: the default of the parameter or field.
 
     Raises:
         TemperError: the value is an artifact of the wrong kind, an artifact in place of another
@@ -132,8 +132,7 @@ def check_kinds(
     if not is_scalar:
         _check_config(value, taken.options, where)
         _check_container(value, taken.options, where)
-    fits = value is default or type(value) in taken.options
-    if not fits and (wrong := misfit(value, annotation)):
+    if type(value) not in taken.options and (wrong := misfit(value, annotation, default)):
         raise TemperError(f"{where} {wrong}")
     if is_scalar:
         return
@@ -242,23 +241,48 @@ def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, st
             held, annotation = getattr(value, field.name), hints.get(field.name, Any)
             yield held, annotation, f".{field.name}", field.default
         return
-    arguments = next((get_args(option) for option in options if get_args(option)), (Any,))
+    held = _of_items(value, options)
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield item, arguments[-1], f"[{key!r}]", none
+        for (key, item), expected in zip(value.items(), held, strict=False):
+            yield item, expected, f"[{key!r}]", none
     elif _is_list(value):
-        fixed = isinstance(value, tuple) and len(arguments) == len(value)
-        for index, item in enumerate(value):
-            yield item, arguments[index if fixed else 0], f"[{index}]", none
+        for index, (item, expected) in enumerate(zip(value, held, strict=False)):
+            yield item, expected, f"[{index}]", none
 
 
-@cache
-def annotations_of(definition: Any) -> Mapping[str, Any]:
-    """The resolved annotations of a function or class; empty if they cannot be resolved."""
+def _of_items(value: Any, options: tuple[Any, ...]) -> Iterator[Any]:
+    """What each item of a list, or value of a mapping, is annotated as: it may be meant by any
+    member of a union that has such containers."""
+    each = [held for option in options if (held := _held(value, option))] or [(Any,)]
+    if any(held[1:] for held in each):
+        return map(_union, zip(*(h if h[1:] else repeat(h[0]) for h in each), strict=False))
+    return repeat(_union([held[0] for held in each]))
+
+
+def _held(value: Any, option: Any) -> tuple[Any, ...]:
+    """What one annotation says of the items of a list or mapping: one for all, or one for each;
+    empty if it takes no such value."""
+    kind, arguments = get_origin(option) or option, get_args(option)
+    if not isinstance(kind, type):  # such as a type variable, which may stand for anything
+        return () if kind is Literal else (Any,)
+    if not issubclass(kind, Iterable) or issubclass(kind, str | bytes):
+        return ()
+    if isinstance(value, Mapping):
+        if issubclass(kind, Mapping):
+            return arguments[-1:] or (Any,)
+        return () if issubclass(kind, Sequence | Set) else (Any,)
+    if issubclass(kind, Mapping):
+        return ()
+    if kind is not tuple or arguments[1:] == (...,):
+        return arguments[:1] or (Any,)
+    return arguments if len(arguments) == len(value) else (Any,)
+
+
+def _union(annotations: Sequence[Any]) -> Any:
     try:
-        return get_type_hints(definition)
-    except Exception:  # for example a name that only the type checker imports
-        return {}
+        return Union[(*annotations,)] if len(annotations) > 1 else annotations[0]
+    except TypeError:  # one of them is no type, such as `[int]`
+        return Any
 
 
 def _names(options: tuple[Any, ...]) -> str:

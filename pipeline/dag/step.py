@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 from pipeline import cells
 from pipeline.code import NO_CODE, Closure, closure, forget
-from pipeline.dag.artifact import Artifact, Kind, annotations_of, check_kinds, kind_of_part
+from pipeline.dag.artifact import Artifact, Kind, check_kinds, kind_of_part
 from pipeline.dag.canonical import (
     Json,
     canonical_bytes,
@@ -54,6 +54,7 @@ from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
 from pipeline.errors import TemperError
+from pipeline.misused import annotations_of
 from pipeline.redaction import variable_in
 from pipeline.text import hint
 

@@ -1,9 +1,10 @@
 """Kinds: an edge that cannot work is refused when the DAG is built."""
 
+import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, List, Literal  # noqa: UP035
+from typing import Any, List, Literal, TypeVar  # noqa: UP035
 
 import pytest
 
@@ -178,6 +179,61 @@ def test_a_setting_of_another_type_is_refused_naming_step_setting_value_and_type
 def test_settings_that_python_takes_as_the_annotated_type_are_taken() -> None:
     build(Shape(dropout=1), steps=3, by_name={"a": 2}, anything=as_any("text"), odd=1)
     build(Shape(names=as_any(["en", "de"]), size=as_any("auto")), steps=as_any(None))
+
+
+def test_where_a_default_is_of_another_type_than_annotated_others_of_its_type_are_taken() -> None:
+    """As in ``rate: int = 1e-3``: it is the annotation that is wrong."""
+    build(Shape(size=as_any("large")))
+
+
+class Heat(float, enum.Enum):
+    HOT = 1.5
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (list[int] | list[float], [0.5]),
+        (list[int] | dict[str, str], {"a": "b"}),
+        (dict[str, int] | dict[str, str], {"a": "b"}),
+        (tuple[int, int] | tuple[float, float], (0.5, 0.5)),
+        (tuple[int, str] | list[float], [0.5, 2]),
+        (list | list[int], ["a"]),
+        (type[int] | list[str], ["a"]),
+        (Callable[..., int] | dict[str, str], {"a": "b"}),
+        (TypeVar("Several") | list[int], ["a"]),
+        (list[[int]] | list[str], ["a"]),  # type: ignore[valid-type]
+        (tuple[int, str], [1, "a"]),
+        (list[tuple[str, float]], [["a", 1]]),
+        (tuple[()] | tuple[int, int], ()),
+        (Iterable[str], {"a": 1}),
+        (Heat, 1.5),
+    ],
+)
+def test_what_an_annotation_allows_is_taken(annotation: Any, value: Any) -> None:
+    def given(out: Output, value: Any) -> None: ...
+
+    given.__annotations__["value"] = annotation
+    step(version="1")(given)(value=value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "message"),
+    [
+        (list[int] | list[float], ["a"], "(value)[0] takes a whole number (int) or a number (floa"),
+        (str | list[int], ["a"], "(value)[0] takes a whole number (int), and was given the text"),
+        (tuple[int, str] | None, [1, 2], "(value)[1] takes a text (str), and was given 2"),
+        (dict[str, int] | list[str], {"a": "b"}, "(value)['a'] takes a whole number (int)"),
+    ],
+)
+def test_what_no_member_of_a_union_allows_is_refused(
+    annotation: Any, value: Any, message: str
+) -> None:
+    def given(out: Output, value: Any) -> None: ...
+
+    given.__annotations__["value"] = annotation
+    with pytest.raises(TemperError, match=re.escape(message)):
+        step(version="1")(given)(value=value)
 
 
 def test_a_part_that_the_kind_does_not_have_is_refused_when_the_dag_is_built() -> None:

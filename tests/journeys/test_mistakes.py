@@ -790,6 +790,38 @@ def test_a_folder_of_data_that_this_user_may_not_list_is_named() -> None:
         closed.chmod(0o755)
 
 
+@dataclass(frozen=True)
+class Own(OptimizerConfig):
+    only_for_type_checkers: "NotThere" = None  # type: ignore  # noqa: F821
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        raise ValueError("these two do not fit together")
+
+
+@dataclass(frozen=True)
+class Typed(OptimizerConfig):
+    rate: float = as_any("auto")
+    layers: str = "1,2"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", [1, 2])
+        raise ValueError("these two do not fit together")
+
+
+@pytest.mark.parametrize("config", [Own, Typed])
+def test_a_check_of_an_own_config_says_itself_what_is_wrong(config: type) -> None:
+    with pytest.raises(ValueError, match="do not fit together") as caught:
+        config()
+    assert "takes" not in (message_of(caught.value) or "")
+
+
+def test_a_config_with_annotations_for_type_checkers_alone_fails_as_python_says() -> None:
+    with pytest.raises(TypeError) as caught:
+        Own(learning_rate=as_any("1e-5"))
+    assert message_of(caught.value) is None
+
+
 def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:
     class Input:
         pass
