@@ -199,8 +199,12 @@ def _fits(value: Any, option: Any) -> bool:
         return value in get_args(option)
     if kind in _SEVERAL:
         return given in _SEVERAL
+    if kind is bool:
+        return given in (bool, int) and value in (0, 1)
+    if kind in (int, float):  # Python takes a bool for a number, and so do type checkers
+        return given in (kind, int, bool)
     if kind in _OF_SETTINGS:
-        return given is kind or (kind is float and given is int)
+        return given is kind
     # other checks see what is given for a dataclass, and a member of an enum by its name or value
     return is_dataclass(kind) or given in (str, int) or value in [m.value for m in kind]
 
