@@ -83,7 +83,7 @@ class Listing:
 
     def set_strange_apart(self) -> None:
         self.strange = [path for path in (*self.objects, *self.folders) if not is_file(path)]
-        self.folders = [path for path in self.folders if path not in self.strange]
+        self.folders = [path for path in self.folders if is_file(path)]
         for path in self.strange:
             self.objects.pop(path, None)
 
