@@ -139,6 +139,7 @@ def test_completions_of_other_tools_are_read_as_json_has_them(tmp_path: Path) ->
         ({"prompt": "1 + 1?"}, "give a list of messages"),
         ({"prompt": [{"from": "human", "value": "1 + 1?"}]}, "give a list of messages"),
         ({"row": None}, "has the row None"),
+        ({"row": 1.0}, "has the row 1.0; give the id of the prompt, a text or a whole number"),
         ({"row": "q1"}, "2 records have the row 'q1'"),
         ({"scores": [1.0]}, "has the scores .* a finite number, or null, for each completion"),
         ({"scores": [1.0, "2"]}, "a finite number, or null"),
@@ -153,8 +154,14 @@ def test_a_record_that_is_no_completion_is_named(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     """A text in place of the list was a completion for each letter."""
+    folder = _written(tmp_path, {"scores": [0.5, None]}, **changed)
     with pytest.raises(ValueError, match=f"completions.jsonl: .*{message}"):
-        read_completions(_written(tmp_path, {}, **changed), "prompt", "finish")
+        read_completions(folder, "prompt", "finish", *changed)
+
+
+def test_fields_that_are_not_needed_are_as_another_tool_wrote_them(tmp_path: Path) -> None:
+    folder = _written(tmp_path, {"prompt": "1 + 1?", "finish": None, "scores": [0.5]})
+    assert len(read_completions(folder)) == 2
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ def require_completions(records: Records, file: Path, *needed: str) -> None:
     for number, record in enumerate(records, 1):
         where = f"{file}: record {number}, row {record.get('row')!r},"
         for name in ("row", "completions", *needed):
+            form, holds = _FORMS[name]
             if name not in record:
-                raise ValueError(f"{where} has no {name}; give {_FORMS[name][0]}")
-        for name, (form, holds) in _FORMS.items():
-            if name in record and not holds(record[name], record):
+                raise ValueError(f"{where} has no {name}; give {form}")
+            if not holds(record[name], record):
                 raise ValueError(f"{where} has the {name} {record[name]!r:.80}; give {form}")
     require_once(records, file, "row")
 
@@ -77,7 +77,7 @@ def _are_messages(given: Any) -> bool:
 
 
 _FORMS: Mapping[str, tuple[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
-    "row": ("the id of the prompt, a text or a number", lambda of, _: type(of) in (str, int)),
+    "row": ("the id of the prompt, a text or a whole number", lambda of, _: type(of) in (str, int)),
     "prompt": (
         "a list of messages, each with a role and a content as texts",
         lambda of, _: _are_messages(of),
