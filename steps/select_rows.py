@@ -55,10 +55,10 @@ def select_rows(
 
     told = read_json_lines(file := influences.path / "influences.jsonl")
     require_once(told, file, "row", "pair")
-    if wrong := next((r for r in told if not are_numbers([r["influence"]], 1)), None):
+    if wrong := next((r for r in told if not are_numbers([r.get("influence")], 1)), None):
         raise TemperError(
-            f"{file}: row {wrong['row']!r} has the influence {wrong['influence']!r}, which is no "
-            "finite number; leave the row out of the tokens"
+            f"{file}: row {wrong['row']!r} has the influence {wrong.get('influence')!r}, which is "
+            "no finite number; leave the row out of the tokens"
         )
     found = {(r["row"], r["pair"]): r["influence"] for r in told}
     most = int(share_of(config.drop_share, len(found)))

@@ -74,6 +74,22 @@ def test_an_influence_that_is_no_number_is_refused(tokens: Any, tmp_path: Path, 
         select_rows.function(Folder(tmp_path / "out"), tokens, found, SelectionConfig())
 
 
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"row": "data:0", "influence": 1.0}, "influences.jsonl: record 1 has no pair"),
+        ({"row": "data:0", "pair": "1"}, "row 'data:0' has the influence None"),
+    ],
+)
+def test_a_record_that_is_no_influence_is_named(
+    tokens: Any, tmp_path: Path, record: dict[str, Any], message: str
+) -> None:
+    found = influences(tmp_path / "found", [1.0] * 10)
+    write_json_lines(found.path / "influences.jsonl", [record])
+    with pytest.raises((TemperError, ValueError), match=message):
+        select_rows.function(Folder(tmp_path / "out"), tokens, found, SelectionConfig())
+
+
 def test_influences_of_other_rows_are_refused(tokens: Any, tmp_path: Path) -> None:
     fewer = influences(tmp_path / "fewer", [1.0] * 9)
     with pytest.raises(TemperError, match="row 'data:9' has no influence"):

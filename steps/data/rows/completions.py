@@ -44,10 +44,14 @@ def require_completions(records: Records, file: Path, *needed: str) -> None:
 
 
 def require_once(records: Sequence[Mapping[str, Any]], file: Path, *names: str) -> None:
-    """Raise ValueError if two records of a file have the same values in the named fields."""
-    found = Counter(tuple(record[name] for name in names) for record in records)
+    """Raise ValueError if a record of a file lacks one of the named fields, or if two have the same
+    values in all of them."""
+    for number, record in enumerate(records, 1):
+        if lacking := [name for name in names if name not in record]:
+            raise ValueError(f"{file}: record {number} has no {lacking[0]}, which says whose it is")
+    found = Counter(tuple(repr(record[name]) for name in names) for record in records)
     if twice := next((key for key, count in found.items() if count > 1), None):
-        known = ", ".join(f"{name} {value!r}" for name, value in zip(names, twice, strict=True))
+        known = ", ".join(f"{name} {value}" for name, value in zip(names, twice, strict=True))
         raise ValueError(
             f"{file}: {found[twice]} records have the {known}, and would count as often; leave one"
         )
