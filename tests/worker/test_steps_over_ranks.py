@@ -173,20 +173,22 @@ def train(
             run_sft(model, records, config, place)
 
 
-def killed_in_step(number: int) -> Callable[[], bool]:
-    """What kills the second rank when a run asks for that time whether to stop."""
+def killed_in_step(number: int, work: Path) -> Callable[[], bool]:
+    """What kills the second rank when a run asks for that time whether to stop, once the checkpoint
+    before, which is written in the background, has its name."""
     asked = itertools.count(1)
 
     def stopping() -> bool:
         if next(asked) == number and os.environ["RANK"] == "1":
+            wait_until(lambda: any(work.glob("scratch/**/step-*")))
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
     return stopping
 
 
-def train_until_killed(*arguments: Any) -> None:
-    train(*arguments, stopping=killed_in_step(8))
+def train_until_killed(work: Path, *arguments: Any) -> None:
+    train(work, *arguments, stopping=killed_in_step(8, work))
 
 
 DISTURBED = DpoConfig(**SETTINGS, checkpoint_every_steps=5)
