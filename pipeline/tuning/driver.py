@@ -175,7 +175,7 @@ def first_trials(
     configure: Configure, space: Space, options: Options, store: Store, console: "Console"
 ) -> tuple[Mapping[str, Step], int]:
     """The results of the trials with which a study begins, and how many trials it has."""
-    tuner = _tuner(configure, space, options, store, console=console)
+    tuner = _tuner(configure, space, options, store, 1, None, console, ())
     return tuner.planned(), tuner.study.size
 
 
@@ -184,10 +184,10 @@ def _tuner(
     space: Space,
     options: Options,
     store: Store,
-    jobs: int = 1,
-    launcher: "LauncherConfig | None" = None,
-    console: "Console | None" = None,
-    sinks: Collection[str] = (),
+    jobs: int,
+    launcher: "LauncherConfig | None",
+    console: "Console | None",
+    sinks: Collection[str],
 ) -> "_Tuner":
     from pipeline.show.terminal import make_console
 

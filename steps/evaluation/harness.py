@@ -165,24 +165,29 @@ def _metrics(
     Args:
         members: the tasks and groups of each group, whose samples are those of its tasks.
     """
-    for task, values in sorted(results.items()):
+    for task, metric, filtered, value in _measured(results):
+        if not _is_number(value):
+            continue
         rows = [row for name in _tasks_of(task, members) for row in samples.get(name, ())]
-        for name, value in values.items():
-            metric, comma, filtered = name.partition(",")
-            if not comma or metric.endswith("_stderr") or not _is_number(value):
-                continue
-            each = [row[metric] for row in rows if row["filter"] == filtered and metric in row]
-            estimate = _estimate(value, values.get(f"{metric}_stderr,{filtered}"), each)
-            yield f"{task}/{metric}{_suffix(filtered)}", estimate
+        each = [row[metric] for row in rows if row["filter"] == filtered and metric in row]
+        estimate = _estimate(value, results[task].get(f"{metric}_stderr,{filtered}"), each)
+        yield f"{task}/{metric}{_suffix(filtered)}", estimate
 
 
 def _undefined(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The metrics that are infinite or NaN, for which JSON has no number."""
+    for task, metric, filtered, value in _measured(results):
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{task}/{metric}{_suffix(filtered)}"
+
+
+def _measured(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str, Any]]:
+    """Task, metric, filter and value of what was measured, without standard errors."""
     for task, values in sorted(results.items()):
         for name, value in values.items():
             metric, comma, filtered = name.partition(",")
-            if comma and not metric.endswith("_stderr") and isinstance(value, float):
-                yield from [] if math.isfinite(value) else [f"{task}/{metric}{_suffix(filtered)}"]
+            if comma and not metric.endswith("_stderr"):
+                yield task, metric, filtered, value
 
 
 def _tasks_of(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:

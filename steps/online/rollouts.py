@@ -97,7 +97,7 @@ class Rollout:
                     f"row {self.row!r}, completion {self.k}: its reward {name} is {reward}, with "
                     "which others cannot be compared; give null where there is none"
                 )
-        if min((*self.prompt_ids, *self.ids), default=0) < 0:
+        if any(min(ids, default=0) < 0 for ids in (self.prompt_ids, self.ids)):
             raise ValueError(
                 f"row {self.row!r}, completion {self.k}: it has a negative token id; sample it "
                 "again"
