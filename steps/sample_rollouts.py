@@ -26,8 +26,9 @@ def sample_rollouts(
     record of the sampling engine.
 
     Prompts are rendered as the training data is, with their tools and template arguments. One that
-    the model's chat template refuses is left out, and told. Finished completions are kept in
-    scratch, so an interrupted run goes on with what is missing.
+    is over ``config.max_prompt_length``, or that the model's chat template refuses, is left out,
+    and told. Finished completions are kept in scratch, so an interrupted run goes on with what is
+    missing.
 
     Args:
         engine: who draws: this process, or engines elsewhere.

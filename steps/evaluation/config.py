@@ -42,6 +42,7 @@ class EvaluateConfig:
         count = self.sampling.num_completions
         rule = "sampling.num_completions must be 1: of several only the first would be looked at"
         require(count == 1, f"{rule}; sample_rollouts and judge count all of them", count)
+        _require_all_prompts(self.sampling)
         self.scoring()  # raises an error for invalid settings
         compile_checks(self.checks)
 
@@ -82,6 +83,12 @@ class KlConfig:
         require_count(self, "prompts", "tokens_per_forward")
         if self.sampling.temperature != 1.0:
             raise ValueError(f"sampling.temperature must be 1, got {self.sampling.temperature}")
+        _require_all_prompts(self.sampling)
+
+
+def _require_all_prompts(sampling: SamplingConfig) -> None:
+    most, rule = sampling.max_prompt_length, "sampling.max_prompt_length must be null"
+    require(most is None, f"{rule}: evaluations answer held-out prompts of any length", most)
 
 
 @dataclass(frozen=True)

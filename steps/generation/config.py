@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from steps.shared.checks import require_count
-from steps.shared.execution_detail import detail_field
+from steps.shared.execution_detail import added_field, detail_field
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class SamplingConfig:
         seed: the seed of the random numbers.
         slots: the most completions that are generated in parallel.
         tokens_per_forward: the most prompt tokens of one forward.
+        max_prompt_length: the most tokens of a prompt; a longer one is left out, and told; null: no
+            limit.
     """
 
     max_new_tokens: int = 64
@@ -30,9 +32,11 @@ class SamplingConfig:
     seed: int = 0
     slots: int = detail_field(64)
     tokens_per_forward: int = detail_field(2048)
+    max_prompt_length: int | None = added_field(None, before=None)
 
     def __post_init__(self) -> None:
         require_count(self, "max_new_tokens", "num_completions", "slots", "tokens_per_forward")
+        require_count(self, "max_prompt_length", or_null=True)
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or above, got {self.temperature}")
         if self.temperature == 0 and self.num_completions > 1:

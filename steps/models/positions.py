@@ -70,5 +70,6 @@ def _beyond(model: PreTrainedModel, row: str, tokens: int) -> str | None:
         return None
     return (
         f"row {row!r} has {tokens} tokens to read, but {type(model).__name__} is made for "
-        f"{positions}; tokenise with max_length={positions}"
+        f"{positions}; tokenise with max_length={positions}, or sample with max_prompt_length and "
+        "max_new_tokens of as many together"
     )

@@ -33,6 +33,8 @@ class RlConfig(UpdateConfig):
         overlong_buffer: over the last tokens of ``max_new_tokens``, so many, a completion's reward
             falls by up to 1 (soft overlong punishment: Yu et al. 2025, equation 13); null: it does
             not.
+        max_prompt_length: the most tokens of a prompt; a longer one is left out, and told; null: no
+            limit.
         slots: the most completions that are generated in parallel.
     """
 
@@ -50,13 +52,14 @@ class RlConfig(UpdateConfig):
     )
     lag: int = added_field(0, before=0)
     overlong_buffer: int | None = added_field(None, before=None)
+    max_prompt_length: int | None = added_field(None, before=None)
     slots: int = detail_field(64)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self, "prompts", "max_new_tokens", "inner_epochs", "minibatches", "slots")
         require_count(self, "completions", least=self.method.least_completions)
-        require_count(self, "horizon", "overlong_buffer", or_null=True)
+        require_count(self, "horizon", "overlong_buffer", "max_prompt_length", or_null=True)
         buffer, most = self.overlong_buffer, self.max_new_tokens
         rule = f"overlong_buffer must be at most max_new_tokens, {most}, of which it is a part"
         require(buffer is None or buffer <= most, rule, buffer)

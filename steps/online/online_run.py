@@ -163,7 +163,7 @@ def run_sampling(
     Raises ValueError if there are too few prompts for an iteration.
     """
     tokenizer = load_tokenizer(start.policy)
-    rows, prompt_ids, tally = tokenized(prompts, tokenizer)
+    rows, prompt_ids, tally = tokenized(prompts, tokenizer, config.max_prompt_length)
     model = load_model(start.policy, config.dtype)
     pairs = zip(rows, prompt_ids, strict=True)
     stop_ids = tuple(end_tokens(model, tokenizer))

@@ -97,7 +97,8 @@ def draw_rollouts(
 ) -> Drawn:
     """Sample completions of the prompts in a folder with the model in another; every rank gets all.
 
-    A prompt that the model's chat template refuses is left out, and a notice names it.
+    A prompt that is too long, or that the model's chat template refuses, is left out, and a notice
+    names it.
 
     Args:
         environment: processes that reply to turns, where completions are episodes.
@@ -108,7 +109,7 @@ def draw_rollouts(
         Left: the run was told to leave; what is finished is kept.
     """
     tokenizer = load_tokenizer(model)
-    rows, prompt_ids, tally = tokenized(prompts, tokenizer)
+    rows, prompt_ids, tally = tokenized(prompts, tokenizer, config.max_prompt_length)
     loaded = load_model(model, dtype)
     asked = [(row.row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
     require_ids(asked, vocabulary_size(loaded))
@@ -277,9 +278,10 @@ def _kept(scratch: Path, asked: Mapping[Place, Request], weights: str) -> dict[P
 
 
 def tokenized(
-    prompts: Path, tokenizer: PreTrainedTokenizerBase
+    prompts: Path, tokenizer: PreTrainedTokenizerBase, most: int | None
 ) -> tuple[list[PromptRow], list[list[int]], Tally]:
-    """The prompts of a folder that the chat template accepts, their tokens, and a tally of all.
+    """The prompts of a folder that the chat template accepts and that have at most `most` tokens,
+    their tokens, and a tally of all.
 
     Raises ValueError if two rows have one id, as they would get the same draws, or if no row is
     left.
@@ -295,6 +297,9 @@ def tokenized(
     kept: list[tuple[PromptRow, list[int]]] = []
     tally = Tally()
     for row, ids in zip(rows, tokenize_prompts(tokenization(tokenizer), chats), strict=True):
+        if not isinstance(ids, MalformedRow) and most is not None and len(ids) > most:
+            what = f"{len(ids)} tokens, over max_prompt_length={most}"
+            ids = MalformedRow("prompt too long", what)
         if isinstance(ids, MalformedRow):
             tally.add(Entry.dropped("", "", row.row, ids))
         else:
@@ -302,5 +307,5 @@ def tokenized(
             tally.add(Entry("", "", row.row, "kept"))
     if not kept:
         why = f": {tally.worst_reasons()}" if rows else ""
-        raise ValueError(f"{prompts} has no prompt that the chat template accepts{why}")
+        raise ValueError(f"{prompts} has no prompt to answer{why}")
     return [row for row, _ in kept], [ids for _, ids in kept], tally

@@ -85,6 +85,8 @@ def test_a_mean_has_the_interval_of_its_standard_error() -> None:
     assert mean([2.0, 2.0]) == {"value": 2, "low": 2, "high": 2}
 
 
-def test_an_evaluation_looks_at_one_answer_to_a_prompt_and_refuses_to_draw_more() -> None:
+def test_an_evaluation_looks_at_one_answer_to_each_prompt_and_refuses_others() -> None:
     with pytest.raises(ValueError, match="num_completions must be 1: of several"):
         EvaluateConfig(sampling=SamplingConfig(temperature=1.0, num_completions=4))
+    with pytest.raises(ValueError, match="max_prompt_length must be null: evaluations answer"):
+        EvaluateConfig(sampling=SamplingConfig(max_prompt_length=4))

@@ -238,12 +238,13 @@ def test_tools_and_template_arguments_of_a_prompt_are_given_to_the_model(
     ]
 
 
-def test_a_prompt_that_the_template_refuses_costs_only_itself(
+def test_a_prompt_that_is_too_long_or_that_the_template_refuses_costs_only_itself(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     rows = [
         PromptRow("good", ({"role": "user", "content": "w5"},), tools=({"name": "w1"},)),
         PromptRow("bad", ({"role": "user", "content": "w5"},), template_kwargs={"tokenize": True}),
+        PromptRow("long", ({"role": "user", "content": "w5 w6"},), tools=({"name": "w1"},)),
     ]
     write_rows(tmp_path / "prompts/prompts-00000.parquet", PROMPT_ROWS, map(to_record, rows))
     folder = model_folder(tmp_path / "model")
@@ -259,11 +260,13 @@ def test_a_prompt_that_the_template_refuses_costs_only_itself(
         out,  # pyright: ignore[reportArgumentType]
         Prompts(tmp_path / "prompts", "load_prompts", ""),
         Model(folder, "import_model", ""),
+        SamplingConfig(max_prompt_length=6),
     )
 
     (record,) = read_json_lines(tmp_path / "completions.jsonl")
     assert record["row"] == "good"
     assert record["tools"] == [{"name": "w1"}]
     assert (metrics or {})["dropped_by_reason"] == {
-        "template refuses the conversation": {"count": 1, "rows": ["bad"]}
+        "prompt too long": {"count": 1, "rows": ["long"]},
+        "template refuses the conversation": {"count": 1, "rows": ["bad"]},
     }

@@ -36,6 +36,7 @@ CONFIG = RlConfig(
     prompts=4,
     completions=6,
     max_new_tokens=6,
+    max_prompt_length=5,
     slots=24,
     tokens_per_forward=64,
     optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant),
@@ -56,6 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     rows = [
         PromptRow(f"q{n}", ({"role": "user", "content": f"w{n} w{n + 1}"},), "w3") for n in range(7)
     ]
+    rows.append(PromptRow("long", ({"role": "user", "content": "w1 w2 w3 w4"},), "w3"))
     write_rows(folder / "prompts" / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
     word_tokenizer().save_pretrained(model_folder(folder / "policy"))
     return artifact(folder / "prompts"), artifact(folder / "policy")
@@ -93,6 +95,8 @@ def test_a_run_is_a_model_a_state_judged_rollouts_and_a_log(run: tuple[Path, Any
     )
     assert metrics["iterations"] == 3
     assert metrics["first"]["ratio/at_start"] == 0
+    assert metrics["dropped_by_reason"] == {"prompt too long": {"count": 1, "rows": ["long"]}}
+    assert "long" not in {rollout.row for rollout in rollouts}
     assert json.loads(json.dumps(metrics)) == metrics
 
 
