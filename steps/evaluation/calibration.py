@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steps.evaluation.intervals import RESAMPLES, Interval, bootstrap, proportion
+from steps.evaluation.intervals import Interval, bootstrap, portions, proportion
 
 BINS = 10
 
@@ -36,7 +36,8 @@ def reliability(margins: Sequence[float] | np.ndarray) -> list[Bin]:
     """
     confidence, right = _verdicts(margins)
     bins = []
-    for members in _binned(confidence):
+    place = _places(confidence)
+    for members in (place == number for number in np.unique(place)):
         share = proportion(int(right[members].sum()), int(members.sum()))
         predicted = float(confidence[members].mean())
         bins.append(Bin(predicted, share["value"], share["low"], share["high"], int(members.sum())))
@@ -52,9 +53,7 @@ def calibration_error(margins: Sequence[float] | np.ndarray) -> Interval:
     margins that mean what they say have an error as large in more than 2.5 % of draws.
     """
     confidence, right = _verdicts(margins)
-    found = bootstrap(
-        len(right), lambda chosen: list(map(_error, confidence[chosen], right[chosen]))
-    )
+    found = bootstrap(len(right), lambda chosen: _errors(confidence[chosen], right[chosen]))
     value = found["value"]
     low, high = max(0.0, 2 * value - found["high"]), min(1.0, 2 * value - found["low"])
     if value <= _by_chance(confidence):
@@ -65,17 +64,23 @@ def calibration_error(margins: Sequence[float] | np.ndarray) -> Interval:
 def _by_chance(confidence: np.ndarray) -> float:
     """The error that margins which mean what they say exceed in 2.5 % of draws (Bröcker and Smith
     2007)."""
-    random = np.random.default_rng(0)
-    draws = (random.random(len(confidence)) < confidence for _ in range(RESAMPLES))
-    return float(np.percentile([_error(confidence, right) for right in draws], 97.5))
-
-
-def _error(confidence: np.ndarray, right: np.ndarray) -> float:
-    gaps = [
-        abs(confidence[members].mean() - right[members].mean()) * members.mean()
-        for members in _binned(confidence)
+    random, pairs = np.random.default_rng(0), len(confidence)
+    drawn = [
+        _errors(
+            np.broadcast_to(confidence, (some, pairs)), random.random((some, pairs)) < confidence
+        )
+        for some in portions(pairs)
     ]
-    return float(sum(gaps))
+    return float(np.percentile(np.concatenate(drawn), 97.5))
+
+
+def _errors(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The error of each row of k [k, pairs]. A bin's gap, weighted by its share of the pairs, is
+    what its predictions and outcomes differ by in sum, over all pairs."""
+    rows, pairs = confidence.shape
+    place = _places(confidence) + BINS * np.arange(rows)[:, None]
+    gaps = np.bincount(place.ravel(), (confidence - right).ravel(), rows * BINS)
+    return np.abs(gaps).reshape(rows, BINS).sum(axis=1) / pairs
 
 
 def _verdicts(margins: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -83,6 +88,6 @@ def _verdicts(margins: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.nda
     return 1 / (1 + np.exp(-np.abs(data))), data > 0
 
 
-def _binned(confidence: np.ndarray) -> list[np.ndarray]:
-    place = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
-    return [place == number for number in range(BINS) if (place == number).any()]
+def _places(confidence: np.ndarray) -> np.ndarray:
+    """The number of each prediction's bin."""
+    return np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)

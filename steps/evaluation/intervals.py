@@ -70,11 +70,14 @@ def bootstrap(
     """
     if n == 0:
         raise ValueError("there are no values to resample")
-    generator, rows = np.random.default_rng(seed), max(1, _AT_ONCE // n)
-    drawn = [
-        statistics(generator.integers(0, n, (min(rows, RESAMPLES - start), n)))
-        for start in range(0, RESAMPLES, rows)
-    ]
+    generator = np.random.default_rng(seed)
+    drawn = [statistics(generator.integers(0, n, (some, n))) for some in portions(n)]
     low, high = np.percentile(np.concatenate(drawn), [2.5, 97.5])
     (value,) = statistics(np.arange(n)[None])
     return {"value": float(value), "low": float(low), "high": float(high)}
+
+
+def portions(n: int) -> list[int]:
+    """How many resamples of n observations are drawn at once, until all are."""
+    rows = max(1, _AT_ONCE // n)
+    return [min(rows, RESAMPLES - start) for start in range(0, RESAMPLES, rows)]

@@ -13,7 +13,7 @@ from tiny_models import llama, model_folder, pair_records, token_files, word_tok
 from transformers import LlamaForCausalLM
 
 from steps.data.tokens.token_tables import PAIR_TOKENS
-from steps.evaluation import calibration, intervals, paired
+from steps.evaluation import intervals, paired
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.config import KlConfig
 from steps.evaluation.divergence import kl_per_token, sampled_kl
@@ -68,8 +68,7 @@ def test_the_interval_of_a_calibration_error_holds_the_truth_about_as_often_as_i
     random: np.random.Generator, monkeypatch: pytest.MonkeyPatch, meant: float, truth: float
 ) -> None:
     """Of margins of which a part is meant; the true error is that of many pairs."""
-    for module in (intervals, calibration):
-        monkeypatch.setattr(module, "RESAMPLES", 200)
+    monkeypatch.setattr(intervals, "RESAMPLES", 200)
     held = 0
     for _ in range(20):
         size = random.exponential(1.5, 100)
