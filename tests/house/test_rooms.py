@@ -246,6 +246,7 @@ def reruns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return {name: set(steps) for name, steps in json.loads(done.stdout).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_reruns_the_steps_that_use_it_and_no_others(
     reruns: dict[str, set[str]], name: str
@@ -253,6 +254,7 @@ def test_an_edit_reruns_the_steps_that_use_it_and_no_others(
     assert reruns[name] == EDITS[name].reruns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_SEEN)
 def test_an_edit_of_what_people_read_reruns_nothing_that_reads_no_such_texts(
     reruns: dict[str, set[str]], name: str
@@ -261,6 +263,7 @@ def test_an_edit_of_what_people_read_reruns_nothing_that_reads_no_such_texts(
     assert reruns[name] <= _EVALUATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["the peak of a GPU", "the heading of a summary", "an error of the optimiser"]
 )

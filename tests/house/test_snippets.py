@@ -82,6 +82,7 @@ def test_python_compiles(page: str, text: str) -> None:
     compile(text, page, "exec")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder", "code_stays")
 def test_every_command_plans_or_fails_as_the_documentation_says() -> None:
     wrong = []

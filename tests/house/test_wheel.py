@@ -106,6 +106,7 @@ def test_a_recipe_is_planned_outside_the_repository(python: Path, tmp_path: Path
     assert "10 to run" in shown
 
 
+@pytest.mark.slow
 def test_keys_do_not_depend_on_where_temper_is_installed(python: Path, tmp_path: Path) -> None:
     """Those of steps, losses and checkers of one's own neither, which use the code of Temper's."""
     project = tmp_path / "project"

@@ -43,7 +43,9 @@ def gradient(folder: Path, groups: list[TokenGroup], loss: PreferenceLoss) -> to
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("loss", [Dpo(beta=0.5), Simpo(), Dpo(nll_weight=0.5)])
+@pytest.mark.parametrize(
+    "loss", [pytest.param(Dpo(beta=0.5), marks=pytest.mark.slow), Simpo(), Dpo(nll_weight=0.5)]
+)
 def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: PreferenceLoss) -> None:
     folder = model_folder(tmp_path, llama)
     config = InfluenceConfig(loss, Dtype.float64, tokens_per_forward=128, devices=1)

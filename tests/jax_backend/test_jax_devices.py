@@ -40,6 +40,7 @@ def run(policy: Path, count: int) -> tuple[list[float], list[float]]:
     return log, scored
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
     assert len(jax.devices()) == 8
     # 30 rows of a perceptron are shared by two devices, and whole on each of eight

@@ -145,6 +145,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: 
     killed_runs_end_alike(tmp_path, partial(train, policy, config))
 
 
+@pytest.mark.slow
 def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None:
     """At this rate most updates are less than bfloat16 can tell."""
     policy = model_folder(tmp_path / "policy", gemma2)
@@ -180,7 +181,9 @@ def test_held_out_examples_are_evaluated_during_training(policy: Path, tmp_path:
     assert losses["jax"] == pytest.approx(losses["torch"], abs=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float64])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(Dtype.float32, marks=pytest.mark.slow), Dtype.float64]
+)
 def test_a_reference_of_either_backend_serves_the_other(
     policy: Path, tmp_path: Path, dtype: Dtype
 ) -> None:

@@ -367,6 +367,7 @@ def test_a_run_of_one_step_is_forked_too(lab: Lab) -> None:
     assert lab.importers == [made["parent"]]
 
 
+@pytest.mark.slow
 def test_pyarrow_is_imported_once_too(lab: Lab) -> None:
     lab.write(
         """

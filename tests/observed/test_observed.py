@@ -729,6 +729,7 @@ def test_processes_that_a_step_starts_are_observed(project: Project, method: str
     assert project.run() == "40"
 
 
+@pytest.mark.slow
 def test_processes_of_joblib_are_observed(project: Project) -> None:
     write_pieces(project)
     project.step(
@@ -746,6 +747,7 @@ def test_processes_of_joblib_are_observed(project: Project) -> None:
     assert project.run() == "37"
 
 
+@pytest.mark.slow
 def test_ranks_are_observed(project: Project) -> None:
     write_pieces(project)
     project.write("tools/count.py", "import few\n")

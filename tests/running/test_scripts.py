@@ -104,6 +104,7 @@ def install(script: Script, text: str) -> None:
     script.write("libraries/a_library-1.0.dist-info/RECORD", record)
 
 
+@pytest.mark.slow
 def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_not(
     tmp_path: Path,
 ) -> None:

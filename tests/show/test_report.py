@@ -77,7 +77,6 @@ def pages(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {name: folder / f"{name}.html" for name in asked}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "theme"),
     [("sweep", 400, "dark"), ("hostile", 400, "light"), ("both", 1200, "light")],

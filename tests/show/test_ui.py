@@ -115,7 +115,6 @@ def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) 
         assert seen.said == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [900, 1280])
 def test_tables_fit_into_a_window_that_is_half_a_screen(
     browser: Any, finished: Store, width: int

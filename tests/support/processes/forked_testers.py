@@ -72,6 +72,7 @@ def serve() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy all of this
+    gc.get_freeze_count = lambda: 1  # which would count all of this, in each fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the forks
     server = socket.socket(fileno=int(sys.argv.pop()))
     poll = select.poll()
