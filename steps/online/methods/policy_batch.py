@@ -104,13 +104,18 @@ class PolicyBatch:
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
         count, lengths = len(logps.tokens), logps.lengths.flatten()
 
-        def of_tokens(values: Tensor) -> Tensor:
-            return TokenLogps(values, self.lengths).of(members, count).tokens
-
         def of_completions(values: Tensor) -> Tensor:
             of_pack = values[members, : logps.lengths.shape[1]]  # groups here may all be smaller
             return of_pack.flatten().repeat_interleave(lengths, output_size=count)
 
+        scale = of_completions(self.scale)
+        left_out = scale == 0  # not even infinity counts, of which 0 times is no number
+
+        def of_tokens(values: Tensor) -> Tensor:
+            found = TokenLogps(values, self.lengths).of(members, count).tokens
+            return found.masked_fill(left_out, 0.0)
+
+        logps = replace(logps, tokens=logps.tokens.masked_fill(left_out, 0.0))
         compared = Compared(
             logps.tokens.detach() if self.old is None else of_tokens(self.old),
             of_completions(self.advantages),
@@ -118,10 +123,9 @@ class PolicyBatch:
             None if self.weight is None else of_tokens(self.weight),
         )
         losses, watched = policy_losses(self.method, logps, compared)
-        scale = of_completions(self.scale)
         counted = self.lengths.where(self.scale > 0, 0).sum()
         metrics = {
-            name: _by_group(logps, values.where(scale > 0, 0.0) / counted)
+            name: _by_group(logps, values.masked_fill(left_out, 0.0) / counted)
             for name, values in watched.items()
         }
         return _by_group(logps, losses * scale), metrics

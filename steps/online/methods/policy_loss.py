@@ -38,19 +38,26 @@ class Compared:
 def policy_losses(
     method: PolicyGradient, logps: TokenLogps, to: Compared
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses of tokens, with gradients, and their metrics, detached; [S] each."""
+    """The losses of tokens, with gradients, and their metrics, detached; [S] each.
+
+    A token of weight 0 is clipped or not as if it had another weight, as in TRL.
+    """
     log_ratio = logps.tokens - to.old
+    masked = None if to.weight is None else to.weight == 0
+    if masked is not None:  # -inf - -inf, where the policy had excluded what was drawn
+        log_ratio = log_ratio.masked_fill(masked & ~log_ratio.isfinite(), 0.0)
     compared = _means(log_ratio, logps) if method.ratio is Ratio.sequence else log_ratio
     ratio, low, high = compared.detach().exp(), method.clip_low, method.clip_high
     clipped = ratio.clamp(
         -torch.inf if low is None else 1 - low, None if high is None else 1 + high
     )
-    gain = to.advantages if to.weight is None else to.advantages.masked_fill(to.weight == 0, 0.0)
-    binds = ((ratio > clipped) & (gain > 0)) | ((ratio < clipped) & (gain < 0))
+    binds = ((ratio > clipped) & (to.advantages > 0)) | ((ratio < clipped) & (to.advantages < 0))
+    gain = to.advantages if masked is None else to.advantages.masked_fill(masked, 0.0)
+    learnt = logps.tokens.masked_fill(gain == 0, 0.0)
     if method.ratio is Ratio.none:
-        gains = gain * logps.tokens
+        gains = gain * learnt
     elif method.ratio is Ratio.detached:
-        gains = (clipped * gain).masked_fill(gain == 0, 0.0) * logps.tokens
+        gains = (clipped * gain).masked_fill(gain == 0, 0.0) * learnt
         binds = ratio != clipped
     else:  # masked before exp: where it overflows, a gradient of 0 would become NaN
         moving = compared.masked_fill(binds | (gain == 0), 0.0).exp()

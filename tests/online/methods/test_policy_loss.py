@@ -1,6 +1,7 @@
 """The policy-gradient losses against the same formulas in 50 digits, and in the limits that theory
 knows."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -203,6 +204,54 @@ def test_a_completion_that_is_left_out_changes_nothing_for_the_others() -> None:
         narrow, wide = (loss_and_gradient(method, one) for one in (data, wider))
         assert narrow[0] == wide[0]
         assert torch.equal(narrow[1], wide[1])
+
+
+@pytest.mark.parametrize("ratio", Ratio)
+def test_tokens_of_weight_0_are_counted_as_clipped_and_change_nothing_else(ratio: Ratio) -> None:
+    method = PolicyGradient(ratio=ratio, **(UNCLIPPED if ratio is Ratio.none else CLIPPED))
+    data = made_up()
+    masked = torch.arange(len(data.old)) % 3 == 0
+    unmasked = replace(batch_of(method, data), reference=None)
+
+    def found(policy: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
+        batch = replace(unmasked, weight=(~masked).double())
+        tokens = policy.clone().requires_grad_()
+        losses, metrics = batch(TokenLogps(tokens, data.lengths), torch.arange(len(data.lengths)))
+        losses.sum().backward()
+        assert tokens.grad is not None
+        return losses, tokens.grad, {n: v.sum().item() for n, v in metrics.items()}
+
+    _, gradient, metrics = found(data.policy)
+    if ratio is not Ratio.sequence:  # in which every token bears on the ratio of all
+        assert not gradient[masked].any()
+    _, counted = unmasked(TokenLogps(data.policy, data.lengths), torch.arange(len(data.lengths)))
+    assert metrics == {n: v.sum().item() for n, v in counted.items()}
+    losses, gradient, metrics = found(data.policy.masked_fill(masked, -torch.inf))
+    assert losses.isfinite().all()
+    assert not gradient[masked].any()
+    assert all(map(math.isfinite, metrics.values()))
+
+
+@pytest.mark.parametrize("kl", [Kl.k3, Kl.k3_weighted])
+def test_tokens_that_do_not_count_may_have_any_logps(kl: Kl) -> None:
+    """Of completions that were cut, with ``mask_cut``: infinity times 0 was not a number."""
+    data = made_up()
+    whole = batch_of(PolicyGradient(kl=kl, kl_weight=0.3), data)
+    batch = replace(whole, scale=torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.5, 0.0]]).double())
+    cut = torch.zeros(len(data.old), dtype=torch.bool)
+    cut[: LENGTHS[0][0]] = cut[-LENGTHS[1][2] :] = True
+
+    def found(policy: Tensor) -> list[Tensor]:
+        tokens = policy.clone().requires_grad_()
+        losses, metrics = batch(TokenLogps(tokens, data.lengths), torch.arange(len(data.lengths)))
+        losses.sum().backward()
+        assert tokens.grad is not None
+        return [losses, tokens.grad, *metrics.values()]
+
+    expected = found(data.policy)
+    for far in (-torch.inf, -1e4):
+        changed = found(data.policy.masked_fill(cut, far))
+        assert all(map(torch.equal, changed, expected))
 
 
 def test_the_unclipped_kl_penalty_weighted_by_the_ratio_has_the_gradient_of_the_reverse_kl() -> (
