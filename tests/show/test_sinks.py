@@ -1,5 +1,6 @@
 """Metrics in other places: the same numbers under the same steps, also after a kill."""
 
+import io
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
 from pipeline.show.made import Made
 from pipeline.show.sinks import Watched, mirror, process, weights_and_biases
+from pipeline.show.sinks.claims import claimed
 from pipeline.store.catalog import Catalog
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -273,11 +275,45 @@ def test_a_step_that_another_driver_has_made_is_whole_in_the_sinks(
     assert sink.ends == [{"seconds": made.seconds, **made.metrics}]
 
 
+class _Claimed(_Recorded):
+    """A sink that one mirror at a time may write to, and begins anew."""
+
+    def open(self, watched: Watched) -> "_Claimed | None":
+        self.claim = claimed(watched.folder, watched.key)
+        return None if self.claim is None else self
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        assert self.claim is not None
+        self.claim.close()
+        super().end(summary)
+
+
+def test_of_two_mirrors_of_a_step_one_shows_it_and_the_other_takes_over(
+    store: Store, tmp_path: Path
+) -> None:
+    log, _, _ = begun(store, tmp_path, '{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8.0}\n')
+    first, second = _Claimed(), _Claimed()
+    mirrors = [mirror.Mirror(store, "mine", {"one": sink}, tmp_path) for sink in (first, second)]
+    for each in mirrors:
+        each.begin("train", "train", "k1", {})
+        each.look()
+    assert [at for at, _ in first.logged] == [1]
+    assert not second.logged
+    assert first.claim is not None
+    first.claim.close()  # as when its process is killed
+    mirrors[1].look()
+    log.write_text(f'{log.read_text()}{{"step": 3, "loss": 7.0}}\n')
+    mirrors[1].end_all()
+    assert [at for at, _ in second.logged] == [1, 2, 3]
+    assert second.ends == [None]
+    assert mirrors[1].outcome("one") == "in the test"
+
+
 def test_wandb_shows_a_step_without_an_artifact_as_failed() -> None:
     codes: list[int] = []
     run: Any = SimpleNamespace(summary={}, finish=lambda exit_code: codes.append(exit_code))
-    weights_and_biases.WandbView(run).end({})
-    weights_and_biases.WandbView(run).end(None)
+    for summary in ({}, None):
+        weights_and_biases.WandbView(run, io.StringIO()).end(summary)
     assert codes == [0, 1]
 
 

@@ -4,7 +4,8 @@ A sink is a *view*: the data is the ``metrics.jsonl`` of an artifact and the met
 manifest, and any view can be made again from these. A separate process (``mirror``, which
 ``process`` starts) reads the files as they grow and sends their records to the sinks, with the step
 numbers in the file. So a run that is killed and resumed has one unbroken history, and no failure of
-a sink stops a run. ``weights_and_biases`` and ``tensorboard_files`` are the sinks.
+a sink stops a run. ``weights_and_biases`` and ``tensorboard_files`` are the sinks; ``claims`` tells
+which of several mirrors writes a step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,7 +52,9 @@ class View(Protocol):
 
 
 class Sink(Protocol):
-    def open(self, watched: Watched) -> View: ...
+    def open(self, watched: Watched) -> View | None:
+        """``None`` while another process shows the step; it may end before the step does."""
+        ...
 
     def notice(self) -> str:
         """One line that says where to look at the metrics."""

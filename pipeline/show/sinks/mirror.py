@@ -29,10 +29,15 @@ MADE = ("done", "cached")
 
 @dataclass
 class _Open:
-    """The views of a running step in all sinks, and the last training step that they have."""
+    """A running step: its views in sinks, and the last training step that each has.
 
-    views: Mapping[str, View]
-    logged: int = -1
+    `awaited` are the sinks in which another process shows the step; it may end before the step.
+    """
+
+    watched: Watched
+    awaited: set[str]
+    views: dict[str, View] = field(default_factory=dict)
+    logged: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,15 +66,26 @@ class Mirror:
             "temper/store": shown(self.store.url),
         }
         watched = Watched(self.group, step, encodable(name), key, config, self.folder)
-        views = {kind: self._try(kind, sink.open, watched) for kind, sink in self.sinks.items()}
-        self._open[step, key] = _Open({kind: v for kind, v in views.items() if v is not None})
-        for kind, view in views.items():
-            self.reached[kind] = self.reached.get(kind, False) or view is not None
+        self._open[step, key] = opened = _Open(watched, set(self.sinks))
+        self._ask(opened)
+        for kind in self.sinks:
+            has_it = kind in opened.views or kind in opened.awaited
+            self.reached[kind] = self.reached.get(kind, False) or has_it
+
+    def _ask(self, opened: _Open) -> None:
+        """Open the views that no other process has."""
+        for kind in [kind for kind in self.sinks if kind in opened.awaited]:
+            view, is_failed = self._try(kind, self.sinks[kind].open, opened.watched)
+            if view is not None:
+                opened.views[kind] = view
+            if view is not None or is_failed:
+                opened.awaited.remove(kind)
 
     def look(self) -> None:
         """Send what running steps have logged up to their last checkpoint. Its last training step
         waits, as more records of it may follow."""
         for (step, key), opened in self._open.items():
+            self._ask(opened)
             self._hand_on(opened, unfinished_log(self.store, step, key), is_whole=False)
 
     def end(self, step: str, key: str, is_made: bool = False) -> None:
@@ -81,6 +97,7 @@ class Mirror:
         opened = self._open.pop((step, key), None)
         if opened is None:
             return
+        self._ask(opened)
         made = self.store.latest(step, key) if is_made else None
         if made is None:
             self._hand_on(opened, unfinished_log(self.store, step, key))
@@ -106,25 +123,30 @@ class Mirror:
     ) -> None:
         """Send what the sinks lack of a log, in the order of training steps; all records of one
         step together, so the last step of a log that still grows waits for its end."""
+        if not opened.views:
+            return
+        least = min(opened.logged.get(kind, -1) for kind in opened.views)
         found: dict[int, dict[str, float]] = {}
         for record in log:
             at = record.get("step")
-            if isinstance(at, int) and at > opened.logged:
+            if isinstance(at, int) and at > least:
                 numbers = {n: v for n, v in record.items() if n != "step" and is_number(v)}
                 values = {encodable(name): float(value) for name, value in numbers.items()}
                 found.setdefault(at, {}).update(values)
         for at in sorted(found)[: None if is_whole else -1]:
-            opened.logged = at
             for kind, view in opened.views.items():
-                self._try(kind, view.log, at, found[at])
+                if at > opened.logged.get(kind, -1):
+                    opened.logged[kind] = at
+                    self._try(kind, view.log, at, found[at])
 
-    def _try(self, kind: str, call: Any, *arguments: Any) -> Any:
+    def _try(self, kind: str, call: Any, *arguments: Any) -> tuple[Any, bool]:
+        """What a sink returns, and whether it failed."""
         try:
-            return call(*arguments)
+            return call(*arguments), False
         except Exception as error:  # an error in a sink must not stop the others
             self.failed.add(kind)
             self.say(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            return None
+            return None, True
 
     def say(self, line: str) -> None:
         if line not in self._printed:

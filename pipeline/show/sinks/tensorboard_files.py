@@ -8,31 +8,35 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.show.sinks import Watched
+from pipeline.show.sinks.claims import claimed
 
 
 class TensorboardSink:
     def __init__(self) -> None:
         self.folder = Path(".")
 
-    def open(self, watched: Watched) -> "TensorboardView":
+    def open(self, watched: Watched) -> "TensorboardView | None":
         self.folder = watched.folder / "tensorboard"
-        name = re.sub(r"[^\w.=-]+", "_", watched.name)[:80]
-        folder = self.folder / re.sub(r"[^\w.-]+", "_", watched.group) / f"{name}-{watched.key[:8]}"
-        shutil.rmtree(folder, ignore_errors=True)
-        return TensorboardView(folder)
+        name = re.sub(r"[^\w.=-]+", "_", watched.name)[:80] + f"-{watched.key[:8]}"
+        group = re.sub(r"[^\w.-]+", "_", watched.group)
+        claim = claimed(watched.folder / "claims" / group, f"tensorboard-{name}")
+        if claim is None:
+            return None
+        shutil.rmtree(self.folder / group / name, ignore_errors=True)
+        return TensorboardView(self.folder / group / name, claim)
 
     def notice(self) -> str:
         return f"tensorboard --logdir {self.folder}"
 
 
 class TensorboardView:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, claim: IO[str]):
         from tensorboard.summary import Writer
 
-        self.writer = Writer(str(folder))
+        self.writer, self.claim = Writer(str(folder)), claim
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -40,6 +44,7 @@ class TensorboardView:
         self.writer.flush()
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        for name, value in (summary or {}).items():
-            self.writer.add_scalar(f"final/{name}", value, 0)
-        self.writer.close()
+        with self.claim:
+            for name, value in (summary or {}).items():
+                self.writer.add_scalar(f"final/{name}", value, 0)
+            self.writer.close()

@@ -12,9 +12,10 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.show.sinks import Watched
+from pipeline.show.sinks.claims import claimed
 
 _HOST = "api.wandb.ai"
 _OLD_NAMES = {"dryrun": "offline", "run": "online"}
@@ -30,27 +31,28 @@ class WandbSink:
         self.folder = Path(".")
         self.refused = ""
 
-    def open(self, watched: Watched) -> "WandbView":
+    def open(self, watched: Watched) -> "WandbView | None":
         import wandb
 
+        self.folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
+        id = f"{watched.step}-{watched.key[:16]}"[-64:]
+        claim = claimed(self.folder / "claims", f"wandb-{id}")
+        if claim is None:
+            return None
         try:
-            return self._open(watched)
+            return self._open(watched, id, claim)
         except Exception as error:  # of the server or the network, or an invalid key
             if self.mode == "offline":
                 raise
             self.mode, self.refused = "offline", " ".join(str(error).split())[:200]
             wandb.teardown()  # otherwise wandb keeps the run's id reserved
-            return self._open(watched)
+            return self._open(watched, id, claim)
 
-    def _open(self, watched: Watched) -> "WandbView":
+    def _open(self, watched: Watched, id: str, claim: IO[str]) -> "WandbView":
         import wandb
 
-        folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        id = f"{watched.step}-{watched.key[:16]}"[-64:]
         if self.mode == "offline":
-            for left in (folder / "wandb").glob(f"offline-run-*-{id}"):
+            for left in (self.folder / "wandb").glob(f"offline-run-*-{id}"):
                 shutil.rmtree(left, ignore_errors=True)
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "temper",
@@ -60,7 +62,7 @@ class WandbSink:
             id=id,
             resume=None if self.mode == "offline" else "allow",
             config=dict(watched.config),
-            dir=str(folder),
+            dir=str(self.folder),
             mode=self.mode,  # type: ignore[arg-type]
             reinit="create_new",
             settings=wandb.Settings(
@@ -68,7 +70,7 @@ class WandbSink:
                 x_disable_stats=True, x_disable_meta=True, init_timeout=INIT_SECONDS,
             ),
         )  # fmt: skip
-        return WandbView(run)
+        return WandbView(run, claim)
 
     def notice(self) -> str:
         if self.mode == "offline":
@@ -81,8 +83,8 @@ class WandbSink:
 
 
 class WandbView:
-    def __init__(self, run: Any):
-        self.run = run
+    def __init__(self, run: Any, claim: IO[str]):
+        self.run, self.claim = run, claim
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         if at >= self.run.starting_step:
@@ -90,8 +92,9 @@ class WandbView:
             self.run.log(dict(values), step=at, commit=True)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        self.run.summary.update(dict(summary or {}))
-        self.run.finish(exit_code=0 if summary is not None else 1)
+        with self.claim:
+            self.run.summary.update(dict(summary or {}))
+            self.run.finish(exit_code=0 if summary is not None else 1)
 
 
 def _has_key() -> bool:
