@@ -1,6 +1,5 @@
 """``select_rows``: training pairs without those that pull a model away from held-out pairs."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.ledger import Entry
 from steps.data.rows.parquet import iter_rows, shards, write_rows
 from steps.data.rows.reasons import MalformedRow
-from steps.data.vocabularies import TOKENIZER
+from steps.data.vocabularies import copy_tokenizer
 from steps.kinds import Influences, PairTokens
 from steps.shared.shares import share_of
 
@@ -92,6 +91,5 @@ def select_rows(
             "same tokens"
         )
     write_rows(out.path / "ledger.parquet", LEDGER, map(vars, entries))
-    if (tokenizer := tokens.path / TOKENIZER).exists():
-        shutil.copyfile(tokenizer, out.path / tokenizer.name)
+    copy_tokenizer(tokens.path, out.path)
     return {"rows": rows, "dropped": len(dropped)}

@@ -3,7 +3,7 @@
 from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.held_out_rows import with_reference
-from steps.glue.own_tokens import tokens_for
+from steps.glue.own_tokens import tokens_for, with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
@@ -32,7 +32,7 @@ def train_dpo(
     from steps.training.recipes import run_dpo
 
     with at_work(out) as place:
-        return run_dpo(
+        metrics = run_dpo(
             policy.path,
             rows_with_images(tokens_for(policy, tokens)),
             reference.path,
@@ -40,3 +40,4 @@ def train_dpo(
             place,
             with_reference(policy, held_out, held_out_reference),
         )
+        return with_template_of(tokens, place, metrics)

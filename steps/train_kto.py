@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
 from steps.glue.held_out_rows import with_reference
-from steps.glue.own_tokens import tokens_for
+from steps.glue.own_tokens import tokens_for, with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, ReferenceLogps, UnpairedTokens
 from steps.losses.base import UnpairedLoss, WeightedUnpairedLoss
@@ -41,6 +41,7 @@ def train_kto(
             place,
             with_reference(policy, held_out, held_out_reference),
         )
+        metrics = with_template_of(tokens, place, metrics)
     labels = (record["label"] for record in iter_rows(tokens.path, ["label"]))
     notices = [*metrics.get("notices", ()), *unbalanced(config.loss, labels)]
     return {**metrics, **({"notices": notices} if notices else {})}

@@ -2,7 +2,7 @@
 
 from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
-from steps.glue.own_tokens import tokens_for
+from steps.glue.own_tokens import tokens_for, with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
@@ -26,10 +26,11 @@ def train_reference_free(
     from steps.training.recipes import run_reference_free
 
     with at_work(out) as place:
-        return run_reference_free(
+        metrics = run_reference_free(
             policy.path,
             rows_with_images(tokens_for(policy, tokens)),
             config,
             place,
             None if held_out is None else rows_with_images(tokens_for(policy, held_out)),
         )
+        return with_template_of(tokens, place, metrics)

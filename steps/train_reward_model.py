@@ -2,7 +2,7 @@
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
-from steps.glue.own_tokens import tokens_for
+from steps.glue.own_tokens import tokens_for, with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, RewardModel
 from steps.reward_models.config import RewardConfig
@@ -27,10 +27,11 @@ def train_reward_model(
     from steps.reward_models.reward_training import run_reward_training
 
     with at_work(out) as place:
-        return run_reward_training(
+        metrics = run_reward_training(
             init.path,
             iter_rows(tokens_for(init, tokens)),
             config,
             place,
             None if held_out is None else iter_rows(tokens_for(init, held_out)),
         )
+        return with_template_of(tokens, place, metrics)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline import Metrics, Output, step
 from steps.data.images.images_of_rows import rows_with_images
-from steps.glue.own_tokens import tokens_for
+from steps.glue.own_tokens import tokens_for, with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
@@ -31,13 +31,14 @@ def train_sft(
     from steps.training.recipes import run_sft
 
     with at_work(out) as place:
-        return run_sft(
+        metrics = run_sft(
             init.path,
             _demonstrations(tokens_for(init, tokens)),
             config,
             place,
             None if held_out is None else _demonstrations(tokens_for(init, held_out)),
         )
+        return with_template_of(tokens, place, metrics)
 
 
 def _demonstrations(tokens: Path) -> Iterator[Mapping[str, Any]]:

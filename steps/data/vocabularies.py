@@ -3,18 +3,61 @@
 Ids of another tokenizer may all lie in the model's vocabulary: nothing would fail, and the model
 would learn from nonsense. Two tokenizers may differ where it does not matter, for example in the
 name of a padding token. So the ids that occur decide.
+
+Two chat templates may write the same ids in different order. A model answers well after the one by
+which it was trained, so training hands that on with the model.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.data.rows.parquet import shards
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TOKENIZER = "tokenizer.json"
 """The file beside tokens that decodes their ids, in the format of the library ``tokenizers``."""
+TEMPLATE = "chat_template.json"
+"""The file beside tokens with the chat template that wrote them; none beside those of texts."""
+
+
+def save_template(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write a tokenizer's chat template, or its several by name, beside tokens."""
+    described = json.dumps({"chat_template": tokenizer.chat_template}, sort_keys=True)
+    (folder / TEMPLATE).write_text(described, "utf-8")
+
+
+def copy_tokenizer(tokens: Path, copy: Path) -> None:
+    """Copy what lies beside tokens of the tokenizer that made them to the folder `copy`."""
+    for file in (tokens / TOKENIZER, tokens / TEMPLATE):
+        if file.is_file():
+            shutil.copyfile(file, copy / file.name)
+
+
+def hand_template_on(tokens: Path, model: Path) -> bool:
+    """Give a model folder the chat template that wrote `tokens`. Returns whether it had another."""
+    from transformers import AutoTokenizer
+
+    if not (tokens / TEMPLATE).is_file():
+        return False
+    wrote = json.loads((tokens / TEMPLATE).read_bytes())["chat_template"]
+    own, others = model / "chat_template.jinja", model / "additional_chat_templates"
+    if own.is_file() and not others.exists() and own.read_text("utf-8") == wrote:
+        return False  # without the seconds that loading may take
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(model), local_files_only=True, trust_remote_code=False
+    )
+    if tokenizer.chat_template == wrote:
+        return False
+    shutil.rmtree(others, ignore_errors=True)
+    tokenizer.chat_template = wrote
+    tokenizer.save_chat_templates(model, {}, None, True)
+    return True
 
 
 def require_tokens_of(model: Path, tokens: Path) -> None:

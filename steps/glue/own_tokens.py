@@ -1,9 +1,13 @@
-"""The tokens that a step reads, once it is certain that its model knows them."""
+"""The tokens that a step reads, if its model knows them, and the template that wrote them."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline import Artifact
-from steps.data.vocabularies import require_tokens_of
+from pipeline import Artifact, Metrics
+from steps.data.vocabularies import hand_template_on, require_tokens_of
+
+if TYPE_CHECKING:
+    from steps.models.workplace import Workplace
 
 
 def tokens_for(model: Artifact, tokens: Artifact) -> Path:
@@ -15,3 +19,15 @@ def tokens_for(model: Artifact, tokens: Artifact) -> Path:
     """
     require_tokens_of(model.path, tokens.path)
     return tokens.path
+
+
+def with_template_of(tokens: Artifact, place: "Workplace", metrics: Metrics) -> Metrics:
+    """The metrics of a training run, once its model has the chat template that wrote ``tokens``: by
+    another, it would be asked in ways that it was not trained on. A notice tells of a change."""
+    if not place.ranks.is_first or not hand_template_on(tokens.path, place.output):
+        return metrics
+    told = (
+        "the trained model has the chat template that wrote its tokens; that of the model from "
+        "which training started is another"
+    )
+    return {**metrics, "notices": [*metrics.get("notices", ()), told]}

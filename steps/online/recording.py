@@ -26,7 +26,6 @@ from steps.data.rows.tables import PROMPTS, from_record, to_record
 from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
-from steps.data.vocabularies import TOKENIZER
 from steps.generation.choosing import EngineChoice
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Converses, Engine, Finish, Place, Request, share
@@ -129,7 +128,7 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
     """The files of a `Rollouts` artifact, from what `draw_rollouts` drew with `model`."""
     write_rollouts(folder, drawn.rollouts)
     write_rows(folder / "prompts-00000.parquet", PROMPTS, map(to_record, drawn.rows))
-    save_tokenizer(model, folder / TOKENIZER)
+    save_tokenizer(model, folder)
     told = {**drawn.choice.described(), "temperature": drawn.temperature, "top_p": 1.0, "top_k": 0}
     (folder / _ENGINE).write_text(json.dumps(told, indent=1) + "\n")
 

@@ -6,7 +6,6 @@ compared; both are left out and counted.
 """
 
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +20,7 @@ from steps.data.rows.rows import Message
 from steps.data.rows.tables import LEDGER, messages_to_column, to_record
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
-from steps.data.vocabularies import TOKENIZER
+from steps.data.vocabularies import copy_tokenizer
 from steps.online.rewarding.judging import read_prompts, require_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.shared.checks import require, require_count
@@ -92,7 +91,7 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
         )
     write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
     _write_ledger(output, rows, chosen)
-    shutil.copyfile(recording / TOKENIZER, output / TOKENIZER)
+    copy_tokenizer(recording, output)
     prompts = len({(rollout.iteration, rollout.row) for rollout in chosen})
     return {"demonstrations": len(chosen), "prompts_used": prompts, **counts}
 
@@ -111,7 +110,7 @@ def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
         )
     write_rows(output / _TOKENS, PAIR_TOKENS, _pair_records(recording, pairs))
     _write_ledger(output, rows, chain.from_iterable(pairs))
-    shutil.copyfile(recording / TOKENIZER, output / TOKENIZER)
+    copy_tokenizer(recording, output)
     prompts = len({(good.iteration, good.row) for good, _ in pairs})
     return {"pairs": len(pairs), "prompts_used": prompts, **counts}
 

@@ -93,11 +93,14 @@ def test_every_split_has_a_file_of_tokens_for_each_of_rows(
 ) -> None:
     work, metrics = calm
     assert sorted(content(work)) == [
+        "chat_template.json",
         "ledger.parquet",
         "summary.md",
+        "test/chat_template.json",
         "test/tokenizer.json",
         "test/tokens-00000.parquet",
         "tokenizer.json",
+        "train/chat_template.json",
         "train/tokenizer.json",
         *(f"train/tokens-{shard:05d}.parquet" for shard in range(SHARDS)),
     ]

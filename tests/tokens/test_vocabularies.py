@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,14 +12,21 @@ import pytest
 from step_output import Folder
 from tiny_models import model_folder, pair_records, token_files, unpaired_records, word_tokenizer
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import steps
 from pipeline import Artifact
 from pipeline.dag.step import StepFunction
 from steps.data.tokens.token_tables import COMPLETION_TOKENS, PAIR_TOKENS
-from steps.data.vocabularies import require_meaning, require_tokens_of
+from steps.data.vocabularies import (
+    copy_tokenizer,
+    hand_template_on,
+    require_meaning,
+    require_tokens_of,
+    save_template,
+)
 from steps.kinds import Model, RewardModel, Tokens, UnpairedTokens
+from steps.models.workplace import Workplace
 
 MEANING = "come from another tokenizer than the model's"
 
@@ -197,3 +205,71 @@ def test_a_damaged_tokenizer_is_named(
     file.write_text(damage(file.read_text()))
     with pytest.raises(ValueError, match=r"tokens/tokenizer.json: not a tokenizer"):
         require_tokens_of(model, tokens)
+
+
+# --- the chat template ----------------------------------------------------------------------------
+
+TRAINING = {
+    "train_sft": "training.recipes.run_sft",
+    "train_dpo": "training.recipes.run_dpo",
+    "train_kto": "training.recipes.run_kto",
+    "train_reference_free": "training.recipes.run_reference_free",
+    "train_reward_model": "reward_models.reward_training.run_reward_training",
+}
+SEVERAL = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}
+
+
+def chat_template_of(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder).chat_template
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_trained_model_has_the_chat_template_that_wrote_its_tokens(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be asked by another than it was trained on, silently."""
+
+    def trained(init: Path, *given: Any) -> dict[str, Any]:
+        place = next(one for one in given if isinstance(one, Workplace))
+        shutil.copytree(init, place.output, dirs_exist_ok=True)
+        return {"steps": 1}
+
+    monkeypatch.setattr(f"steps.{TRAINING[name]}", trained)
+    tokens = tokens_by(word_tokenizer(), tmp_path / "tokens", single=name == "train_kto")
+    step = step_of(name)
+    assert step is not None
+    taken = inspect.signature(step.function, eval_str=True).parameters.values()
+    first = [p for p in taken if takes(p, Artifact) and p.default is p.empty]
+    given = [tokens if takes(p, Tokens) else model for p in first]
+    given = [Artifact(folder, "", "") for folder in given]
+
+    def metrics_and_template(out: Path) -> tuple[list[str], Any]:
+        return step.function(Folder(out), *given).get("notices", []), chat_template_of(out)
+
+    tokenizer = word_tokenizer()
+    own = tokenizer.chat_template
+    save_template(tokenizer, tokens)
+    assert metrics_and_template(tmp_path / "same") == ([], own)
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    save_template(tokenizer, tokens)
+    notices, template = metrics_and_template(tmp_path / "other")
+    assert "the chat template that wrote its tokens" in notices[0]
+    assert template == tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("wrote", "own"), [("{{ 1 }}", SEVERAL), (SEVERAL, "{{ 1 }}"), (SEVERAL, SEVERAL)]
+)
+@pytest.mark.parametrize("in_config", [False, True])
+def test_templates_may_be_several_and_lie_in_the_config_of_a_tokenizer(
+    wrote: Any, own: Any, in_config: bool, tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = own
+    tokenizer.save_pretrained(tmp_path / "model", save_jinja_files=not in_config)
+    tokenizer.chat_template = wrote
+    save_template(tokenizer, tmp_path)
+    copy_tokenizer(tmp_path, tmp_path / "model")
+    assert hand_template_on(tmp_path / "model", tmp_path / "model") == (wrote != own)
+    assert chat_template_of(tmp_path / "model") == wrote
+    assert not hand_template_on(tmp_path, tmp_path / "model")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steps.data.tokens.rendering import Span, any_of, load_bare_tokenizer
+from steps.data.vocabularies import TOKENIZER, save_template
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -270,11 +271,14 @@ def _described(part: Any) -> list[dict[str, Any]]:
     return described.get("pretokenizers", described.get("normalizers", [described]))
 
 
-def save_tokenizer(folder: Path, path: Path) -> None:
-    """Write the tokenizer of a folder as one file, with which ids can be decoded."""
+def save_tokenizer(folder: Path, output: Path, *, renders: bool = True) -> None:
+    """Write the tokenizer of a folder as one file, with which ids can be decoded; and its chat
+    template as another, if that has rendered them."""
     tokenizer = load_bare_tokenizer(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    encoder(tokenizer).core.save(str(path), pretty=False)
+    output.mkdir(parents=True, exist_ok=True)
+    encoder(tokenizer).core.save(str(output / TOKENIZER), pretty=False)
+    if renders:
+        save_template(tokenizer, output)
 
 
 def _framed(ids: list[int], added: list[int], end: int) -> list[int]:

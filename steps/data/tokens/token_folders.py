@@ -2,15 +2,15 @@
 
     SPLIT/pairs-00000.parquet     →  SPLIT/tokens-00000.parquet     one for each shard
                                      ledger.parquet                 one line for every row
-                                     SPLIT/tokenizer.json           decodes the ids; so does a copy
-                                     tokenizer.json                 outside of the splits
+                                     SPLIT/tokenizer.json           decodes the ids
+                                     SPLIT/chat_template.json       wrote the texts, if one did
+                                     tokenizer.json and so on       copies, outside of the splits
                                      summary.md                     statistics of lengths
 
 If all rows of a shard are dropped, its file is empty, so the numbers of files stay the same.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from steps.data.tokens.token_shards import (
     merged_report,
     write_row_ledger,
 )
-from steps.data.vocabularies import TOKENIZER
+from steps.data.vocabularies import copy_tokenizer
 from steps.data.work.workers import Finished, Shard, place, process_shards
 
 
@@ -66,9 +66,9 @@ def tokenize_folders(
         counts[split or rows] = _place_split(of_split, output / split, split or rows)
     _place_images(source, splits, tokenizer, output)
     write_row_ledger(output / "ledger.parquet", finished)
-    save_tokenizer(tokenizer, output / TOKENIZER)
+    save_tokenizer(tokenizer, output, renders=rows != "texts")
     for split in filter(None, splits):
-        shutil.copyfile(output / TOKENIZER, output / split / TOKENIZER)
+        copy_tokenizer(output, output / split)
     report = merged_report(finished)
     if config.max_dropped is not None:
         report.tally.check(config.max_dropped, f"the {rows}")
