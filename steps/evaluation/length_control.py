@@ -5,7 +5,6 @@ probability of a win as a function of the difference in length. The corrected ra
 for equal lengths.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,25 +39,30 @@ def length_controlled(
     if won.all() or not won.any():  # no resample differs: a bootstrap would find no uncertainty
         return proportion(int(won.sum()), len(won))
     scaled = apart / (apart.std() or 1.0)
-    return bootstrap(len(won), lambda chosen: list(map(_rate, won[chosen], scaled[chosen])))
+    return bootstrap(len(won), lambda chosen: _rates(won[chosen], scaled[chosen]))
 
 
-def _rate(won: np.ndarray, scaled: np.ndarray) -> float:
-    """The probability of a win at length difference 0: logistic regression by Newton's method."""
-    start = slope = 0.0
+def _rates(won: np.ndarray, scaled: np.ndarray) -> np.ndarray:
+    """The probability of a win at length difference 0, for each row of k [k, pairs]: logistic
+    regressions by Newton's method, until the last of them no longer moves."""
+
+    def summed(of_pairs: np.ndarray) -> np.ndarray:
+        return of_pairs.sum(axis=1, keepdims=True)
+
+    start = slope = np.zeros((len(won), 1))
     for _ in range(_STEPS):
         chance = 1 / (1 + np.exp(-(start + slope * scaled)))
         weight, off = chance * (1 - chance), won - chance
-        down = float(off.sum()) - _RIDGE * start
-        across = float((off * scaled).sum()) - _RIDGE * slope
-        a = float(weight.sum()) + _RIDGE
-        b = float((weight * scaled).sum())
-        c = float((weight * scaled**2).sum()) + _RIDGE
+        down = summed(off) - _RIDGE * start
+        across = summed(off * scaled) - _RIDGE * slope
+        a = summed(weight) + _RIDGE
+        b = summed(weight * scaled)
+        c = summed(weight * scaled**2) + _RIDGE
         determinant = a * c - b * b
         ahead = (c * down - b * across) / determinant
         aside = (a * across - b * down) / determinant
-        start += max(-_LONGEST, min(_LONGEST, ahead))
-        slope += max(-_LONGEST, min(_LONGEST, aside))
-        if max(abs(ahead), abs(aside)) < _CLOSE:
+        start = start + np.clip(ahead, -_LONGEST, _LONGEST)
+        slope = slope + np.clip(aside, -_LONGEST, _LONGEST)
+        if max(np.abs(ahead).max(), np.abs(aside).max()) < _CLOSE:
             break
-    return 1 / (1 + math.exp(-start))
+    return (1 / (1 + np.exp(-start)))[:, 0]
