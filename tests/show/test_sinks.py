@@ -153,6 +153,7 @@ def test_a_key_without_a_network_leaves_everything_on_this_machine(
     for key in ("a" * 32, "b" * 32):
         watched = Watched("experiment", "train", "train", key, {}, Path(store.root) / "sinks")
         view = sink.open(watched)
+        assert view is not None
         view.log(1, {"loss": 0.5})
         view.end({"final": 0.5})
     assert sink.notice().startswith("not online (")
@@ -207,7 +208,7 @@ class _Recorded:
     logged: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     ends: list[Mapping[str, Any] | None] = field(default_factory=list)
 
-    def open(self, watched: Watched) -> "_Recorded":
+    def open(self, watched: Watched) -> "_Recorded | None":
         return self
 
     def notice(self) -> str:
@@ -278,7 +279,7 @@ def test_a_step_that_another_driver_has_made_is_whole_in_the_sinks(
 class _Claimed(_Recorded):
     """A sink that one mirror at a time may write to, and begins anew."""
 
-    def open(self, watched: Watched) -> "_Claimed | None":
+    def open(self, watched: Watched) -> _Recorded | None:
         self.claim = claimed(watched.folder, watched.key)
         return None if self.claim is None else self
 
