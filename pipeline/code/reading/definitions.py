@@ -246,7 +246,7 @@ class Definitions(Expressions):
         else:
             self.write(node.annotation)
         if node.value is not None:
-            self.generic(ast.Assign([node.target], node.value))
+            self.write(ast.Assign([node.target], node.value))
         elif isinstance(node.target, ast.Attribute | ast.Subscript):  # `f().x: int` calls f
             self.write(node.target.value)
             if isinstance(node.target, ast.Subscript):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pipeline.code.bindings import Imported
 from pipeline.code.form import TRAITS_OF_NAMES, Bound, Reader, Ref, Use
 from pipeline.code.reading.scopes import Scope
-from pipeline.code.reading.syntax import dotted, is_super, is_type_of, typed
+from pipeline.code.reading.syntax import dotted, is_super, is_type_of, makes_logger, typed
 from pipeline.code.reading.writer import Writer
 
 NAMESPACE_NAMES = frozenset({"__globals__", "f_globals", "f_locals", "__builtins__"})
@@ -39,6 +39,8 @@ class Names(Writer):
             self.emit(")")
             return
         self.note(self.mangled(node.attr), node.value)
+        if node.attr == "filters" and self.is_logger(node.value):
+            self.note("addFilter")
         if self.takes_values_away(node):
             self.traits.add(
                 Reader.TYPES
@@ -71,6 +73,9 @@ class Names(Writer):
         if name == "__class__" and self.is_own(owner):
             traits = (Reader.ITSELF,)
         self.traits.update(traits)
+
+    def is_logger(self, node: ast.expr) -> bool:
+        return makes_logger(node) or (dotted(node) or ()) in self.loggers
 
     def takes_values_away(self, node: ast.Attribute) -> bool:
         """Whether it may delete attributes: ``del x.a``, ``vars(x).clear()``, ``x.__init__()``."""

@@ -9,7 +9,14 @@ from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
 from pipeline.code.reading.names import NAMESPACE_NAMES
 from pipeline.code.reading.scopes import Home
-from pipeline.code.reading.syntax import called, inside, last_name, names_of_types
+from pipeline.code.reading.syntax import (
+    called,
+    dotted,
+    inside,
+    last_name,
+    makes_logger,
+    names_of_types,
+)
 
 _RISKY = word_set("""
     Exception BaseException TypeError NameError UnboundLocalError RuntimeError AttributeError
@@ -64,6 +71,11 @@ class Statements(Definitions):
                 self.emit(";")
         else:
             self.generic(node)
+
+    def write_Assign(self, node: ast.Assign) -> None:
+        if makes_logger(node.value):
+            self.loggers.update(filter(None, map(dotted, node.targets)))
+        self.generic(node)
 
     def write_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):

@@ -32,6 +32,10 @@ def last_name(node: ast.AST) -> str:
     return (dotted(node) or ("",))[-1]
 
 
+def makes_logger(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) == "getLogger"
+
+
 def called(decorator: ast.expr) -> ast.expr:
     """A decorator without its arguments."""
     return decorator.func if isinstance(decorator, ast.Call) else decorator

@@ -26,6 +26,7 @@ class Writer:
         self.listed: set[int] = set()
         self.compared: set[int] = set()
         self.called: set[int] = set()
+        self.loggers: set[tuple[str, ...]] = set()  # names of variables that hold one
         self.tries = False  # whether the code goes on after an import that fails
         self.locals: dict[tuple[int, str], int] = {}
         self._parts: list[list[Piece]] = [[]]
