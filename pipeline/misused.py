@@ -227,8 +227,7 @@ def _meant(value: Any, options: Sequence[Any]) -> str:
     if type(value) is str:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             wanted.append(ast.literal_eval(value.strip().capitalize()))
-    if isinstance(value, float) and value.is_integer():
-        wanted.append(int(value))
+    wanted += [int(v) for v in (value, *wanted) if isinstance(v, float) and v.is_integer()]
     if value in (0, 1):
         wanted.append(bool(value))
     of_several = ((get_origin(option), get_args(option)) for option in options)

@@ -95,13 +95,18 @@ def _keys_of_environment() -> Iterator[tuple[str, str]]:
     count only if the value looks random.
     """
     for name in os.environ:
-        if not is_secret(plain := _without_number(name)):
+        if not _may_hold_key(name):
             continue
         value = os.environ.get(name, "")  # another thread may have removed it
         if len(value) < _SHORTEST_KEY or not _KEY.fullmatch(value):
             continue
-        if _NAME_OF_KEY.search(plain) or _RANDOM.search(value):
+        if _NAME_OF_KEY.search(_without_number(name)) or _RANDOM.search(value):
             yield name, value
+
+
+@lru_cache(4096)
+def _may_hold_key(name: str) -> bool:
+    return is_secret(_without_number(name))
 
 
 def _without_number(name: str) -> str:

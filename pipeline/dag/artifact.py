@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, TypeGuard, Union, get_args, get_origi
 
 from pipeline.dag.canonical import DEEPEST, too_deep
 from pipeline.dag.inputs import File, HubModel
+from pipeline.dag.value_types import converted_fields
 from pipeline.errors import TemperError
 from pipeline.misused import annotations_of, misfit, options_of
 from pipeline.redaction import shown
@@ -236,10 +237,8 @@ def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, st
     default."""
     none = dataclasses.MISSING
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = annotations_of(type(value))
-        for field in dataclasses.fields(value):
-            held, annotation = getattr(value, field.name), hints.get(field.name, Any)
-            yield held, annotation, f".{field.name}", field.default
+        for name, annotation, default in _fields_of(type(value)):
+            yield getattr(value, name), annotation, f".{name}", default
         return
     held = _of_items(value, options)
     if isinstance(value, Mapping):
@@ -248,6 +247,14 @@ def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, st
     elif _is_list(value):
         for index, (item, expected) in enumerate(zip(value, held, strict=False)):
             yield item, expected, f"[{index}]", none
+
+
+@cache
+def _fields_of(cls: type) -> Sequence[tuple[str, Any, Any]]:
+    """The fields of a dataclass, each with the annotation of what it holds, and its default."""
+    hints = {**annotations_of(cls), **dict.fromkeys(converted_fields(cls), Any)}
+    fields = dataclasses.fields(cls)
+    return [(field.name, hints.get(field.name, Any), field.default) for field in fields]
 
 
 def _of_items(value: Any, options: tuple[Any, ...]) -> Iterator[Any]:

@@ -142,6 +142,7 @@ def hash_json(data: Json) -> str:
     return blake3.blake3(canonical_bytes(data)).hexdigest()[:32]
 
 
+_SCALARS = (type(None), bool, int, str, float)
 _PATHS = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
 _PATH_TYPES = {path.__name__: path for path in (Path, PurePosixPath, PureWindowsPath)}
 _NUMPY = "numpy"
@@ -157,14 +158,16 @@ class _Encoder:
         self.depth = 0
 
     def encode(self, value: Any, where: str) -> Json:
+        if type(value) in _SCALARS:  # most values, and none of them is an input
+            return self._float(value, where) if type(value) is float else self._plain(value, where)
         encoded = self.encode_input(value)
         if encoded is not None:
             return encoded
         match value:
             case enum.Enum():  # first, since a str or int enum is also a str or int
                 return self._enum(value, where)
-            case None | bool() | int() | str():
-                return self._plain(value, where)
+            case int() | str():  # a subclass may have further state
+                raise _no_identity(value, where)
             case float():
                 return self._float(value, where)
         self.depth += 1
@@ -204,9 +207,7 @@ class _Encoder:
         self.types.add(cls)
         return {"$enum": f"{self._name(cls, where)}.{value._name_}"}
 
-    def _plain(self, value: Any, where: str) -> Json:
-        if type(value) not in (type(None), bool, int, str):  # a subclass may have further state
-            raise _no_identity(value, where)
+    def _plain(self, value: bool | int | str | None, where: str) -> Json:
         if type(value) is int and value.bit_length() > LARGEST_INT_BITS:
             raise TemperError(f"{where}: a number of {value.bit_length()} bits is too long to be "
                               "written down; pass it as bytes")  # fmt: skip

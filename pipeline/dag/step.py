@@ -74,6 +74,9 @@ Metrics = Mapping[str, Any]
 
 StepBody = Callable[..., Metrics | None]
 _NAMED = re.compile(r"[\w.]+:\w+")
+_FILES = (File, Path)
+_PLAIN = (type(None), bool, int, str)
+"""Types whose values are the same in a key and for a worker."""
 
 
 @overload
@@ -336,7 +339,7 @@ class Step:
         types: set[type] = set()
 
         def note(value: Any) -> Json:
-            if isinstance(value, File | Path):
+            if isinstance(value, _FILES):
                 files[value if isinstance(value, File) else File(str(value))] = None
             if (reference := as_input(value)) is None:
                 return None
@@ -381,6 +384,8 @@ class Step:
     __contains__ = None
 
     def __getattr__(self, name: str) -> Never:
+        if hasattr(type(self), name):  # a property that has failed: it fails again, with its error
+            object.__getattribute__(self, name)
         if name in ("path", "load", "metrics"):
             raise NotMade(
                 f"{self.name} is a step, which stands for what it will make; "
@@ -490,7 +495,9 @@ class Step:
             return {"$input": positions[reference]}
 
         return {
-            name: portable(value, f"{self.name}({name})", encode_input, given.__getitem__)
+            name: value
+            if type(value) in _PLAIN  # the key has checked it
+            else portable(value, f"{self.name}({name})", encode_input, given.__getitem__)
             for name, value in self.arguments.items()
         }
 

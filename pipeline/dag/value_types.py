@@ -6,7 +6,9 @@ A class of a library, whose code is not in the key, keeps the name of its module
 
 import abc
 import dataclasses
+import dis
 import functools
+import inspect
 import sys
 import types
 from dataclasses import dataclass
@@ -136,6 +138,38 @@ def _is_plain(cls: Any, fields: tuple[dataclasses.Field, ...]) -> bool:
         and cls.__getattribute__ is object.__getattribute__
         and all(field.init and _is_stored(cls, field.name) for field in fields)
     )
+
+
+@functools.cache
+def converted_fields(cls: type) -> frozenset[str]:
+    """Fields that the constructor may set to something other than it was given, as in
+    ``self.sizes = self.sizes.split(",")``; their annotations tell what it is given."""
+    names = frozenset(field.name for field in dataclasses.fields(cls))
+    found = {name for name in names if not _is_stored(cls, name)}
+    waiting = [function for name in _RUN_BY_CONSTRUCTION for function in _methods(cls, name)]
+    seen: set[Any] = set()
+    while waiting:
+        code = (function := inspect.unwrap(waiting.pop())).__code__
+        if code in seen or _is_generated(function) or in_library(code.co_filename):
+            continue
+        seen.add(code)
+        found |= {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
+        if not _SETTERS.isdisjoint(code.co_names):
+            found |= names.intersection(map(str, code.co_consts)) or names
+        for name in code.co_names:
+            called = function.__globals__.get(name)
+            waiting += [called] if inspect.isfunction(called) else _methods(cls, name)
+    return names & found
+
+
+_RUN_BY_CONSTRUCTION = ("__new__", "__init__", "__post_init__", "__setattr__")
+_SETTERS = frozenset({"setattr", "__setattr__", "__dict__", "vars"})
+
+
+def _methods(cls: type, name: str) -> list[types.FunctionType]:
+    """The functions of a class and its bases that have this name."""
+    found = (vars(base).get(name) for base in cls.__mro__)
+    return [function for function in found if isinstance(function, types.FunctionType)]
 
 
 def _is_generated(method: Any) -> bool:

@@ -164,7 +164,7 @@ as_any: Any = lambda value: value  # noqa: E731
         (lambda: build(shapes=[Shape(), Shape(width=as_any([2]))]), "build(shapes)[1].width takes"),
         (lambda: build(by_name=as_any({"a": "b"})), "build(by_name)['a'] takes a number (float)"),
         (lambda: build(some=as_any("a")), "some) takes a list, and was given the text 'a'"),
-        (lambda: build(steps=as_any("12")), "build(steps) takes a whole number (int), and"),
+        (lambda: build(steps=as_any("1e3")), "(int), and was given the text '1e3'; write 1000"),
     ],
 )
 def test_a_setting_of_another_type_is_refused_naming_step_setting_value_and_type(
@@ -184,6 +184,71 @@ def test_settings_that_python_takes_as_the_annotated_type_are_taken() -> None:
 def test_where_a_default_is_of_another_type_than_annotated_others_of_its_type_are_taken() -> None:
     """As in ``rate: int = 1e-3``: it is the annotation that is wrong."""
     build(Shape(size=as_any("large")))
+
+
+def _parted(config: Any) -> None:
+    config.sizes = [int(size) for size in str(config.sizes).strip("[]").split(",")]
+
+
+class Whole:
+    """A descriptor that stores a whole number."""
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return "7" if owner is None else vars(owner)["_rank"]
+
+    def __set__(self, owner: Any, value: str) -> None:
+        vars(owner)["_rank"] = int(value)
+
+
+@dataclass
+class Parted:
+    sizes: str = "1,2"
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        self._take()
+
+    def _take(self) -> None:
+        _parted(self)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    name: str = "10M"
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", int(str(self.name).rstrip("M")))
+
+
+@dataclass
+class Described:
+    rank: str = Whole()  # type: ignore[assignment]
+    depth: int = 2
+
+
+@step(version="1")
+def convert(out: Output, config: Parted | Frozen | Described) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [Parted, Frozen, Described])
+def test_a_field_that_the_constructor_converts_is_annotated_as_what_it_is_given(kind: Any) -> None:
+    convert(kind())
+    with pytest.raises(TemperError, match=r"depth takes a whole number .*; write 3"):
+        convert(kind(depth="3"))
+
+
+class Busy:
+    def packages_in_use(self) -> list[str]:
+        return self.packages  # type: ignore[attr-defined]
+
+
+def test_an_error_in_a_property_of_a_step_is_that_error() -> None:
+    """It was said that the step has no ``needs_packages``."""
+    made = build()
+    vars(made).update(arguments={"a": Busy()})
+    with pytest.raises(AttributeError, match="'Busy' object has no attribute 'packages'"):
+        made.needs_packages  # noqa: B018
 
 
 class Heat(float, enum.Enum):
