@@ -5,6 +5,7 @@ A field with a choice of types is a group of Hydra's, whose options are these ty
 
 import dataclasses
 import itertools
+import operator
 import os
 import traceback
 from collections.abc import Iterator
@@ -193,10 +194,13 @@ def _with_tuples(made: Any, config: Container) -> Any:
 def _like_default(made: Any, default: Any) -> Any:
     """What was made of a config, with tuples where its defaults have them: in a field of type
     ``Any``, or in a dict of such values, OmegaConf has lists for them."""
-    if isinstance(made, list):
+    if isinstance(made, list | tuple):
         known = default if isinstance(default, list | tuple) and default else [None]
         last = len(known) - 1
-        made[:] = [_like_default(item, known[min(i, last)]) for i, item in enumerate(made)]
+        items = [_like_default(item, known[min(i, last)]) for i, item in enumerate(made)]
+        if isinstance(made, tuple):
+            return made if all(map(operator.is_, items, made)) else tuple(items)
+        made[:] = items
         return tuple(made) if isinstance(default, tuple) else made
     if isinstance(made, dict):
         known = default if isinstance(default, dict) else {}
@@ -204,7 +208,7 @@ def _like_default(made: Any, default: Any) -> Any:
     elif dataclasses.is_dataclass(made):
         for item in dataclasses.fields(made):
             held = getattr(made, item.name, None)
-            if isinstance(held, list | dict) or dataclasses.is_dataclass(held):
+            if isinstance(held, list | tuple | dict) or dataclasses.is_dataclass(held):
                 is_like = type(default) is type(made)
                 known = getattr(default, item.name) if is_like else _default_of(item)
                 if (changed := _like_default(held, known)) is not held:

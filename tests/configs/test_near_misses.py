@@ -161,6 +161,7 @@ class Rate:
 class Fixed:
     lr: float = 0.1
     ends: list[int] = field(default_factory=list)
+    any: Any = (1, (2, 3))
 
 
 @dataclass
@@ -188,6 +189,7 @@ class Config(ExperimentConfig):
     fast: bool = False
     note: str | None = None
     fixed: dict[str, Fixed] = field(default_factory=dict)
+    many: tuple[Fixed, ...] = (Fixed(), Fixed(any=((4,), 5)))
     paints: dict[Colour, list[Colour]] = field(default_factory=lambda: {Colour.red: [Colour.blue]})
 
 
@@ -196,6 +198,7 @@ def own(cfg: Config) -> dict[str, Step]:
     assert all(pair is None or type(pair) is tuple for pair in pairs), pairs
     assert (cfg.same, cfg.again, cfg.decoded) == (cfg.both, cfg.rate, (1, 2))
     assert cfg.any in (((1, 2), "a"), ((3, 4), "b")), cfg.any
+    assert cfg.many == (Fixed(), Fixed(any=((4,), 5))), cfg.many
     assert cfg.options == {"betas": (0.9, 0.95), "sizes": [1]}, cfg.options
     return {"made": adopt("own.py", Artifact)}
 
