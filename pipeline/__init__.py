@@ -12,10 +12,10 @@ Authors import what they need from here. The rooms, from the author to the machi
 - ``show``: what people look at. ``experiment``: Hydra's configs. ``cli``: the ``temper`` command,
   which ``__main__`` runs too, for ``python -m pipeline``.
 - ``configs``: where configs come from, and the meaning of each setting.
-- Below all of them: ``errors``; ``foreseen``, which decides which exceptions are messages for
-  users, ``misused``, which explains some of Python's, and ``uncaught``, which shows these;
-  ``extras``, optional packages; ``installed``, which tells libraries from a project's code;
-  ``processes``, whether one exists; ``redaction`` of secrets; ``references`` to definitions that a
+- Below all of them: ``errors``; ``uncaught``, which decides which exceptions are messages for
+  users, and shows these; ``annotations``, which values fit them; ``extras``, optional packages;
+  ``installed``, which tells libraries from a project's code; ``processes``, whether one exists;
+  ``redaction`` of secrets; ``references`` to definitions that a
   worker imports, and ``cells``, which writes the definitions of a notebook to a module;
   ``taken_names``, for a user's file with the name of one of our packages or of another module;
   ``text`` and ``html``, which format text.

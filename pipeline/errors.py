@@ -3,8 +3,8 @@
 For problems that the core foresees (a bad value, a missing file, an unwritable store) it raises
 :class:`TemperError` with one line that says what is wrong and what to do. Entry points print that
 line and exit with a status other than 0. The libraries below ``steps/``, which do not know this
-class, raise Python's own exceptions: :mod:`pipeline.foreseen` decides which of those are messages.
-Any other exception is a bug and keeps its traceback.
+class, raise Python's own exceptions: :mod:`pipeline.uncaught.foreseen` decides which of those are
+messages. Any other exception is a bug and keeps its traceback.
 """
 
 

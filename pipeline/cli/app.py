@@ -43,7 +43,6 @@ from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
 from pipeline.cli.tune import tune
 from pipeline.errors import TemperError
-from pipeline.foreseen import message_of
 from pipeline.running.session import PLAN_ONLY
 from pipeline.show.terminal import make_console, show_error
 from pipeline.store import logs as growing
@@ -56,6 +55,7 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.text import counted, did_you_mean
 from pipeline.uncaught.early import STOPPED
+from pipeline.uncaught.foreseen import message_of
 
 
 class Whole(TyperGroup):

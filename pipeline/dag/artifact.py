@@ -23,11 +23,11 @@ from itertools import repeat
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, TypeGuard, Union, get_args, get_origin
 
+from pipeline.annotations import annotations_of, misfit, options_of
 from pipeline.dag.canonical import DEEPEST, too_deep
 from pipeline.dag.inputs import File, HubModel
 from pipeline.dag.value_types import converted_fields
 from pipeline.errors import TemperError
-from pipeline.misused import annotations_of, misfit, options_of
 from pipeline.redaction import shown
 
 

@@ -25,8 +25,8 @@ from pipeline.dag.canonical import Json, execution_detail, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.files import describe_stream
 from pipeline.errors import TemperError
-from pipeline.foreseen import LET_READ
 from pipeline.redaction import meet, shown
+from pipeline.uncaught.foreseen import LET_READ
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.\w+(\.(?i:gz|zst|bz2|xz))?$")

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 from pipeline import cells
+from pipeline.annotations import annotations_of
 from pipeline.code import NO_CODE, Closure, closure, forget
 from pipeline.dag.artifact import Artifact, Kind, check_kinds, kind_of_part
 from pipeline.dag.canonical import (
@@ -54,7 +55,6 @@ from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
 from pipeline.errors import TemperError
-from pipeline.misused import annotations_of
 from pipeline.redaction import variable_in
 from pipeline.text import hint
 

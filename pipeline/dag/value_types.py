@@ -16,8 +16,8 @@ from typing import Any
 
 from pipeline.errors import TemperError
 from pipeline.installed import in_library
-from pipeline.misused import undecorated
 from pipeline.references import reference_to
+from pipeline.uncaught.misused import undecorated
 
 _INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
 _METACLASSES = (type, abc.ABCMeta)

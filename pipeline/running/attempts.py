@@ -20,7 +20,6 @@ from pipeline.dag.inputs import source_identity
 from pipeline.dag.resources import MOST_PREEMPTIONS
 from pipeline.dag.step import Input, Step
 from pipeline.errors import TemperError
-from pipeline.foreseen import NO_ROOM
 from pipeline.launchers.jobs import JobRecord
 from pipeline.launchers.placement import Place, Placement
 from pipeline.plan.resolver import Resolver
@@ -32,6 +31,7 @@ from pipeline.store.layout import DataLoss
 from pipeline.store.lease import TTL, Lease, Leases
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
 from pipeline.store.stored import is_seconds
+from pipeline.uncaught.foreseen import NO_ROOM
 from pipeline.wire.launcher import PREEMPTED, Ended, Launcher, Task
 from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 

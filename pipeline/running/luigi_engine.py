@@ -29,10 +29,10 @@ from luigi.worker import Worker
 
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
-from pipeline.foreseen import message_of, sentence
 from pipeline.launchers.driver_end import await_children, heed_first, uninterrupted
 from pipeline.plan.planning import topological
 from pipeline.running.attempts import Executor, Paused, StepFailed, named_signal
+from pipeline.uncaught.foreseen import message_of, sentence
 from pipeline.wire.lifeline import Lifeline
 
 Observer = Callable[[str, str, str], None]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.errors import TemperError
-from pipeline.foreseen import NO_ROOM
+from pipeline.uncaught.foreseen import NO_ROOM
 
 if TYPE_CHECKING:
     from pipeline.store.layout import Store

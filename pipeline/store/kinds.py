@@ -15,9 +15,9 @@ from typing import Any
 from pipeline.dag.artifact import Artifact, Kind
 from pipeline.dag.canonical import resolve_reference
 from pipeline.errors import TemperError
-from pipeline.foreseen import ROOT, SHIPPED
 from pipeline.store.manifest import Manifest
 from pipeline.store.stored import is_reference
+from pipeline.uncaught.foreseen import ROOT, SHIPPED
 
 _PLAIN = (None, "pipeline.dag.artifact:Artifact")
 """The kind in the manifest of an artifact without a kind of its own; the name dates from 0.2."""

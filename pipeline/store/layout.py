@@ -42,7 +42,6 @@ from typing import Any
 
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.errors import TemperError
-from pipeline.foreseen import permit
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import (
     SHOWN_BYTES,
@@ -54,6 +53,7 @@ from pipeline.store.objects import (
     target_within,
 )
 from pipeline.store.stored import is_step, parse_json
+from pipeline.uncaught.foreseen import permit
 
 LAYOUT_VERSION = 2
 """Version 2 added generations, marks, leases, accepted code, index; 1 is readable."""

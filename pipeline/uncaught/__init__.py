@@ -1,8 +1,10 @@
-"""Shows uncaught exceptions: a message for users and Ctrl-C are one line.
+"""Decides which exceptions are messages for users, and shows those that nobody has caught.
 
-``excepthook`` decides what is shown. It needs other modules, so until these are imported ``early``
-shows Ctrl-C and files that hide a module; it also opens the streams that a program was started
-without.
+A message is one line, as Ctrl-C is. ``foreseen`` decides which exceptions are messages; ``misused``
+explains errors of Python for wrong uses of Temper's own definitions. ``excepthook`` shows what
+nobody has caught. It needs other modules, so until these are imported ``early`` shows Ctrl-C and
+files that hide a module; it also opens the streams that a program was started without.
 
-Uses ``foreseen``, ``redaction`` and ``text``; ``pipeline`` installs both hooks when it is imported.
+Uses ``annotations``, ``extras``, ``installed``, ``redaction``, ``taken_names`` and ``text``;
+``pipeline`` installs both hooks when it is imported.
 """

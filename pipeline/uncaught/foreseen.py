@@ -7,8 +7,8 @@ An exception is a message if its text was written for the user:
   libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
-- an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`), or due
-  to a file that hides a library (:mod:`pipeline.taken_names`);
+- an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.uncaught.misused`),
+  or due to a file that hides a library (:mod:`pipeline.taken_names`);
 - an error because this user may not use a file that Temper opened itself;
 - an error because of a limit of the machine, such as a full disk, or because a package of one of
   our extras is missing, wherever it is raised.
@@ -30,11 +30,11 @@ from types import FrameType
 from pipeline.errors import TemperError, text_of
 from pipeline.extras import how_to_install, is_extra
 from pipeline.installed import in_library
-from pipeline.misused import SHIPPED, explained
 from pipeline.processes import working_folder
 from pipeline.taken_names import hidden
+from pipeline.uncaught.misused import SHIPPED, explained
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILE = (errno.EMFILE, errno.ENFILE)

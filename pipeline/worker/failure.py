@@ -1,8 +1,8 @@
 """Describes a step's exception for the report: one sentence, and the location of a bug.
 
 The log has the whole traceback. The user at the terminal sees the report: an error message for
-users (:mod:`pipeline.foreseen`) stands alone; for any other exception, the report adds the frames
-of project code that led to it, without frames of the core and of libraries.
+users (:mod:`pipeline.uncaught.foreseen`) stands alone; for any other exception, the report adds the
+frames of project code that led to it, without frames of the core and of libraries.
 """
 
 import linecache
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 from pipeline.code.modules import is_core
-from pipeline.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
 from pipeline.installed import in_library
 from pipeline.redaction import shown
 from pipeline.text import cut
+from pipeline.uncaught.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"
 """Identifies frames of the core that run as ``__main__``, whose module name does not."""

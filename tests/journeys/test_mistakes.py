@@ -57,13 +57,13 @@ from pipeline import (
 )
 from pipeline.cli import app
 from pipeline.experiment import ExperimentConfig, main
-from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
 from pipeline.plan.planning import make_plan
 from pipeline.running.attempts import Executor
 from pipeline.running.run_request import require_packages
 from pipeline.running.session import RunFailed
+from pipeline.uncaught.foreseen import message_of
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.rows.jsonl import write_json_lines

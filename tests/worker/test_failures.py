@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline import TemperError
-from pipeline.foreseen import message_of, permit
+from pipeline.uncaught.foreseen import message_of, permit
 from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
 from steps.data.formats.choice import FormatChoice
