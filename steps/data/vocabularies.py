@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.data.rows.parquet import shards
+from steps.data.rows.parquet import iter_groups, shards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -131,12 +131,9 @@ def _ids_in(folder: Path) -> set[int]:
     """The ids that occur in the token files of a folder."""
     import pyarrow.parquet as pq
 
+    names = pq.read_schema(shards(folder)[0]).names
     found: set[int] = set()
-    for shard in shards(folder):
-        with pq.ParquetFile(shard) as file:
-            columns = [name for name in file.schema_arrow.names if name.endswith("_ids")]
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=columns, use_threads=False)
-                chunks = (chunk for column in table.itercolumns() for chunk in column.chunks)
-                found.update(i for chunk in chunks for i in chunk.flatten().unique().to_pylist())
+    for table in iter_groups(folder, [name for name in names if name.endswith("_ids")]):
+        chunks = (chunk for column in table.itercolumns() for chunk in column.chunks)
+        found.update(i for chunk in chunks for i in chunk.flatten().unique().to_pylist())
     return found

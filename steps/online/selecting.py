@@ -47,9 +47,9 @@ class Best:
             require(holds, "least_reward must be finite or null", self.least_reward)
 
     def of(self, drawn: Sequence[Rollout]) -> list[Rollout]:
-        """The selected completions of one prompt, the best first."""
+        """The selected of the different completions of one prompt, the best first."""
         least = -math.inf if self.least_reward is None else self.least_reward
-        best = sorted(_different(drawn), key=attrgetter("reward"), reverse=True)
+        best = sorted(drawn, key=attrgetter("reward"), reverse=True)
         return [r for r in best if r.reward >= least][: self.per_prompt]
 
 
@@ -67,10 +67,9 @@ class Pairs:
         require(0 <= self.margin < math.inf, "margin must not be negative", self.margin)
 
     def of(self, drawn: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
-        """The pairs of one prompt, each with the better completion first."""
-        different = _different(drawn)
-        best = sorted(different, key=attrgetter("reward"), reverse=True)
-        worst = sorted(different, key=attrgetter("reward"))
+        """The pairs of a prompt's different completions, each with the better one first."""
+        best = sorted(drawn, key=attrgetter("reward"), reverse=True)
+        worst = sorted(drawn, key=attrgetter("reward"))
         pairs = zip(best[: self.per_prompt], worst, strict=False)
         return [(good, bad) for good, bad in pairs if good.reward - bad.reward > self.margin]
 
@@ -81,7 +80,8 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
     Raises ValueError if no completion is good enough.
     """
     rows, counts = _drawn(recording)
-    chosen = [rollout for drawn in rows for rollout in how.of(_comparable(drawn))]
+    different = [_different(drawn) for drawn in rows]
+    chosen = [rollout for drawn in different for rollout in how.of(drawn)]
     if not chosen:
         if how.least_reward is None:
             raise ValueError(f"no completion in {recording} has a reward{_left_out(counts)}")
@@ -90,7 +90,7 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
             f"of them, or lower least_reward{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
-    _write_ledger(output, rows, chosen)
+    _write_ledger(output, rows, different, chosen)
     copy_tokenizer(recording, output)
     prompts = len({(rollout.iteration, rollout.row) for rollout in chosen})
     return {"demonstrations": len(chosen), "prompts_used": prompts, **counts}
@@ -102,14 +102,15 @@ def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
     Raises ValueError if no prompt has completions of different rewards.
     """
     rows, counts = _drawn(recording)
-    pairs = [pair for drawn in rows for pair in how.of(_comparable(drawn))]
+    different = [_different(drawn) for drawn in rows]
+    pairs = [pair for drawn in different for pair in how.of(drawn)]
     if not pairs:
         raise ValueError(
             f"no prompt in {recording} has completions whose rewards differ by more than "
             f"{how.margin:g}; sample more of them, at a higher temperature{_left_out(counts)}"
         )
     write_rows(output / _TOKENS, PAIR_TOKENS, _pair_records(recording, pairs))
-    _write_ledger(output, rows, chain.from_iterable(pairs))
+    _write_ledger(output, rows, different, chain.from_iterable(pairs))
     copy_tokenizer(recording, output)
     prompts = len({(good.iteration, good.row) for good, _ in pairs})
     return {"pairs": len(pairs), "prompts_used": prompts, **counts}
@@ -133,31 +134,36 @@ def _drawn(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
     return [*rows.values()], counts | {"cut": sum(r.is_cut for r in drawn)}
 
 
-def _comparable(drawn: Sequence[Rollout]) -> list[Rollout]:
-    return [rollout for rollout in drawn if rollout.is_rewarded and not rollout.is_cut]
+_Rows = Sequence[Sequence[Rollout]]
+"""Completions of each prompt."""
 
 
-def _write_ledger(output: Path, rows: Iterable[Sequence[Rollout]], used: Iterable[Rollout]) -> None:
-    """Write ``ledger.parquet``: what became of each completion, and why."""
-    names = {_name(rollout) for rollout in used}
+def _write_ledger(output: Path, rows: _Rows, different: _Rows, used: Iterable[Rollout]) -> None:
+    """Write ``ledger.parquet``: what became of each completion, and why.
+
+    Args:
+        different: those of `rows` from which `used` was chosen.
+    """
+    names, compared = (
+        {_name(rollout) for rollout in rollouts}
+        for rollouts in (used, chain.from_iterable(different))
+    )
     entries = (
         Entry("", "rollouts", name, "kept")
         if (name := _name(rollout)) in names
-        else Entry("", "rollouts", name, "dropped", *_why_not(rollout, different))
-        for drawn in rows
-        for different in [_different(_comparable(drawn))]
-        for rollout in drawn
+        else Entry("", "rollouts", name, "dropped", *_why_not(rollout, name in compared))
+        for rollout in chain.from_iterable(rows)
     )
     write_rows(output / "ledger.parquet", LEDGER, map(vars, entries))
 
 
-def _why_not(rollout: Rollout, different: Sequence[Rollout]) -> tuple[Reason, str]:
+def _why_not(rollout: Rollout, was_compared: bool) -> tuple[Reason, str]:
     """Why a completion is not used."""
     if not rollout.is_rewarded:
         return "no reward", rollout.reason or "a reward of it is missing"
     if rollout.is_cut:
         return "cut", f"its sampling ended by {rollout.finish}"
-    if rollout not in different:
+    if not was_compared:
         return "duplicate", "an earlier completion of the prompt is the same"
     return "not among the best", f"its reward is {rollout.reward:g}"
 
@@ -171,10 +177,11 @@ def _left_out(counts: Mapping[str, int]) -> str:
 
 
 def _different(drawn: Sequence[Rollout]) -> list[Rollout]:
-    """The completions without those that an earlier one equals."""
+    """The completions that can be compared, without those that an earlier one equals."""
     first: dict[tuple[tuple[int, ...], tuple[bool, ...]], Rollout] = {}
     for rollout in drawn:
-        first.setdefault((rollout.ids, rollout.scored), rollout)
+        if rollout.is_rewarded and not rollout.is_cut:
+            first.setdefault((rollout.ids, rollout.scored), rollout)
     return list(first.values())
 
 

@@ -170,9 +170,12 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match=told):
             read_json_lines(file)
-    file.write_bytes('{"text": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match="line 1 has text that is not valid Unicode"):
-        read_json_lines(file)
+    for data in ('{"text": "é"}'.encode("latin-1"), b'{"\\uDC00": 1}'):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match="line 1 has text that is not valid Unicode"):
+            read_json_lines(file)
+    file.write_text('{"text": "\\uD83D\\ude00"}')
+    assert read_json_lines(file) == [{"text": "😀"}]
     file.write_text("{}")
     with pytest.raises(ValueError, match="row None, has no row; give the id"):
         read_completions(tmp_path)

@@ -100,7 +100,7 @@ def test_a_recording_holds_the_tokens_that_were_drawn_and_how_each_completion_en
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"), [(2, "2 prompts .* have the row id 'q1'"), (0, "no prompt that the chat")]
+    ("rows", "told"), [(2, "2 prompts .* have the row id 'q1'"), (0, "has no prompt to answer")]
 )
 def test_prompts_that_cannot_be_told_apart_and_no_prompts_are_refused(
     tmp_path: Path, policy: Path, rows: int, told: str

@@ -5,9 +5,12 @@ which is the end of a line for Python but not for JSON.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Never
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def write_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -30,7 +33,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def _record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse)
-        json.dumps(record, ensure_ascii=False).encode()
+        line.encode()
+        if _SURROGATE.search(line):  # only then may it spell half a character
+            json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{where} has text that is not valid Unicode, {error.object[error.start]!r}; write it "

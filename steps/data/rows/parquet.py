@@ -62,8 +62,13 @@ def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[di
 def iter_rows(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """The rows that `read_rows` reads, one row group in memory at a time; a missing file is
     reported at once."""
+    return (row for group in iter_groups(path, columns) for row in group.to_pylist())
+
+
+def iter_groups(path: str | Path, columns: Sequence[str] | None = None) -> Iterator["pa.Table"]:
+    """The row groups of the rows that `read_rows` reads."""
     files = shards(path)
-    return (row for file in files for group in _file_groups(file, columns) for row in group)
+    return (group for file in files for group in _file_groups(file, columns))
 
 
 def shards(path: str | Path) -> list[Path]:
@@ -80,7 +85,7 @@ def shards(path: str | Path) -> list[Path]:
     return files
 
 
-def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator[list[dict[str, Any]]]:
+def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator["pa.Table"]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -89,7 +94,7 @@ def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator[list[dic
             _check_columns(path, file.schema_arrow.names, columns)
             wanted = None if columns is None else list(columns)
             for group in range(file.num_row_groups):
-                yield file.read_row_group(group, columns=wanted, use_threads=False).to_pylist()
+                yield file.read_row_group(group, columns=wanted, use_threads=False)
     except pa.ArrowException as error:
         raise ValueError(f"{path}: not a readable Parquet file: {error}") from error
 
