@@ -2,12 +2,15 @@
 
 Without ``--yes``, the command only shows the files that it would upload, and needs no network. A
 new repository is private unless ``--public`` is given; without ``--public``, the command does not
-write to a public repository. The token comes from ``hf auth login`` or ``HF_TOKEN`` and is passed
+write to a public repository. Other files of a repository stay, so one with files that would be read
+with the model is refused. The token comes from ``hf auth login`` or ``HF_TOKEN`` and is passed
 only to huggingface_hub.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +29,12 @@ from pipeline.text import clean, visible
 from steps.serving.named_models import ADAPTERS, GGUF, WHOLE, ModelName, StoreUrl, opened
 
 CARD = "README.md"
+_READ_WITH = re.compile(
+    r"[^/]+\.safetensors(\.index\.json)?|adapter_config\.json|chat_template\.jinja"
+    r"|additional_chat_templates/.+"
+)
+"""The files of a repository that readers join to a model without being asked: they would put an
+adapter on it, take the shards that an index names, or the file beside them."""
 _CARD_LINES_SHOWN = 40
 
 
@@ -77,7 +86,8 @@ def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) ->
     api = HfApi(library_name="temper")
     with _told_without_secrets():
         created = api.create_repo(repo, private=not public, exist_ok=True)
-        is_private = bool(api.model_info(created.repo_id).private)
+        there = api.model_info(created.repo_id)
+        is_private = bool(there.private)
         if not public and not is_private:
             raise TemperError(f"everybody can read {repo}; add --public to upload to it")
         if public and is_private:
@@ -85,9 +95,24 @@ def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) ->
                 f"{repo} is private already, which --public does not change: leave it out, or "
                 "change the repository's settings on the Hub"
             )
+        _require_own(repo, files, (file.rfilename for file in there.siblings or ()))
         sent = {**files, **_card_of(repo, files)}
         additions = [CommitOperationAdd(name, content) for name, content in sent.items()]
         return api.create_commit(created.repo_id, additions, commit_message=message).commit_url
+
+
+def _require_own(repo: str, files: Mapping[str, Path], there: Iterable[str]) -> None:
+    """Raise TemperError if a repository has files of another model that would be read with this
+    one, as after a model in more shards. A GGUF file is read alone."""
+    if not {WHOLE, ADAPTERS} & files.keys():
+        return
+    if others := sorted(name for name in there if name not in files and _READ_WITH.fullmatch(name)):
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        raise TemperError(
+            f"{repo} has {others[0]}{more} of another model, which would be read with this one; "
+            "name another repository, or first run: hf repos delete-files "
+            + shlex.join([repo, *others])
+        )
 
 
 def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:

@@ -124,6 +124,38 @@ def test_a_repository_that_everybody_can_read_is_not_written_to_unasked(
 
 
 @pytest.mark.parametrize(
+    ("there", "sent", "refused"),
+    [
+        ("model.safetensors", "model.safetensors", False),
+        ("model-00001-of-00002.safetensors", "model.safetensors", True),
+        ("model.safetensors.index.json", "model.safetensors", True),
+        ("model.safetensors", "model-00001-of-00002.safetensors", True),
+        ("adapter_config.json", "model.safetensors", True),
+        ("chat_template.jinja", "model.safetensors", True),
+        ("adapter/adapter_model.safetensors", "model.safetensors", False),
+        ("notes.md", "model.safetensors", False),
+        ("model.safetensors", "model-F16.gguf", False),
+    ],
+)
+def test_a_repository_whose_files_would_be_read_with_the_model_is_refused(
+    there: str, sent: str, refused: bool, tmp_path: Path, hub: Hub
+) -> None:
+    """transformers reads model.safetensors before shards, and puts an adapter on a whole model;
+    vLLM reads the shards that an index names."""
+    hub.repositories["me/model"] = Repository(private=True, files={there: b"another model"})
+    (tmp_path / "model").mkdir()
+    for name in (sent, *(["config.json"] if "gguf" not in sent else [])):
+        (tmp_path / "model" / name).write_bytes(b"{}")
+    done = push(tmp_path / "model", hub.url, "me/model", "--yes")
+    files = hub.repositories["me/model"].files
+    assert (done.status != 0) == refused, done.err
+    assert (files.get(sent) == b"{}") != refused
+    assert files[there] == (b"{}" if there == sent else b"another model")
+    if refused:
+        assert done.error.endswith(f"hf repos delete-files me/model {there}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "token", "told"),
     [
         (["somebody-else/model"], TOKEN, "the Hub refused: You don't have the rights"),

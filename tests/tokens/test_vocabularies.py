@@ -244,7 +244,7 @@ def test_a_trained_model_has_the_chat_template_that_wrote_its_tokens(
     given = [Artifact(folder, "", "") for folder in given]
 
     def metrics_and_template(out: Path) -> tuple[list[str], Any]:
-        return step.function(Folder(out), *given).get("notices", []), chat_template_of(out)
+        return (step.function(Folder(out), *given) or {}).get("notices", []), chat_template_of(out)
 
     tokenizer = word_tokenizer()
     own = tokenizer.chat_template

@@ -48,7 +48,7 @@ def running_hub() -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     hub = Hub(f"http://127.0.0.1:{server.server_address[1]}")
     server.hub = hub  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub
