@@ -77,7 +77,13 @@ FAMILIES = {
 BUDGET = 256  # one round of all pairs: each further shape takes a second to compile
 
 
-@pytest.fixture(params=FAMILIES)
+_ALIKE = ("mistral", "qwen2", "qwen3")
+"""What these have, others have too."""
+
+
+@pytest.fixture(
+    params=[pytest.param(n, marks=[pytest.mark.slow] * (n in _ALIKE)) for n in FAMILIES]
+)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return model_folder(tmp_path / request.param, FAMILIES[request.param])
 

@@ -290,7 +290,7 @@ def test_an_ordinary_fault_in_a_file_with_such_a_name_is_no_matter_of_its_name(
     assert taken_names.hidden(found.value) == ""
 
 
-@pytest.mark.parametrize("depth", ["", "inner/"])
+@pytest.mark.parametrize("depth", [pytest.param("", marks=pytest.mark.slow), "inner/"])
 def test_a_file_with_relative_imports_is_started_as_a_part_of_its_package(
     tmp_path: Path, depth: str
 ) -> None:
