@@ -18,7 +18,8 @@ def judge(
     ``pass_at_K`` tells how likely one of K completions is right. A completion without a verdict
     counts as not right.
 
-    The verdicts replace those of an earlier checker, whose rewards stay. The checker judges each
+    The verdicts replace those of an earlier checker, whose rewards stay if it has another name; if
+    not, a notice says that they were replaced. The checker judges each
     completion in a separate process, which is killed after ``config.time_limit`` seconds.
 
     Raises:
@@ -27,9 +28,9 @@ def judge(
     from steps.evaluation.several_samples import pass_at_k, share_of_samples
     from steps.online.rewarding.judging import count_verdicts, judge_recording, right_of_prompts
 
-    judged = judge_recording(
+    judged, notices = judge_recording(
         rollouts.path, checker, config, out.path, out.progress, out.scratch / "verdicts"
     )
     right = right_of_prompts(judged)
     shares = {"right_share": share_of_samples(right), **pass_at_k(right)}
-    return {**shares, **count_verdicts(judged)}
+    return {**shares, **count_verdicts(judged), **({"notices": notices} if notices else {})}

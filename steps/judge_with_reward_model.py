@@ -20,9 +20,9 @@ def judge_with_reward_model(
     model: RewardModel,
     config: ModelRewards = ModelRewards(),
 ) -> Metrics:
-    """Write the rollouts with a reward named ``reward_model``: the score of the completion's text
+    """Write the rollouts with a reward named ``config.name``: the score of the completion's text
     behind its prompt. Verdicts stay, and so do rewards of other names: those of a completion add
-    up.
+    up. A notice says that rewards of the same name were replaced.
 
     A reward model knows whole answers only. So the reward of a completion that was cut is null
     (unless ``config.of_cut`` is set), and so is that of one which the chat template or a limit
@@ -31,8 +31,8 @@ def judge_with_reward_model(
 
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
     """
-    from steps.online.rewarding.judging import copy_beside, read_prompts, read_some
-    from steps.online.rewarding.rewards import OF_MODEL, by_model
+    from steps.online.rewarding.judging import copy_beside, read_prompts, read_some, replaced
+    from steps.online.rewarding.rewards import by_model
     from steps.online.rollouts import texts, write_rollouts
     from steps.reward_models.answer_scores import score_answers
 
@@ -50,14 +50,17 @@ def judge_with_reward_model(
                 return [record["scores"] for record in scored]
             return [[None] * len(record["completions"]) for record in records]
 
-        rewarded = by_model(score, config.of_cut)(drawn, said, read_prompts(rollouts.path))
+        rewarding = by_model(score, config.of_cut, config.name)
+        rewarded = rewarding(drawn, said, read_prompts(rollouts.path))
     if place.ranks.is_first:
         write_rollouts(out.path, rewarded)
         copy_beside(rollouts.path, out.path)
         metrics["cut"] = sum(rollout.is_cut for rollout in drawn)
-        given = [reward for r in rewarded if (reward := r.rewards[OF_MODEL]) is not None]
+        given = [reward for r in rewarded if (reward := r.rewards[config.name]) is not None]
         if given:  # of cut completions, too, if these have one; mean_score is of the others
             metrics["mean_reward"] = sum(given) / len(given)
-        if config.of_cut is None and all(rollout.is_cut for rollout in drawn):
-            metrics["notices"] = [_ALL_CUT]
+        all_cut = config.of_cut is None and all(rollout.is_cut for rollout in drawn)
+        notices = [*metrics.get("notices", ()), *replaced(drawn, config.name)]
+        if notices := [*notices, _ALL_CUT] if all_cut else notices:
+            metrics["notices"] = notices
     return metrics

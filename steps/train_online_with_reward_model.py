@@ -38,12 +38,20 @@ def train_online_with_reward_model(
             is in the first one alone.
         scoring: how it scores, and the reward of a completion that was cut.
         checker: a rule whose rewards add up with the scores.
+
+    Raises:
+        ValueError: the rewards of checker and reward model have one name.
     """
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
     from steps.online.rewarding.rewards import by_model, checking, one_after_the_other
     from steps.reward_models.answer_scores import AnswerScorer
 
+    if checker is not None and checker.name == scoring.name:
+        raise ValueError(
+            f"checker and reward model both give a reward named {scoring.name}, and only those of "
+            "different names add up; set scoring.name"
+        )
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     rewards, scorer = [], None
     with at_work(out) as place, replying(environment, judging) as replies, ExitStack() as opened:
@@ -52,7 +60,7 @@ def train_online_with_reward_model(
         if place.ranks.is_first:  # which alone gives rewards
             scorer = AnswerScorer(reward_model.path, scoring.scoring, scoring.tokenize)
             opened.enter_context(scorer)
-            rewards.append(by_model(scorer.scores, scoring.of_cut))
+            rewards.append(by_model(scorer.scores, scoring.of_cut, scoring.name))
         reward = one_after_the_other(rewards)
         metrics = run_sampling(
             folders, config, prompts.path, reward, iterations, place, engine, replies

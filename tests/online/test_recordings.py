@@ -383,7 +383,8 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     every = sum(r.row == odd[0].row for r in odd)
     assert metrics[f"pass_at_{every}"]["value"] == len(solved) / len({r.row for r in odd})
 
-    again, _ = judged_by(tmp_path / "exact", tmp_path / "odd" / "made", Exact())
+    again, metrics = judged_by(tmp_path / "exact", tmp_path / "odd" / "made", Exact())
+    assert "notices" not in metrics
     assert all("exact" in rollout.rewards for rollout in again)
     assert [r.rewards.get("odd_length") for r in again] == [
         r.rewards.get("odd_length") for r in odd
@@ -391,6 +392,8 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     assert {r.verdict for r in again} <= {Verdict.right, Verdict.wrong}
     assert [r.is_rewarded for r in again] == [bool(text) for text in said]  # a sum of both
     assert texts(tmp_path / "exact" / "made", (r.ids for r in again)) == said
+    _, metrics = judged_by(tmp_path / "twice", tmp_path / "exact" / "made", Exact())
+    assert metrics["notices"][0].startswith("21 completions had a reward named exact already")
 
 
 def test_a_checker_that_comes_to_too_few_verdicts_stops_the_run(

@@ -128,6 +128,9 @@ def test_a_checker_adds_its_reward_and_cut_completions_may_have_one(
         right = float(of_both.verdict is Verdict.right)
         score = -2.0 if of_model.is_cut else of_model.rewards["reward_model"]
         assert of_both.rewards == {ShortWords.name: right, "reward_model": score}
+    settings["scoring"] = ModelRewards(name=ShortWords.name)
+    with pytest.raises(ValueError, match="checker and reward model both give a reward named"):
+        online(folders, tmp_path / "one-name", 1, **settings)
 
 
 def test_of_each_kind_of_notice_a_run_has_one(

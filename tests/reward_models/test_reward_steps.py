@@ -254,8 +254,13 @@ def test_scores_are_rewards_of_whole_rollouts(model: Path, tmp_path: Path) -> No
     }  # fmt: skip
     assert best == highest
     again = Folder(tmp_path / "again")
-    judge(again, artifact(out.path), artifact(model))
+    metrics = judge(again, artifact(out.path), artifact(model))
     assert list(read_rollouts(again.path)) == judged
+    assert "20 completions had a reward named reward_model already" in metrics["notices"][0]
+    assert "notices" not in judge(
+        again, artifact(out.path), artifact(model), ModelRewards(name="b")
+    )
+    assert all(r.rewards["b"] == r.rewards["reward_model"] for r in read_rollouts(again.path))
     # What lacks a summand is not compared with sums: here it would often be the best.
     assert [r.k for r in judged if r.is_rewarded] == [0, 1, 3] * 5
     learnt = experience_of(judged, longest=8)

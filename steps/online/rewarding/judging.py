@@ -32,8 +32,9 @@ def judge_recording(
     output: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     scratch: Path | None = None,
-) -> list[Rollout]:
-    """Writes a recording to another folder, with the checker's verdicts and rewards; its rollouts.
+) -> tuple[list[Rollout], list[str]]:
+    """Writes a recording to another folder, with the checker's verdicts and rewards; its rollouts,
+    and what is to be told of them.
 
     Args:
         scratch: where verdicts of a costly checker are kept, for a run that goes on.
@@ -51,7 +52,17 @@ def judge_recording(
     require_verdicts(rollouts, config.most_without)
     write_rollouts(output, rollouts)
     copy_beside(recording, output)
-    return rollouts
+    return rollouts, replaced(drawn, checker.name)
+
+
+def replaced(rollouts: Iterable[Rollout], name: str) -> list[str]:
+    """A notice, if rollouts that get a reward of this name have one already."""
+    if not (count := sum(name in rollout.rewards for rollout in rollouts)):
+        return []
+    return [
+        f"{count} completions had a reward named {name} already, which was replaced: only rewards "
+        "of different names add up"
+    ]
 
 
 def read_some(recording: Path) -> list[Rollout]:

@@ -20,9 +20,6 @@ from steps.generation.engine import Finish
 from steps.online.rewarding.judging import judge_rollouts, require_prompts, require_verdicts
 from steps.online.rollouts import Rollout
 
-OF_MODEL = "reward_model"
-"""The name of a reward model's reward."""
-
 Rows = Mapping[str, PromptRow]
 """The prompts, by their ids."""
 Reward = Callable[[Sequence[Rollout], Sequence[str], Rows], list[Rollout]]
@@ -58,8 +55,8 @@ def checking(checker: Checker, config: JudgeConfig, scratch: Path) -> Iterator[R
         yield reward
 
 
-def by_model(score: Score, of_cut: float | None) -> Reward:
-    """A reward model's score of the text behind its prompt, as the reward `OF_MODEL`.
+def by_model(score: Score, of_cut: float | None, name: str) -> Reward:
+    """A reward model's score of the text behind its prompt, as the reward `name`.
 
     Args:
         of_cut: the reward of a completion that was cut.
@@ -74,7 +71,7 @@ def by_model(score: Score, of_cut: float | None) -> Reward:
         others = {Finish.length: of_cut, Finish.error: None}
         given = [others[r.finish] if r.is_cut else next(scores) for r in rollouts]
         return [
-            replace(rollout, rewards={**rollout.rewards, OF_MODEL: score})
+            replace(rollout, rewards={**rollout.rewards, name: score})
             for rollout, score in zip(rollouts, given, strict=True)
         ]
 
