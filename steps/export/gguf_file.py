@@ -47,7 +47,6 @@ _LARGEST = {
     GGMLQuantizationType.Q8_0: 127 * 65504.0,  # the largest level times the largest scale
 }
 """The largest value that a type can express."""
-_HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 _ROTATION_DIVISORS = "rope_freqs.weight"
 
 
@@ -128,8 +127,6 @@ class _Source:
         for file in sorted(self._folder.glob("*.safetensors")):
             with safe_open(file, "pt") as tensors:
                 for source in sorted(tensors.keys()):
-                    if source == _HEAD and self._is_tied:
-                        continue  # readers use the embeddings in its place
                     name = names.get_name(source, (".weight", ".bias"))
                     if name is None:
                         raise ValueError(
@@ -159,19 +156,6 @@ class _Source:
             return GGMLQuantizationType.F32
         block, _ = gguf.GGML_QUANT_SIZES[self._type]
         return self._type if shape[-1] % block == 0 else GGMLQuantizationType.F16
-
-    @cached_property
-    def _is_tied(self) -> bool:
-        """Whether the head is the embeddings. A config may say so of two different matrices, which
-        transformers then leaves apart."""
-        if not self.config.tie_word_embeddings:
-            return False
-        found = {}
-        for file in self._folder.glob("*.safetensors"):
-            with safe_open(file, "pt") as tensors:
-                for name in {_HEAD, _EMBEDDINGS} & {*tensors.keys()}:
-                    found[name] = tensors.get_tensor(name)
-        return len(found) < 2 or torch.equal(found[_HEAD], found[_EMBEDDINGS])
 
     @property
     def _rotation(self) -> _Tensor:

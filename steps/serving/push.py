@@ -195,7 +195,7 @@ def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) 
     console.print(Text(f"to {ENDPOINT}/{repo} ({who}):", "bold"), soft_wrap=True)
     console.print(table)
     if CARD not in files:
-        line = f"there is no model card ({CARD}): export_hf writes one"
+        line = f"there is no model card ({CARD}): export_hf writes that of a language model"
         console.print(Text(line, "yellow"))
         return
     lines = files[CARD].read_text(encoding="utf-8", errors="replace").splitlines()
