@@ -1,4 +1,4 @@
-"""Finds the files that a command, a shell script or a query names."""
+"""Finds the files that a command, a shell script, a makefile or a query names."""
 
 import contextlib
 import glob
@@ -20,6 +20,8 @@ _LIKE_A_PATH = re.compile(r"[\w~-].*/.*|[./]*[\w~-].*/|.*\w\.\w+|/[\w.~-]+.*", r
 _PATTERN = re.compile(r"(?=.*[./])\S*\*\S*")
 _QUOTED = re.compile(r"'([^'\n]+)'")
 """A text in a query of SQL, which may name a file."""
+_MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
+"""What `make` reads without being told to."""
 _RUN_BY_SHELL = re.compile(r"#!.*\b\w*sh\b")
 
 
@@ -50,8 +52,8 @@ _MOVES = frozenset({"cd", "pushd", "-C"})
 
 
 def files_named(words: list[str], folder: str, rules: Rules) -> set[str]:
-    """The project files that the words of a command name, and those that the shell scripts among
-    them name from the folder in which the command runs or from their own. Of a pattern such as
+    """The project files that the words of a command name, and those that the scripts among them
+    name from the folder in which the command runs or from their own. Of a pattern such as
     ``parts/*.txt``: the files that it finds, and their folder, in which others may appear."""
     found: set[str] = set()
     waiting = [(words, [folder])]
@@ -70,11 +72,11 @@ def files_named(words: list[str], folder: str, rules: Rules) -> set[str]:
 
 @lru_cache(256)
 def _words_of_script(path: str, *state: int) -> list[str]:
-    """The words of a shell script, which may name files; empty for any other file. A script that is
-    started again is read again only if its `state` has changed."""
+    """The words of a shell script or makefile, which may name files; empty for any other file. A
+    script that is started again is read again only if its `state` has changed."""
     with open(path, "rb") as file:
         text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
-    is_script = path.endswith((".sh", ".bash")) or _RUN_BY_SHELL.match(text)
+    is_script = path.endswith((".sh", ".bash", ".mk", *_MAKEFILES)) or _RUN_BY_SHELL.match(text)
     return [piece for line in text.split("\n") for piece in pieces(line)] if is_script else []
 
 
@@ -92,6 +94,7 @@ def _files_of(words: list[str], folder: str, rules: Rules) -> Iterator[str]:
     for before, piece in pairwise(("", *words)):
         inner = piece.replace(".", "/")
         names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
+        names += _MAKEFILES if os.path.basename(piece) == "make" else ()
         for place in (folder, *rules.roots) if before == "-m" else [folder]:
             for name in names:
                 path = os.path.abspath(os.path.join(place, name))
