@@ -9,8 +9,11 @@ import pytest
 
 from pipeline.show.report.axes import Axis, short
 from pipeline.show.report.figures import (
+    BOTTOM,
     COLOURS,
+    HEIGHT,
     MOST_TOLD_APART,
+    TOP,
     Estimate,
     bars,
     estimates,
@@ -86,6 +89,14 @@ def test_labels_are_text() -> None:
     drawn = estimates([[Estimate(0.0, 1.0, name="<i>x</i>")]], {0.0: "<b>"})
     assert "<i>" not in drawn
     assert "<b>" not in drawn
+
+
+def test_an_estimate_is_drawn_with_its_interval_inside_the_plot() -> None:
+    drawn = estimates([[Estimate(0.0, 0.5, 0.4, 0.7, name="a")]], {0.0: "x"})
+    assert "<title>a: 0.5 (0.4 to 0.7)</title>" in drawn
+    whisker = re.findall(r'points="([^"]*)"', drawn)[-1]
+    low, high = (float(point.partition(",")[2]) for point in whisker.split())
+    assert TOP <= high < low <= HEIGHT - BOTTOM
 
 
 def test_lines_have_a_colour_and_a_dash_of_their_own_as_long_as_there_are_any() -> None:
