@@ -191,6 +191,12 @@ def test_a_prompt_field_that_opens_a_longer_conversation_is_no_contradiction() -
     assert PAIR.parse(record, "1").prompt == tuple(history)
 
 
+def test_sides_may_have_a_system_message_that_the_prompt_does_not_have() -> None:
+    opening = [system("Be brief."), QUESTION]
+    record = {"prompt": [QUESTION], "chosen": [*opening, PARIS], "rejected": [*opening, ROME]}
+    assert PAIR.parse(record, "1") == PreferenceRow("1", tuple(opening), (PARIS,), (ROME,))
+
+
 def test_tools_and_template_arguments_come_with_the_row_as_objects_or_as_json() -> None:
     record = {
         "chosen": [QUESTION, LOOKS_UP, RESULT, PARIS],

@@ -295,6 +295,10 @@ def test_an_input_beside_an_instruction_belongs_to_the_prompt() -> None:
 
     assert row.prompt[-1]["content"] == "Translate.\nHaus"
 
+    record = {"instruction": "Translate.", "input": "Haus", "solution": "house"}
+    (row,) = loaded([record], ConversationRow)
+    assert row.messages[0]["content"] == "Translate.\nHaus"
+
 
 def test_tools_that_lie_in_strings_are_read() -> None:
     rows = loaded(AS_THEY_ARE["When2Call"])
@@ -374,6 +378,9 @@ def test_what_is_not_understood_names_the_setting() -> None:
     chosen = choose_format(FormatChoice("preference", NAMES), [], PreferenceRow, "here")
     with pytest.raises(MalformedRow, match=r"data\.fields\.first"):
         chosen.parse(judged(1), "1")
+    one_score = judged(1) | {"score_chosen": 1}
+    fields = NAMES | {"better": "scores"}
+    assert loaded([one_score], name="preference", fields=fields) == ["verdict not understood"]
 
 
 FOUR = {
@@ -822,10 +829,18 @@ def test_a_list_of_one_answer_is_that_answer() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "completion"])
 def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn(name: str) -> None:
-    record = {name: [user("Hi"), assistant("Hello."), user("q"), assistant("a")], "label": 0}
-    (row,) = loaded([record], UnpairedRow)
-    assert len(row.prompt) == 3
-    assert row.completion == (assistant("a"),)
+    said = [user("Hi"), assistant("Hello."), user("q"), assistant("a")]
+    for conversation in (said, said[2:]):
+        (row,) = loaded([{name: conversation, "label": 0}], UnpairedRow)
+        assert row.prompt == tuple(conversation[:-1])
+        assert row.completion == (assistant("a"),)
+
+
+def test_of_two_questions_none_is_guessed_and_texts_without_speakers_are_no_prompts() -> None:
+    asked = {"question": "q", "instruction": "i", "response": "a", "label": True}
+    for record, kind in ((asked, UnpairedRow), ({"messages": ["q", "a"]}, PromptRow)):
+        with pytest.raises(ValueError, match="here: "):
+            loaded([record], kind)
 
 
 @pytest.mark.parametrize(

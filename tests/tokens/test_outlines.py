@@ -112,6 +112,11 @@ def looked_for(body: str) -> Any:
     "body",
     [
         "{% if m.content | length > 9 %}long{% endif %}{{ m.content }}",
+        "{% if loop.first and m.content | length > 9 %}long{% endif %}{{ m.content }}",
+        "{{ m.content if loop.first else m.content | upper }}",
+        "{% set n.c = m.content %}{% if n.c %}some{% endif %}{{ m.content }}",
+        "{% if m.content == m.role %}same{% endif %}{{ m.content }}",
+        "{% if m.content + 'b' == 'ab' %}same{% endif %}{{ m.content }}",
         "{{ m.content | upper }}",
         "{{ m.content[:9] }}",
         "{{ m.content.split('x')[0] }}",
@@ -144,7 +149,8 @@ def test_a_template_that_looks_at_contents_is_not_taken_for_one_that_writes_them
 def test_a_template_that_looks_for_a_text_is_exact_where_no_content_has_it() -> None:
     body = "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}{% else %}"
     body += "{{ m.content }}{% endif %}{% if m.content.startswith('no') %}!{% endif %}"
-    assert looked_for(body) == {"</think>", "no"}
+    body += "{% if 'user' == m.content %}?{% endif %}"
+    assert looked_for(body) == {"</think>", "no", "user"}
     differ, filled = differences(with_body(body), 300)
     assert not differ
     assert filled > 20
