@@ -346,13 +346,13 @@ def _limit_processor_time(time_limit: float) -> None:
 def _judged(checker: Any, answered: Answered | Compared) -> Judgement:
     try:
         judgement = checker.check(answered)
-    except Exception as error:
+        if not isinstance(judgement, Judgement):
+            return no_verdict(f"the checker returned {judgement!r}, no judgement"[:_LONGEST_REASON])
+        reward = judgement.reward
+        if reward is None and judgement.verdict is Verdict.none:
+            return judgement
+        if not (isinstance(reward, Real) and math.isfinite(reward)):
+            return no_verdict(f"the checker gave the reward {reward!r}, which is no number")
+    except Exception as error:  # of the reward, too, which may be computed or too large for a float
         return no_verdict(f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
-    if not isinstance(judgement, Judgement):
-        return no_verdict(f"the checker returned {judgement!r}, no judgement"[:_LONGEST_REASON])
-    reward = judgement.reward
-    if reward is None and judgement.verdict is Verdict.none:
-        return judgement
-    if not (isinstance(reward, Real) and math.isfinite(reward)):
-        return no_verdict(f"the checker gave the reward {reward!r}, which is no number")
     return judgement

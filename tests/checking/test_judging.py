@@ -308,7 +308,7 @@ def test_a_verdict_has_an_end_which_a_plan_knows(seconds: float) -> None:
 
 def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict() -> None:
     texts = ["right", "die", "wrong", "right", "raise", "nothing", "fork", "text"]
-    texts += ["endless", "unnormalised", "unrewarded", *["right", "wrong"] * 20]
+    texts += ["endless", "unnormalised", "unrewarded", "huge", *["right", "wrong"] * 20]
     with Judges(Scripted(), 2, time_limit=HANGS_SECONDS) as judges:
         found = judges.judge([Answered(text) for text in texts])
         assert judges.judge([]) == []
@@ -323,6 +323,7 @@ def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict()
     assert reasons["text"] == "ValueError: a checker judges 'no', which is neither right nor wrong"
     assert reasons["endless"].startswith("ValueError: grade must be finite")
     assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
+    assert reasons["huge"] == "OverflowError: int too large to convert to float"
     assert reasons["unrewarded"] == "the checker gave the reward None, which is no number"
 
 

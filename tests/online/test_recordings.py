@@ -15,7 +15,7 @@ from tiny_models import folder_bytes, model_folder, word_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
-from worlds import OddLength
+from worlds import Halves, OddLength
 
 import steps.online.recording as recorder
 from steps.checking.boxed import Boxed
@@ -392,7 +392,8 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     assert {r.verdict for r in again} <= {Verdict.right, Verdict.wrong}
     assert [r.is_rewarded for r in again] == [bool(text) for text in said]  # a sum of both
     assert texts(tmp_path / "exact" / "made", (r.ids for r in again)) == said
-    _, metrics = judged_by(tmp_path / "twice", tmp_path / "exact" / "made", Exact())
+    twice, metrics = judged_by(tmp_path / "twice", tmp_path / "exact" / "made", Halves())
+    assert {r.rewards["exact"] for r in twice} == {0.5}
     assert metrics["notices"][0].startswith("21 completions had a reward named exact already")
 
 

@@ -45,6 +45,8 @@ class Scripted(Checker):
                 return Unnormalised(Verdict.right)
             case "unrewarded":
                 return Unrewarded(Verdict.right)
+            case "huge":
+                return Huge(Verdict.right)
         return judged(answered.text == "right")
 
 
@@ -53,6 +55,13 @@ class Unrewarded(Judgement):
     """A verdict without a reward."""
 
     reward: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+@dataclass(frozen=True)
+class Huge(Judgement):
+    """A judgement with a reward that is too large for a float."""
+
+    reward: ClassVar[int] = 10**400  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @dataclass(frozen=True)

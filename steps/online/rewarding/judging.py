@@ -121,7 +121,9 @@ def require_prompts(rollouts: Iterable[Rollout], rows: Mapping[str, PromptRow]) 
 def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
     if rollout.finish is Finish.error:
         judgement = no_verdict(rollout.reason or "sampling it failed")
-    rewards = {**rollout.rewards, name: judgement.reward}
+    reward = judgement.reward
+    given = None if reward is None else float(reward)  # a checker's may be a fraction, as of tests
+    rewards = {**rollout.rewards, name: given}
     return replace(
         rollout, verdict=judgement.verdict, reason=judgement.reason or None, rewards=rewards
     )

@@ -3,9 +3,10 @@ why it imports little."""
 
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
-from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged, no_verdict
 from steps.environments.environment import Environment, Graded, Observation, Turn, says
 
 
@@ -91,6 +92,23 @@ class ShortWords(Checker):
     def check(self, answered: Answered) -> Judgement:
         words = answered.text.split()
         return judged(len(words) % 2 == 0) if words else no_verdict("there is no word")
+
+
+@dataclass(frozen=True)
+class Half(Judgement):
+    """Right, for half of the reward."""
+
+    reward: ClassVar[Fraction] = Fraction(1, 2)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+@dataclass(frozen=True)
+class Halves(Checker):
+    """Gives every text half of the reward, under the name of another checker."""
+
+    name = "exact"
+
+    def check(self, answered: Answered) -> Judgement:
+        return Half(Verdict.right)
 
 
 @dataclass(frozen=True)
