@@ -22,6 +22,12 @@ from steps.training.objectives import preference_objective
 GROUPS = read_pairs(pair_records(16), VOCABULARY)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def eight_devices() -> None:
+    """That JAX has all of them: it has as many for good as the first to ask for some needs."""
+    assert len(jax.devices()) == 8
+
+
 def run(policy: Path, count: int) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of two steps, and logps after them."""
     scorer = JaxScorer(policy, Dtype.float32, 64, devices=count)
@@ -42,7 +48,6 @@ def run(policy: Path, count: int) -> tuple[list[float], list[float]]:
 
 @pytest.mark.slow
 def test_a_run_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
-    assert len(jax.devices()) == 8
     # 30 rows of a perceptron are shared by two devices, and whole on each of eight
     policy = model_folder(tmp_path, lambda: llama(tied=False, intermediate=30))
     (log, scored), (same_log, same_scored) = (run(policy, count) for count in (2, 8))
