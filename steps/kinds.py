@@ -122,7 +122,8 @@ class Completions(Artifact):
 
 class Rollouts(Artifact):
     """``rollouts-*.parquet``: a policy's completions as token ids, with logps and finish reasons;
-    beside them ``prompts-*.parquet``, ``tokenizer.json`` and ``engine.json``."""
+    beside them ``prompts-*.parquet``, ``tokenizer.json``, ``chat_template.json`` and
+    ``engine.json``."""
 
     views = "steps.views:rollouts"
 

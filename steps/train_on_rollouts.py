@@ -1,6 +1,9 @@
 """``train_on_rollouts``: train a policy on completions that exist already."""
 
+from dataclasses import replace
+
 from pipeline import Metrics, Output, step
+from steps.glue.own_tokens import with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import Judged, Model, OnlineState, OnlineTraining
 from steps.online.config import RlConfig
@@ -29,4 +32,6 @@ def train_on_rollouts(
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     with at_work(out) as place:
-        return run_replay(folders, config, rollouts.path, place)
+        metrics = run_replay(folders, config, rollouts.path, place)
+        of_model = replace(place, output=place.output / "model")
+        return with_template_of(rollouts, of_model, metrics)

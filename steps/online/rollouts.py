@@ -3,6 +3,7 @@
     FOLDER/rollouts-00000.parquet    one row per completion, ordered by iteration, row and number k
            prompts-00000.parquet     the prompts, with the right answers if known
            tokenizer.json            decodes the ids
+           chat_template.json        wrote the prompts
            engine.json               describes the sampling engine
 
 Training uses the token ids; text is only for checkers and people. A text does not show how the

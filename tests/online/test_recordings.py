@@ -25,6 +25,7 @@ from steps.checking.verdicts import Checker, Verdict
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
+from steps.data.vocabularies import TEMPLATE, TOKENIZER
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Engine, Finish, Finished, Request
 from steps.generation.sampling import decoded, make_requests
@@ -369,6 +370,8 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     said = texts(recording, (r.ids for r in drawn))
     some = JudgeConfig(most_without=1)
     odd, metrics = judged_by(tmp_path / "odd", recording, OddLength(), some)
+    judged, asked = tmp_path / "odd" / "made", {f.name for f in recording.glob("[!r]*")}
+    assert asked == {f.name for f in judged.glob("[!r]*")} >= {TOKENIZER, TEMPLATE, "engine.json"}
     for before, text, after in zip(drawn, said, odd, strict=True):
         words = len(text.split())
         expected = Verdict.none if not text else Verdict.right if words % 2 else Verdict.wrong

@@ -27,6 +27,7 @@ from steps.data.vocabularies import (
 )
 from steps.kinds import Model, RewardModel, Tokens, UnpairedTokens
 from steps.models.workplace import Workplace
+from steps.train_on_rollouts import train_on_rollouts
 
 MEANING = "come from another tokenizer than the model's"
 
@@ -255,6 +256,22 @@ def test_a_trained_model_has_the_chat_template_that_wrote_its_tokens(
     notices, template = metrics_and_template(tmp_path / "other")
     assert "the chat template that wrote its tokens" in notices[0]
     assert template == tokenizer.chat_template
+
+
+def test_a_model_trained_on_rollouts_has_the_chat_template_that_wrote_their_prompts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(start: Any, config: Any, rollouts: Path, place: Workplace) -> dict[str, Any]:
+        shutil.copytree(start.policy, place.output / "model")
+        return {}
+
+    monkeypatch.setattr("steps.online.online_run.run_replay", trained)
+    (tokenizer := word_tokenizer()).chat_template = "{{ messages[-1].content }}"
+    save_template(tokenizer, tmp_path)
+    rollouts, policy = (Artifact(folder, "", "") for folder in (tmp_path, model))
+    metrics = train_on_rollouts.function(out := Folder(tmp_path / "out"), rollouts, policy)
+    assert "the chat template that wrote its tokens" in (metrics or {})["notices"][0]
+    assert chat_template_of(out.path / "model") == tokenizer.chat_template
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_ve
 from steps.data.rows.parquet import iter_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import from_record
+from steps.data.vocabularies import copy_tokenizer
 from steps.generation.engine import Finish
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.shared.shares import share_of
@@ -74,7 +75,8 @@ def read_some(recording: Path) -> list[Rollout]:
 
 def copy_beside(recording: Path, output: Path) -> None:
     """Copy what a recording has beside its rollouts."""
-    for pattern in ("prompts-*.parquet", "tokenizer.json", "engine.json"):
+    copy_tokenizer(recording, output)
+    for pattern in ("prompts-*.parquet", "engine.json"):
         for file in recording.glob(pattern):
             shutil.copyfile(file, output / file.name)
 
