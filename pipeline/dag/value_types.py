@@ -149,7 +149,8 @@ def converted_fields(cls: type) -> frozenset[str]:
     waiting = [function for name in _RUN_BY_CONSTRUCTION for function in _methods(cls, name)]
     seen: set[Any] = set()
     while waiting:
-        code = (function := inspect.unwrap(waiting.pop())).__code__
+        code = (function := waiting.pop()).__code__
+        waiting += filter(inspect.isfunction, [getattr(function, "__wrapped__", None)])
         if code in seen or _is_generated(function) or in_library(code.co_filename):
             continue
         seen.add(code)
