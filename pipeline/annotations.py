@@ -106,15 +106,20 @@ def _in_words(option: Any) -> str:
 _PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
+_EXACT = 2**53
+"""Below it, a float that is whole is the number that was written."""
+
+
 def _meant(value: Any, options: Sequence[Any]) -> str:
     """What to write instead, if that is clear."""
-    wanted = []
+    written = [value]
     if type(value) is str:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            wanted.append(ast.literal_eval(value.strip().capitalize()))
-    wanted += [int(v) for v in (value, *wanted) if isinstance(v, float) and v.is_integer()]
-    if value in (0, 1):
-        wanted.append(bool(value))
+            written.append(ast.literal_eval(value.strip().capitalize()))
+    numbers = [v for v in written if type(v) in (bool, int, float) and abs(v) < _EXACT]
+    wanted = [bool(v) for v in numbers if bool in options and v in (0, 1)]
+    wanted += [int(v) for v in numbers if int in options and v == int(v)]
+    wanted += written[1:]
     of_several = ((get_origin(option), get_args(option)) for option in options)
     wanted += [o([value]) for o, of in of_several if o in _SEVERAL and of[:1] == (type(value),)]
     for meant in wanted:

@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Literal, TypeGuard, Union, get_args, get_origi
 
 from pipeline.annotations import annotations_of, misfit, options_of
 from pipeline.dag.canonical import DEEPEST, too_deep
+from pipeline.dag.conversions import converted_fields
 from pipeline.dag.inputs import File, HubModel
-from pipeline.dag.value_types import converted_fields
 from pipeline.errors import TemperError
 from pipeline.redaction import shown
 

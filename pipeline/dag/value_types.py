@@ -6,9 +6,7 @@ A class of a library, whose code is not in the key, keeps the name of its module
 
 import abc
 import dataclasses
-import dis
 import functools
-import inspect
 import sys
 import types
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ from pipeline.uncaught.misused import undecorated
 
 _INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
 _METACLASSES = (type, abc.ABCMeta)
-_GENERATED = "<string>"
+GENERATED = "<string>"
+"""The file of code that `dataclasses` writes."""
 """The file of the methods that :mod:`dataclasses` writes."""
 
 
@@ -136,49 +135,16 @@ def _is_plain(cls: Any, fields: tuple[dataclasses.Field, ...]) -> bool:
         and _is_generated(cls.__init__)
         and (cls.__setattr__ is object.__setattr__ or _is_generated(cls.__setattr__))
         and cls.__getattribute__ is object.__getattribute__
-        and all(field.init and _is_stored(cls, field.name) for field in fields)
+        and all(field.init and is_stored(cls, field.name) for field in fields)
     )
-
-
-@functools.cache
-def converted_fields(cls: type) -> frozenset[str]:
-    """Fields that the constructor may set to something other than it was given, as in
-    ``self.sizes = self.sizes.split(",")``; their annotations tell what it is given."""
-    names = frozenset(field.name for field in dataclasses.fields(cls))
-    found = {name for name in names if not _is_stored(cls, name)}
-    waiting = [function for name in _RUN_BY_CONSTRUCTION for function in _methods(cls, name)]
-    seen: set[Any] = set()
-    while waiting:
-        code = (function := waiting.pop()).__code__
-        waiting += filter(inspect.isfunction, [getattr(function, "__wrapped__", None)])
-        if code in seen or _is_generated(function) or in_library(code.co_filename):
-            continue
-        seen.add(code)
-        found |= {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
-        if not _SETTERS.isdisjoint(code.co_names):
-            found |= names.intersection(map(str, code.co_consts)) or names
-        for name in code.co_names:
-            called = function.__globals__.get(name)
-            waiting += [called] if inspect.isfunction(called) else _methods(cls, name)
-    return names & found
-
-
-_RUN_BY_CONSTRUCTION = ("__new__", "__init__", "__post_init__", "__setattr__")
-_SETTERS = frozenset({"setattr", "__setattr__", "__dict__", "vars"})
-
-
-def _methods(cls: type, name: str) -> list[types.FunctionType]:
-    """The functions of a class and its bases that have this name."""
-    found = (vars(base).get(name) for base in cls.__mro__)
-    return [function for function in found if isinstance(function, types.FunctionType)]
 
 
 def _is_generated(method: Any) -> bool:
     code = getattr(method, "__code__", None)
-    return code is not None and code.co_filename == _GENERATED
+    return code is not None and code.co_filename == GENERATED
 
 
-def _is_stored(cls: type, name: str) -> bool:
+def is_stored(cls: type, name: str) -> bool:
     """Whether an attribute is stored as assigned, and is no property or other descriptor."""
     found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
     return isinstance(found, types.MemberDescriptorType) or not (

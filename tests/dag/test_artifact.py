@@ -4,12 +4,16 @@ import enum
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import Any, List, Literal, TypeVar  # noqa: UP035
 
 import pytest
 
 from pipeline import Artifact, Output, TemperError, step
+from pipeline.dag.conversions import converted_fields
+from steps.online.methods.policy_gradient import PolicyGradient
+from steps.training.config import TrainConfig
 
 
 class Model(Artifact):
@@ -229,11 +233,82 @@ class Described:
     depth: int = 2
 
 
+def _set(config: Any, name: str, value: Any) -> None:
+    object.__setattr__(config, name, value)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    kind: str = "7"
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        _set(self, "kind", int(self.kind))
+        if self.depth == 0:
+            raise ValueError("depth must be above 0")
+
+
+NAMED = {"warm": int}
+
+
+@dataclass(frozen=True)
+class Looped:
+    warm: str = "3"
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        for name, kind in NAMED.items():
+            _set(self, name, kind(getattr(self, name)))
+
+
+@dataclass
+class Fixed:
+    size: str = "3"
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        def fix() -> None:
+            tiny_conversions.fix(self)
+
+        fix()
+
+
+@dataclass
+class AnyOf:
+    size: str = "3"
+    depth: str = "2"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            setattr(self, field.name, int(getattr(self, field.name)))
+
+
+def _fix(config: Any) -> None:
+    config.size = int(config.size)
+
+
+tiny_conversions: Any = ModuleType("tiny_conversions")
+tiny_conversions.fix = _fix
+
+
 @step(version="1")
-def convert(out: Output, config: Parted | Frozen | Described) -> None: ...
+def convert(out: Output, config: Parted | Frozen | Described | Chosen | Looped | Fixed) -> None: ...
 
 
-@pytest.mark.parametrize("kind", [Parted, Frozen, Described])
+@step(version="1")
+def convert_all(out: Output, config: AnyOf) -> None: ...
+
+
+def test_fields_that_are_converted_whatever_they_are_called_are_not_checked() -> None:
+    convert_all(AnyOf())
+
+
+def test_switches_of_shipped_configs_are_checked_though_these_convert_choices() -> None:
+    assert converted_fields(TrainConfig) == {"dtype", "attention", "activation_checkpointing"}
+    assert "mask_cut" not in converted_fields(PolicyGradient)
+
+
+@pytest.mark.parametrize("kind", [Parted, Frozen, Described, Chosen, Looped, Fixed])
 def test_a_field_that_the_constructor_converts_is_annotated_as_what_it_is_given(kind: Any) -> None:
     convert(kind())
     with pytest.raises(TemperError, match=r"depth takes a whole number .*; write 3"):

@@ -10,6 +10,7 @@ from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import dotted, is_super, is_type_of, makes_logger, typed
 from pipeline.code.reading.writer import Writer
 
+_ADDING = frozenset({"append", "extend", "insert"})
 NAMESPACE_NAMES = frozenset({"__globals__", "f_globals", "f_locals", "__builtins__"})
 _PLACES = frozenset({"__name__", "__file__", "__package__", "__spec__", "__path__", "__loader__"})
 
@@ -39,7 +40,7 @@ class Names(Writer):
             self.emit(")")
             return
         self.note(self.mangled(node.attr), node.value)
-        if node.attr == "filters" and self.is_logger(node.value):
+        if self.may_add_filters(node):
             self.note("addFilter")
         if self.takes_values_away(node):
             self.traits.add(
@@ -73,6 +74,13 @@ class Names(Writer):
         if name == "__class__" and self.is_own(owner):
             traits = (Reader.ITSELF,)
         self.traits.update(traits)
+
+    def may_add_filters(self, node: ast.Attribute) -> bool:
+        """Whether a logger's filters may be changed in place: those of anything, by ``append``, and
+        those of what is known to be a logger."""
+        if node.attr in _ADDING:
+            return isinstance(node.value, ast.Attribute) and node.value.attr == "filters"
+        return node.attr == "filters" and self.is_logger(node.value)
 
     def is_logger(self, node: ast.expr) -> bool:
         return makes_logger(node) or (dotted(node) or ()) in self.loggers
