@@ -24,6 +24,8 @@ TOKENIZER = "tokenizer.json"
 """The file beside tokens that decodes their ids, in the format of the library ``tokenizers``."""
 TEMPLATE = "chat_template.json"
 """The file beside tokens with the chat template that wrote them; none beside those of texts."""
+_BESIDE_VOCABULARY = {"special_tokens_map.json", "added_tokens.json"}
+"""Files that make no tokenizer by themselves."""
 
 
 def save_template(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
@@ -39,11 +41,18 @@ def copy_tokenizer(tokens: Path, copy: Path) -> None:
             shutil.copyfile(file, copy / file.name)
 
 
+def has_tokenizer(model: Path) -> bool:
+    """Whether a model folder has files of a tokenizer, by their names."""
+    names = {file.name.lower() for file in model.iterdir()} - _BESIDE_VOCABULARY
+    return any("token" in n or "vocab" in n or n.endswith(".model") for n in names)
+
+
 def hand_template_on(tokens: Path, model: Path) -> bool:
-    """Give a model folder the chat template that wrote `tokens`. Returns whether it had another."""
+    """Give a model folder the chat template that wrote `tokens`. Returns whether it had another.
+    One without a tokenizer, as a user's own step may write it, gets none."""
     from transformers import AutoTokenizer
 
-    if not (tokens / TEMPLATE).is_file():
+    if not (tokens / TEMPLATE).is_file() or not has_tokenizer(model):
         return False
     wrote = json.loads((tokens / TEMPLATE).read_bytes())["chat_template"]
     own, others = model / "chat_template.jinja", model / "additional_chat_templates"
@@ -131,9 +140,10 @@ def _ids_in(folder: Path) -> set[int]:
     """The ids that occur in the token files of a folder."""
     import pyarrow.parquet as pq
 
-    names = pq.read_schema(shards(folder)[0]).names
     found: set[int] = set()
-    for table in iter_groups(folder, [name for name in names if name.endswith("_ids")]):
-        chunks = (chunk for column in table.itercolumns() for chunk in column.chunks)
-        found.update(i for chunk in chunks for i in chunk.flatten().unique().to_pylist())
+    for shard in shards(folder):  # which may have other columns, as pairs and conversations do
+        names = [name for name in pq.read_schema(shard).names if name.endswith("_ids")]
+        for table in iter_groups(shard, names):
+            chunks = (chunk for column in table.itercolumns() for chunk in column.chunks)
+            found.update(i for chunk in chunks for i in chunk.flatten().unique().to_pylist())
     return found

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from steps.data.vocabularies import has_tokenizer
 from steps.models.config import ADAPTER_FILE, DEQUANTISED
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -52,7 +53,7 @@ def _faults(folder: Path) -> Iterator[str]:
         yield "has no weights (model.safetensors)" + (
             f", and no model.safetensors.index.json that names {shards}" if shards else ""
         )
-    if not any("token" in n or "vocab" in n or n.endswith(".model") for n in map(str.lower, names)):
+    if not has_tokenizer(folder):
         yield "has no tokenizer (tokenizer.json)"
     if ADAPTER_FILE in names:
         yield f"has both a whole model and an adapter ({ADAPTER_FILE}), which may be merged into it"

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.utils import logging
 
 from steps.data.tokens.rendering import load_bare_tokenizer
+from steps.data.vocabularies import has_tokenizer
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_as
 from steps.models.value_head import require_no_more, value_head
@@ -88,7 +89,7 @@ def padding_of(folder: Path, ends: Collection[int], named: str | None = None) ->
     Raises:
         ValueError: `named` is not a token, or it ends a response.
     """
-    if _has_tokenizer(folder):
+    if has_tokenizer(folder):
         return _padding(load_bare_tokenizer(folder), ends, named)
     if named is not None:
         raise ValueError(f"pad_token={named!r} is looked for in a tokenizer, and {folder} has none")
@@ -104,7 +105,7 @@ def set_padding(folder: Path, chosen: int | None) -> str | None:
     Returns:
         A notice for the user if there is no such token, else None.
     """
-    if chosen is not None and _has_tokenizer(folder):
+    if chosen is not None and has_tokenizer(folder):
         tokenizer = load_bare_tokenizer(folder)
         if chosen != tokenizer.pad_token_id:
             _write_padding(folder, tokenizer, chosen)
@@ -117,10 +118,6 @@ def set_padding(folder: Path, chosen: int | None) -> str | None:
         "there is no padding token that ends no response, so the reward model names none, and "
         "transformers scores one response at a time; name a token of the tokenizer with pad_token"
     )
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _load(

@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import steps
 from pipeline import Artifact
 from pipeline.dag.step import StepFunction
-from steps.data.tokens.token_tables import COMPLETION_TOKENS, PAIR_TOKENS
+from steps.data.rows.parquet import write_rows
+from steps.data.tokens.token_tables import COMPLETION_TOKENS, CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.vocabularies import (
     copy_tokenizer,
     hand_template_on,
@@ -145,10 +146,14 @@ def test_a_token_that_the_model_s_tokenizer_lacks_is_told(model: Path, tmp_path:
 
 
 def test_tokenizers_may_differ_in_what_does_not_occur(model: Path, tmp_path: Path) -> None:
-    one, other, *_ = (f"w{i - 4}" for i in range(4, 64) if i not in used())
-    tokenizer = other_tokenizer((one, other))
+    one, other, *_ = unused = [i for i in range(4, 64) if i not in used()]
+    tokenizer = other_tokenizer((f"w{one - 4}", f"w{other - 4}"))
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    require_tokens_of(model, tokens_by(tokenizer, tmp_path / "tokens"))
+    require_tokens_of(model, tokens := tokens_by(tokenizer, tmp_path / "tokens"))
+    row = {"row": "r", "input_ids": unused, "mask": [True] * len(unused), "length": len(unused)}
+    write_rows(tokens / "tokens-00001.parquet", CONVERSATION_TOKENS, [row])  # beside the pairs
+    with pytest.raises(ValueError, match=MEANING):
+        require_tokens_of(model, tokens)
 
 
 def test_tokens_that_another_file_of_the_model_adds_are_known(model: Path, tmp_path: Path) -> None:
@@ -290,3 +295,6 @@ def test_templates_may_be_several_and_lie_in_the_config_of_a_tokenizer(
     assert hand_template_on(tmp_path / "model", tmp_path / "model") == (wrote != own)
     assert chat_template_of(tmp_path / "model") == wrote
     assert not hand_template_on(tmp_path, tmp_path / "model")
+    (bare := tmp_path / "bare").mkdir()
+    (bare / "special_tokens_map.json").write_text("{}")  # as a user's own step may leave a model
+    assert not hand_template_on(tmp_path / "model", bare)
