@@ -40,6 +40,12 @@ class Judgement:
         return None if self.verdict is Verdict.none else float(self.verdict is Verdict.right)
 
 
+def reward_of(judgement: Judgement) -> float | None:
+    """The reward as it is written: one of a user's judgement may be a fraction, as of tests."""
+    reward = judgement.reward
+    return None if reward is None else float(reward)
+
+
 @dataclass(frozen=True)
 class Answered:
     """The input of a checker.

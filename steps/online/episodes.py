@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from steps.checking.judges import Judges
-from steps.checking.verdicts import Judgement, Verdict, judged, no_verdict
+from steps.checking.verdicts import Judgement, Verdict, judged, no_verdict, reward_of
 from steps.data.rows.rows import PromptRow
 from steps.environments.environment import Observation, Turn, turns_of
 from steps.environments.playing import Episode, Over, Played
@@ -92,7 +92,7 @@ class Episodes:
             said = judged(False, "cut at max_new_tokens")
         if said is None:
             return rollout
-        rewards = {self._world.judges.name: said.reward}
+        rewards = {self._world.judges.name: reward_of(said)}
         return replace(rollout, verdict=said.verdict, reason=said.reason or None, rewards=rewards)
 
     def close(self) -> None:

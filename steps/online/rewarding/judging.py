@@ -14,7 +14,7 @@ from typing import Any
 
 from steps.checking.config import JudgeConfig
 from steps.checking.judges import Judges
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict, reward_of
 from steps.data.rows.parquet import iter_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import from_record
@@ -123,9 +123,7 @@ def require_prompts(rollouts: Iterable[Rollout], rows: Mapping[str, PromptRow]) 
 def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
     if rollout.finish is Finish.error:
         judgement = no_verdict(rollout.reason or "sampling it failed")
-    reward = judgement.reward
-    given = None if reward is None else float(reward)  # a checker's may be a fraction, as of tests
-    rewards = {**rollout.rewards, name: given}
+    rewards = {**rollout.rewards, name: reward_of(judgement)}
     return replace(
         rollout, verdict=judgement.verdict, reason=judgement.reason or None, rewards=rewards
     )

@@ -4,7 +4,7 @@ why it imports little."""
 import os
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged, no_verdict
 from steps.environments.environment import Environment, Graded, Observation, Turn, says
@@ -50,6 +50,17 @@ class Raises(Environment):
 
 
 @dataclass(frozen=True)
+class Share(Judgement):
+    """A verdict whose reward is a fraction."""
+
+    share: Fraction = Fraction(0)
+
+    @property
+    def reward(self) -> Any:
+        return self.share
+
+
+@dataclass(frozen=True)
 class Echo(Environment):
     """Repeats a turn's first tokens, and after a few turns is content if most tokens were even. It
     ends its process at a turn that begins with the token `fails`."""
@@ -69,8 +80,8 @@ class Echo(Environment):
         if len(state) < self.turns:
             return Observation(ids=(*turn.ids[:2], 1))
         even = [token % 2 == 0 for turn in state for token in turn.ids]
-        share = sum(even) / len(even)
-        return Graded(judged(share > 0.5).verdict, grade=1.0 if share > 0.5 else share)
+        share = Fraction(sum(even), len(even))
+        return Share(judged(share > 0.5).verdict, share=Fraction(1) if share > 0.5 else share)
 
 
 @dataclass(frozen=True)
@@ -95,20 +106,13 @@ class ShortWords(Checker):
 
 
 @dataclass(frozen=True)
-class Half(Judgement):
-    """Right, for half of the reward."""
-
-    reward: ClassVar[Fraction] = Fraction(1, 2)  # pyright: ignore[reportIncompatibleMethodOverride]
-
-
-@dataclass(frozen=True)
 class Halves(Checker):
     """Gives every text half of the reward, under the name of another checker."""
 
     name = "exact"
 
     def check(self, answered: Answered) -> Judgement:
-        return Half(Verdict.right)
+        return Share(Verdict.right, share=Fraction(1, 2))
 
 
 @dataclass(frozen=True)
