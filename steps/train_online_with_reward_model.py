@@ -40,18 +40,19 @@ def train_online_with_reward_model(
         checker: a rule whose rewards add up with the scores.
 
     Raises:
-        ValueError: the rewards of checker and reward model have one name.
+        ValueError: a reward of the checker or the environment has the name of the reward model's.
     """
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
     from steps.online.rewarding.rewards import by_model, checking, one_after_the_other
     from steps.reward_models.answer_scores import AnswerScorer
 
-    if checker is not None and checker.name == scoring.name:
-        raise ValueError(
-            f"checker and reward model both give a reward named {scoring.name}, and only those of "
-            "different names add up; set scoring.name"
-        )
+    for what, giver in (("checker", checker), ("environment", environment)):
+        if giver is not None and giver.name == scoring.name:
+            raise ValueError(
+                f"{what} and reward model both give a reward named {scoring.name}, and only those "
+                "of different names add up; set scoring.name"
+            )
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     rewards, scorer = [], None
     with at_work(out) as place, replying(environment, judging) as replies, ExitStack() as opened:

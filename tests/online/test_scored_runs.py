@@ -15,7 +15,7 @@ from tiny_models import (
     token_files,
     word_tokenizer,
 )
-from worlds import ShortWords
+from worlds import Echo, ShortWords
 
 from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import write_rows
@@ -128,9 +128,10 @@ def test_a_checker_adds_its_reward_and_cut_completions_may_have_one(
         right = float(of_both.verdict is Verdict.right)
         score = -2.0 if of_model.is_cut else of_model.rewards["reward_model"]
         assert of_both.rewards == {ShortWords.name: right, "reward_model": score}
-    settings["scoring"] = ModelRewards(name=ShortWords.name)
-    with pytest.raises(ValueError, match="checker and reward model both give a reward named"):
-        online(folders, tmp_path / "one-name", 1, **settings)
+    for what, giver in (("checker", ShortWords()), ("environment", Echo())):
+        settings = {"scoring": ModelRewards(name=giver.name), what: giver}
+        with pytest.raises(ValueError, match=f"{what} and reward model both give a reward named"):
+            online(folders, tmp_path / "one-name", 1, **settings)
 
 
 def test_of_each_kind_of_notice_a_run_has_one(
