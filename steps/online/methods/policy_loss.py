@@ -40,7 +40,8 @@ def policy_losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The losses of tokens, with gradients, and their metrics, detached; [S] each.
 
-    A token of weight 0 is clipped or not as if it had another weight, as in TRL.
+    A token of weight 0 is clipped or not as if it had another weight, as in TRL. It counts in the
+    divergence from the reference, too, where that is finite.
     """
     log_ratio = logps.tokens - to.old
     masked = None if to.weight is None else to.weight == 0
@@ -70,6 +71,8 @@ def policy_losses(
     }
     if to.reference is not None:
         behind = to.reference - logps.tokens
+        if masked is not None:
+            behind = behind.masked_fill(masked & ~behind.isfinite(), 0.0)
         k3 = behind.expm1() - behind
         watched |= {"kl/k1": -behind, "kl/k3": k3}
         if method.kl is Kl.k3:

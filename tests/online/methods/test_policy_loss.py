@@ -211,10 +211,10 @@ def test_tokens_of_weight_0_are_counted_as_clipped_and_change_nothing_else(ratio
     method = PolicyGradient(ratio=ratio, **(UNCLIPPED if ratio is Ratio.none else CLIPPED))
     data = made_up()
     masked = torch.arange(len(data.old)) % 3 == 0
-    unmasked = replace(batch_of(method, data), reference=None)
+    unmasked = batch_of(method, data)
 
-    def found(policy: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-        batch = replace(unmasked, weight=(~masked).double())
+    def found(policy: Tensor, **kl: Any) -> tuple[Tensor, Tensor, dict[str, float]]:
+        batch = replace(unmasked, weight=(~masked).double(), method=replace(method, **kl))
         tokens = policy.clone().requires_grad_()
         losses, metrics = batch(TokenLogps(tokens, data.lengths), torch.arange(len(data.lengths)))
         losses.sum().backward()
@@ -226,10 +226,14 @@ def test_tokens_of_weight_0_are_counted_as_clipped_and_change_nothing_else(ratio
         assert not gradient[masked].any()
     _, counted = unmasked(TokenLogps(data.policy, data.lengths), torch.arange(len(data.lengths)))
     assert metrics == {n: v.sum().item() for n, v in counted.items()}
-    losses, gradient, metrics = found(data.policy.masked_fill(masked, -torch.inf))
-    assert losses.isfinite().all()
-    assert not gradient[masked].any()
-    assert all(map(math.isfinite, metrics.values()))
+    for kl in KLS:
+        losses, gradient, metrics = found(
+            data.policy.masked_fill(masked, -torch.inf), kl=kl, kl_weight=0.3 * (kl is not Kl.none)
+        )
+        assert losses.isfinite().all()
+        assert gradient.isfinite().all()
+        assert not gradient[masked].any()
+        assert all(map(math.isfinite, metrics.values()))
 
 
 @pytest.mark.parametrize("kl", [Kl.k3, Kl.k3_weighted])
