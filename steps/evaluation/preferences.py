@@ -37,6 +37,8 @@ def preference_metrics(
     - ``eval_rewards/calibration_error``: see `calibration`;
     - ``gain/…``: the model's preferences compared with the reference's, pair by pair, each with a
       ``p``: see `paired`; only if the policy is not its own reference.
+
+    Raises FloatingPointError, as `reward_margins`.
     """
     pairs = read_pairs(records, vocabulary=2**31)
     logps = _logps(pairs, policy_logps, reference_logps, loss)
@@ -45,7 +47,7 @@ def preference_metrics(
     if loss is not None and not (loss.needs_alignment or loss.needs_divergence):
         metrics["eval_loss"] = _mean_loss(pairs, logps, loss)
     if loss is not None and not (is_own_reference and isinstance(loss, ReferenceLoss)):
-        metrics |= _rewards(logps, loss)
+        metrics |= _rewards(pairs, logps, loss)
     metrics |= {"eval_logps/accuracies": _share(logps.chosen > logps.rejected), "pairs": len(pairs)}
     return metrics if is_own_reference else metrics | _gain(logps)
 
@@ -56,10 +58,12 @@ def reward_margins(
     reference_logps: Path,
     loss: PreferenceLoss,
 ) -> list[float]:
-    """For each pair, the reward of the chosen response minus that of the rejected one."""
+    """For each pair, the reward of the chosen response minus that of the rejected one.
+
+    Raises FloatingPointError, which names the rows, for a margin that is not finite.
+    """
     pairs = read_pairs(records, vocabulary=2**31)
-    rewarded = loss.per_pair(_logps(pairs, policy_logps, reference_logps, loss))
-    return (rewarded.chosen_rewards - rewarded.rejected_rewards).tolist()
+    return _margins(pairs, _logps(pairs, policy_logps, reference_logps, loss), loss).tolist()
 
 
 def _mean_loss(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> float:
@@ -68,9 +72,20 @@ def _mean_loss(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLo
     return loss.shares(logps, totals, weights).losses.sum().item()
 
 
-def _rewards(logps: PairLogps, loss: PreferenceLoss) -> dict[str, Any]:
+def _margins(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> torch.Tensor:
     rewarded = loss.per_pair(logps)
     margins = rewarded.chosen_rewards - rewarded.rejected_rewards
+    finite = margins.isfinite().tolist()
+    if rows := [pair.row for pair, good in zip(pairs, finite, strict=True) if not good]:
+        raise FloatingPointError(
+            f"the margin of the rewards that {type(loss).__name__} gives to {rows[:8]} is not "
+            "finite; mend the loss or its settings, or drop the rows"
+        )
+    return margins
+
+
+def _rewards(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> dict[str, Any]:
+    margins = _margins(pairs, logps, loss)
     longer = (logps.chosen_tokens - logps.rejected_tokens).numpy()
     return {
         "eval_rewards/accuracies": _share(margins > 0),

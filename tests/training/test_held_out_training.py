@@ -22,6 +22,7 @@ from tiny_models import (
 from steps.evaluation.preferences import preference_metrics
 from steps.losses.base import PairLogps, PairLosses, ReferenceLoss
 from steps.losses.dpo import Dpo
+from steps.losses.reference_free.alphapo import AlphaPo
 from steps.losses.simpo import Simpo
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.with_reference.tdpo import Tdpo
@@ -192,6 +193,8 @@ def test_a_model_is_evaluated_without_a_loss_by_what_it_finds_likelier(tmp_path:
     assert compared.items() <= with_loss.items()
     assert compared.keys() >= {"eval_logps/accuracies", "gain/logps/margins", "pairs"}
     assert alone["eval_logps/accuracies"] == compared["eval_logps/accuracies"]
+    with pytest.raises(FloatingPointError, match=r"AlphaPo gives to \['.*drop the rows"):
+        preference_metrics(held_out, one, other, AlphaPo(alpha=1e4))
 
 
 def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
