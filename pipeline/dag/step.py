@@ -385,7 +385,7 @@ class Step:
 
     def __getattr__(self, name: str) -> Never:
         if hasattr(type(self), name):  # a property that has failed: it fails again, with its error
-            return object.__getattribute__(self, name)
+            return object.__getattribute__(self, name)  # pyright: ignore[reportGeneralTypeIssues]
         if name in ("path", "load", "metrics"):
             raise NotMade(
                 f"{self.name} is a step, which stands for what it will make; "
