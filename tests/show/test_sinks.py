@@ -23,8 +23,8 @@ from waiting import hold, let_go, wait_until
 from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
 from pipeline.show.made import Made
-from pipeline.show.sinks import Watched, mirror, process, weights_and_biases
-from pipeline.show.sinks.claims import claimed
+from pipeline.show.sinks import Watched, mirror, process, tensorboard_files, weights_and_biases
+from pipeline.show.sinks.claims import claimed, ended
 from pipeline.store.catalog import Catalog
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -280,13 +280,13 @@ class _Claimed(_Recorded):
     """A sink that one mirror at a time may write to, and begins anew."""
 
     def open(self, watched: Watched) -> _Recorded | None:
-        self.claim = claimed(watched.folder, watched.key)
+        self.claim = claimed(watched.folder, "one", watched)
         return None if self.claim is None else self
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         assert self.claim is not None
-        self.claim.close()
-        super().end(summary)
+        with ended(self.claim, is_whole=summary is not None):
+            super().end(summary)
 
 
 def test_of_two_mirrors_of_a_step_one_shows_it_and_the_other_takes_over(
@@ -308,6 +308,31 @@ def test_of_two_mirrors_of_a_step_one_shows_it_and_the_other_takes_over(
     assert [at for at, _ in second.logged] == [1, 2, 3]
     assert second.ends == [None]
     assert mirrors[1].outcome("one") == "in the test"
+
+
+def test_a_step_that_one_mirror_has_shown_to_its_end_is_shown_again_only_if_it_runs_again(
+    store: Store, tmp_path: Path
+) -> None:
+    run({"data": prepare()}, store)
+    (made,) = Catalog(store).history("prepare")
+    first, second, later = _Claimed(), _Claimed(), _Claimed()
+    sinks = (first, second, later)
+    mirrors = [mirror.Mirror(store, "mine", {"one": sink}, tmp_path) for sink in sinks]
+    for each in mirrors[:2]:
+        each.begin("prepare", "prepare", made.key, {})
+    mirrors[0].end("prepare", made.key, is_made=True)
+    mirrors[1].look()
+    mirrors[1].end("prepare", made.key, is_made=True)
+    mirrors[2].begin("prepare", "prepare", made.key, {})
+    mirrors[2].end("prepare", made.key, is_made=True)
+    assert [len(sink.ends) for sink in sinks] == [1, 0, 1]
+
+
+def test_a_step_with_a_long_name_is_claimed(tmp_path: Path) -> None:
+    watched = Watched("mine", "train", "学" * 80, "a" * 32, {}, tmp_path)
+    view = tensorboard_files.TensorboardSink().open(watched)
+    assert view is not None
+    view.end({})
 
 
 def test_wandb_shows_a_step_without_an_artifact_as_failed() -> None:

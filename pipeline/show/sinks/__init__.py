@@ -9,7 +9,7 @@ which of several mirrors writes a step.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ class Watched:
         name: the display name; ``step`` with a label that distinguishes it.
         config: settings by path without secrets, the key, and the address of the store.
         folder: where a sink may keep files.
+        marks: the size of the marks in each sink when it was first asked, see ``claims``.
     """
 
     group: str
@@ -36,6 +37,7 @@ class Watched:
     key: str
     config: Mapping[str, Any]
     folder: Path
+    marks: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 class View(Protocol):
@@ -53,7 +55,8 @@ class View(Protocol):
 
 class Sink(Protocol):
     def open(self, watched: Watched) -> View | None:
-        """``None`` while another process shows the step; it may end before the step does."""
+        """``None`` while another process shows the step, which may end before the step does, and
+        once it has shown all of it."""
         ...
 
     def notice(self) -> str:

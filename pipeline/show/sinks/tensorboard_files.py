@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.show.sinks import Watched
-from pipeline.show.sinks.claims import claimed
+from pipeline.show.sinks.claims import claimed, ended
 
 
 class TensorboardSink:
@@ -22,7 +22,7 @@ class TensorboardSink:
         self.folder = watched.folder / "tensorboard"
         name = re.sub(r"[^\w.=-]+", "_", watched.name)[:80] + f"-{watched.key[:8]}"
         group = re.sub(r"[^\w.-]+", "_", watched.group)
-        claim = claimed(watched.folder / "claims" / group, f"tensorboard-{name}")
+        claim = claimed(watched.folder / "claims" / group, "tensorboard", watched)
         if claim is None:
             return None
         shutil.rmtree(self.folder / group / name, ignore_errors=True)
@@ -44,7 +44,7 @@ class TensorboardView:
         self.writer.flush()
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        with self.claim:
+        with ended(self.claim, is_whole=summary is not None):
             for name, value in (summary or {}).items():
                 self.writer.add_scalar(f"final/{name}", value, 0)
             self.writer.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.show.sinks import Watched
-from pipeline.show.sinks.claims import claimed
+from pipeline.show.sinks.claims import claimed, ended
 
 _HOST = "api.wandb.ai"
 _OLD_NAMES = {"dryrun": "offline", "run": "online"}
@@ -36,7 +36,7 @@ class WandbSink:
 
         self.folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
         id = f"{watched.step}-{watched.key[:16]}"[-64:]
-        claim = claimed(self.folder / "claims", f"wandb-{id}")
+        claim = claimed(self.folder / "claims", "wandb", watched)
         if claim is None:
             return None
         try:
@@ -92,7 +92,7 @@ class WandbView:
             self.run.log(dict(values), step=at, commit=True)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        with self.claim:
+        with ended(self.claim, is_whole=summary is not None):
             self.run.summary.update(dict(summary or {}))
             self.run.finish(exit_code=0 if summary is not None else 1)
 
