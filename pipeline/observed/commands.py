@@ -20,9 +20,51 @@ _LIKE_A_PATH = re.compile(r"[\w~-].*/.*|[./]*[\w~-].*/|.*\w\.\w+|/[\w.~-]+.*", r
 _PATTERN = re.compile(r"(?=.*[./])\S*\*\S*")
 _QUOTED = re.compile(r"'([^'\n]+)'")
 """A text in a query of SQL, which may name a file."""
-_MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
-"""What `make` reads without being told to."""
+_MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+"""What `make` looks for, in this order, without being told to; it reads the first."""
+_MAKE = frozenset({"make", "gmake", "MAKE"})
+_BEFORE_A_COMMAND = frozenset(
+    [
+        "if",
+        "then",
+        "elif",
+        "else",
+        "while",
+        "until",
+        "do",
+        "!",
+        "{",
+        "$",
+        "@",
+        "+",
+        "-",
+        "env",
+        "sudo",
+        "exec",
+        "time",
+        "command",
+        "nice",
+        "nohup",
+        "timeout",
+        "xargs",
+        "eval",
+    ]
+)
+"""Words after which the program of a command may follow."""
+_NO_PROGRAM = re.compile(r"-.*|[\d.]+[smhd]?|\w+=.*", re.DOTALL)
+"""Options, numbers and variables, which may also stand before a program."""
+_ENDS_A_COMMAND = re.compile(r"[();|&`\n]+")
+_SHELL = re.compile(r"(?:.*/)?(?:\w*sh|su)")
+_OPTION_OF_A_COMMAND = re.compile(r"-\w*c")
+_COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?<![^\s;&|()])#(?!!).*""")
+"""A quoted text, or a comment of a shell, which is no group."""
 _RUN_BY_SHELL = re.compile(r"#!.*\b\w*sh\b")
+
+
+def words_of(command: list[str]) -> list[str]:
+    """The words of a command with the words inside them, and the makefiles if it starts `make`."""
+    found = [piece for word in command for piece in pieces(word)]
+    return [*found, *_MAKEFILES] if _starts_make(command) else found
 
 
 def pieces(word: str) -> list[str]:
@@ -30,14 +72,38 @@ def pieces(word: str) -> list[str]:
     those to which output is redirected."""
     found = [word]
     if any(character.isspace() or character in "();<>|&" for character in word):
-        inside = shlex.shlex(word, posix=True, punctuation_chars=True)
-        inside.commenters = ""
-        with contextlib.suppress(ValueError):
-            words = ["", *inside]
-            found += [word for before, word in pairwise(words) if ">" not in before]
+        words = ["", *_split(word)]
+        found += [word for before, word in pairwise(words) if ">" not in before]
     found += _BELOW_A_VARIABLE.findall(word)
     found += [piece[2:] for piece in found if piece.startswith("-") and piece[2:]]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
+
+
+def _split(text: str) -> list[str]:
+    """The words of a text as a shell reads it, with what separates commands, without comments;
+    none if a quote is open."""
+    inside = shlex.shlex(_COMMENT.sub(r"\1", text), posix=True, punctuation_chars="();<>|&\n")
+    inside.commenters, inside.whitespace = "", " \t\r"
+    with contextlib.suppress(ValueError):
+        return [*inside]
+    return []
+
+
+def _starts_make(words: list[str]) -> bool:
+    """Whether `make` is the program of a command, and not a word of it, as in ``echo make``."""
+    may_start, is_in_shell = True, False
+    for before, word in pairwise(("", *words)):
+        is_command = is_in_shell and _OPTION_OF_A_COMMAND.fullmatch(before)
+        if (is_command or before == "eval") and _starts_make(_split(word)):
+            return True
+        if may_start and os.path.basename(word).strip("$@+-(){}") in _MAKE:
+            return True
+        is_in_shell = is_in_shell or bool(_SHELL.fullmatch(word))
+        if _ENDS_A_COMMAND.fullmatch(word):
+            may_start, is_in_shell = True, False
+        elif not (os.path.basename(word) in _BEFORE_A_COMMAND or _NO_PROGRAM.fullmatch(word)):
+            may_start = may_start and before.startswith("-")
+    return False
 
 
 def paths_in(text: str) -> Iterator[str]:
@@ -47,14 +113,15 @@ def paths_in(text: str) -> Iterator[str]:
         yield from filter(_LIKE_A_PATH.fullmatch, (text, *_QUOTED.findall(text)))
 
 
-_MOVES = frozenset({"cd", "pushd", "-C"})
+_MOVES = re.compile(r"cd|pushd|-C.*|--directory(?:=.*)?", re.DOTALL)
 """Words that move a command to a folder, from which its other words count."""
 
 
 def files_named(words: list[str], folder: str, rules: Rules) -> set[str]:
     """The project files that the words of a command name, and those that the scripts among them
     name from the folder in which the command runs or from their own. Of a pattern such as
-    ``parts/*.txt``: the files that it finds, and their folder, in which others may appear."""
+    ``parts/*.txt``: the files that it finds, and their folder, in which others may appear. With a
+    makefile: those that are not there and would be read in its place."""
     found: set[str] = set()
     waiting = [(words, [folder])]
     while waiting:
@@ -76,14 +143,18 @@ def _words_of_script(path: str, *state: int) -> list[str]:
     script that is started again is read again only if its `state` has changed."""
     with open(path, "rb") as file:
         text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
-    is_script = path.endswith((".sh", ".bash", ".mk", *_MAKEFILES)) or _RUN_BY_SHELL.match(text)
-    return [piece for line in text.split("\n") for piece in pieces(line)] if is_script else []
+    endings = (".sh", ".bash", ".mk", "makefile", "Makefile")
+    if not path.endswith(endings) and not _RUN_BY_SHELL.match(text):
+        return []
+    lines = text.replace("\\\n", " ").split("\n")
+    found = [piece for line in lines for piece in pieces(line)]
+    return [*found, *_MAKEFILES] if any(_starts_make(_split(line)) for line in lines) else found
 
 
 def _entered(words: list[str], folder: str) -> list[str]:
     """The folders to which a command may move, as by ``cd data`` or ``make -C data``: all that it
     names, if it moves at all, since a folder may lie behind a variable."""
-    if _MOVES.isdisjoint(words):
+    if not any(map(_MOVES.fullmatch, words)):
         return []
     paths = {os.path.abspath(os.path.join(folder, word)): None for word in words if word}
     return list(filter(os.path.isdir, paths))
@@ -94,13 +165,19 @@ def _files_of(words: list[str], folder: str, rules: Rules) -> Iterator[str]:
     for before, piece in pairwise(("", *words)):
         inner = piece.replace(".", "/")
         names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
-        names += _MAKEFILES if os.path.basename(piece) == "make" else ()
         for place in (folder, *rules.roots) if before == "-m" else [folder]:
             for name in names:
                 path = os.path.abspath(os.path.join(place, name))
-                if state_of(path):
+                if state_of(path) or _is_missed(path):
                     yield path
                 elif _PATTERN.fullmatch(name):
                     found = glob.glob(path)
                     yield from filter(state_of, found)
                     yield from {os.path.dirname(inner) for inner in found}
+
+
+def _is_missed(path: str) -> bool:
+    """Whether `make` reads another file only because this one is not there."""
+    folder, name = os.path.split(path)
+    after = _MAKEFILES[_MAKEFILES.index(name) + 1 :] if name in _MAKEFILES else ()
+    return any(state_of(os.path.join(folder, other)) for other in after)

@@ -25,7 +25,7 @@ from pipeline.observed.callers import (
     may_ask_for_sizes,
     readers_of_source,
 )
-from pipeline.observed.commands import files_named, paths_in, pieces
+from pipeline.observed.commands import files_named, paths_in, pieces, words_of
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import file_digest, folder_digest, state_of, target_of
 from pipeline.processes import working_folder
@@ -83,7 +83,9 @@ class Hook:
             "subprocess.Popen": self._start,
             "os.posix_spawn": self._start,
             "os.exec": self._start,
-            "os.system": lambda command: self._started(pieces(os.fsdecode(command)), None),
+            "os.system": lambda command: self._started(
+                ["/bin/sh", "-c", *pieces(os.fsdecode(command))], None
+            ),
             "cpython.run_file": lambda file: self.note_source(os.path.abspath(file)),
         }
 
@@ -393,15 +395,17 @@ class Hook:
         if (recorder := self._recorder) is None:
             return
         where = os.path.abspath(os.fsdecode(folder) if folder else ".")
-        inner = [piece for word in words for piece in pieces(word)]
+        inner = words_of(words)
         for piece in () if folder else inner:
             self._path(piece)  # it may be a path relative to the working folder
         named = files_named(inner, where, recorder.rules)
         for path in named:
             if os.path.isdir(path):
                 self._note_listed(path)
-            else:
+            elif os.path.exists(path):
                 self._read_before_change(path)
+            else:
+                self._note_absent(path)
         is_python = any(os.path.basename(piece).startswith("python") for piece in inner)
         imports = any(recorder.rules.package in word or "loky" in word for word in words)
         if is_python and (named or imports) and ("python", "") not in self._seen:
