@@ -23,32 +23,9 @@ _QUOTED = re.compile(r"'([^'\n]+)'")
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 """What `make` looks for, in this order, without being told to; it reads the first."""
 _MAKE = frozenset({"make", "gmake", "MAKE"})
-_BEFORE_A_COMMAND = frozenset(
-    [
-        "if",
-        "then",
-        "elif",
-        "else",
-        "while",
-        "until",
-        "do",
-        "!",
-        "{",
-        "$",
-        "@",
-        "+",
-        "-",
-        "env",
-        "sudo",
-        "exec",
-        "time",
-        "command",
-        "nice",
-        "nohup",
-        "timeout",
-        "xargs",
-        "eval",
-    ]
+_BEFORE_A_COMMAND = re.compile(
+    r"[!{$@+-]|if|then|elif|else|while|until|do|eval|exec|time|command|"
+    r"(?:.*/)?(?:env|sudo|nice|nohup|time|timeout|xargs)"
 )
 """Words after which the program of a command may follow."""
 _NO_PROGRAM = re.compile(r"-.*|[\d.]+[smhd]?|\w+=.*", re.DOTALL)
@@ -101,7 +78,7 @@ def _starts_make(words: list[str]) -> bool:
         is_in_shell = is_in_shell or bool(_SHELL.fullmatch(word))
         if _ENDS_A_COMMAND.fullmatch(word):
             may_start, is_in_shell = True, False
-        elif not (os.path.basename(word) in _BEFORE_A_COMMAND or _NO_PROGRAM.fullmatch(word)):
+        elif not (_BEFORE_A_COMMAND.fullmatch(word) or _NO_PROGRAM.fullmatch(word)):
             may_start = may_start and before.startswith("-")
     return False
 
