@@ -23,13 +23,11 @@ _QUOTED = re.compile(r"'([^'\n]+)'")
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 """What `make` looks for, in this order, without being told to; it reads the first."""
 _MAKE = frozenset({"make", "gmake", "MAKE"})
-_BEFORE_A_COMMAND = re.compile(
-    r"[!{$@+-]|if|then|elif|else|while|until|do|eval|exec|time|command|"
-    r"(?:.*/)?(?:env|sudo|nice|nohup|time|timeout|xargs)"
-)
-"""Words after which the program of a command may follow."""
-_NO_PROGRAM = re.compile(r"-.*|[\d.]+[smhd]?|\w+=.*", re.DOTALL)
-"""Options, numbers and variables, which may also stand before a program."""
+_TAKES_TEXTS = frozenset({
+    "echo", "printf", "git", "apt", "apt-get", "brew", "conda", "dnf", "pacman", "pip", "uv", "yum",
+    "man", "which", "type", "grep", "sed",
+})  # fmt: skip
+"""Programs that only read the word `make`; others may start it, as `srun make` does."""
 _ENDS_A_COMMAND = re.compile(r"[();|&`\n]+")
 _SHELL = re.compile(r"(?:.*/)?(?:\w*sh|su)")
 _OPTION_OF_A_COMMAND = re.compile(r"-\w*c")
@@ -67,19 +65,20 @@ def _split(text: str) -> list[str]:
 
 
 def _starts_make(words: list[str]) -> bool:
-    """Whether `make` is the program of a command, and not a word of it, as in ``echo make``."""
-    may_start, is_in_shell = True, False
+    """Whether a command may start `make`, which is no mere text in it, as in ``echo make``."""
+    is_text = is_in_shell = False
     for before, word in pairwise(("", *words)):
         is_command = is_in_shell and _OPTION_OF_A_COMMAND.fullmatch(before)
         if (is_command or before == "eval") and _starts_make(_split(word)):
             return True
-        if may_start and os.path.basename(word).strip("$@+-(){}") in _MAKE:
+        program = os.path.basename(word).strip("$@+-(){}")
+        if program in _MAKE and not is_text:
             return True
-        is_in_shell = is_in_shell or bool(_SHELL.fullmatch(word))
         if _ENDS_A_COMMAND.fullmatch(word):
-            may_start, is_in_shell = True, False
-        elif not (_BEFORE_A_COMMAND.fullmatch(word) or _NO_PROGRAM.fullmatch(word)):
-            may_start = may_start and before.startswith("-")
+            is_text = is_in_shell = False
+        else:  # `conda run make` is no text
+            is_text = word != "run" and (is_text or program in _TAKES_TEXTS)
+            is_in_shell = is_in_shell or bool(_SHELL.fullmatch(word))
     return False
 
 

@@ -1079,6 +1079,8 @@ def test_a_folder_that_is_gone_is_none_without_files(tmp_path: Path) -> None:
         ("\t@$(MAKE) -C sub", True),
         ("bash -lc 'cd sub\nmake'", True),
         ("run  # don't\nmake", True),
+        ("srun --nodes 1 make; echo made", True),
+        ("conda run -n mine make", True),
         ("# make sure that it works", False),
         ("echo it will make a file", False),
         ("git commit -m 'make it'", False),
