@@ -111,11 +111,7 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in a browser are slow. Files with slow tests come first: at the end, nobody is to wait
-    for one that has just begun."""
-    for item in items:
-        if isinstance(item, pytest.Function) and "browser" in item.fixturenames:
-            item.add_marker(pytest.mark.slow)
+    """Files with slow tests first: at the end, nobody is to wait for one that has just begun."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

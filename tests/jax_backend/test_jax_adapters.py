@@ -112,7 +112,6 @@ def test_a_run_with_dropout_that_was_stopped_ends_with_the_same_bytes(tmp_path: 
     assert folder_bytes(tmp_path / "model") == folder_bytes(tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_dropout_acts_in_training_alone_and_is_another_at_every_step(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, lambda: llama(dropout=0.3))
     groups = read_pairs(pair_records(6), VOCABULARY)

@@ -68,7 +68,6 @@ def test_values_and_gradients_are_those_of_dense_attention() -> None:
             np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 
-@pytest.mark.slow
 def test_a_run_with_the_kernel_goes_as_with_torch(tmp_path: Path) -> None:
     """Over two devices, in the interpreter."""
     policy = model_folder(tmp_path / "policy", lambda: llama(tied=False))

@@ -463,7 +463,6 @@ def looked_at(finished: Desk) -> Desk:
     return finished
 
 
-@pytest.mark.slow
 def test_losses_are_evaluated_side_by_side_from_one_start(looked_at: Desk) -> None:
     assert len(looked_at.made("train_sft")) == 1
     assert len(looked_at.made("train_dpo")) == len(looked_at.made("train_reference_free")) == 1
@@ -476,7 +475,6 @@ def test_losses_are_evaluated_side_by_side_from_one_start(looked_at: Desk) -> No
             assert 0 <= found["low"] <= found["high"] <= 1
 
 
-@pytest.mark.slow
 def test_kto_learns_from_pairs_taken_apart_or_from_feedback_of_ones_own(looked_at: Desk) -> None:
     assert len(looked_at.made("train_sft")) == 1  # the same start as that of every loss over pairs
     pairs = looked_at.made("load_preferences")[0].metrics
@@ -497,7 +495,6 @@ def test_kto_learns_from_pairs_taken_apart_or_from_feedback_of_ones_own(looked_a
     assert "train_sft" not in plan
 
 
-@pytest.mark.slow
 def test_the_divergence_is_of_what_the_model_draws_itself(looked_at: Desk) -> None:
     (made,) = looked_at.made("measure_kl")
     assert made.metrics["prompts"] == 3
@@ -507,7 +504,6 @@ def test_the_divergence_is_of_what_the_model_draws_itself(looked_at: Desk) -> No
     assert abs(made.metrics["kl_per_token"]["value"]) < 10
 
 
-@pytest.mark.slow
 def test_the_card_says_how_it_was_before_and_what_it_is_made_from(looked_at: Desk) -> None:
     card = (looked_at.content("export_hf") / "README.md").read_text()
     assert "| metric | before | after | change | p |" in card

@@ -413,7 +413,6 @@ def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, folder: P
     assert "nothing to run" in desk.here().stdout
 
 
-@pytest.mark.slow
 def test_the_experiment_with_the_reward_model_in_the_loop_runs(
     repository: Path, folder: Path
 ) -> None:

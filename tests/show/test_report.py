@@ -77,6 +77,7 @@ def pages(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {name: folder / f"{name}.html" for name in asked}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "theme"),
     [("sweep", 400, "dark"), ("hostile", 400, "light"), ("both", 1200, "light")],
@@ -94,6 +95,7 @@ def test_a_report_loads_nothing_says_no_error_fits_its_window_and_keeps_nobody_o
         assert grave_faults(seen.page) == []
 
 
+@pytest.mark.slow
 def test_every_section_is_there_and_linked(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["sweep"]) as seen:
         for section in SECTIONS:
@@ -101,6 +103,7 @@ def test_every_section_is_there_and_linked(browser: Any, pages: dict[str, Path])
             assert seen.page.locator(f"nav a[href='#{section}']").count() == 1, section
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_manifests(
     browser: Any, pages: dict[str, Path], store: Store
 ) -> None:
@@ -114,6 +117,7 @@ def test_numbers_are_those_of_the_manifests(
         assert numbers_of(seen.page, "measure") == expected
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_each_metric_over_the_setting_that_differs(
     browser: Any, pages: dict[str, Path]
 ) -> None:
@@ -127,6 +131,7 @@ def test_a_sweep_shows_each_metric_over_the_setting_that_differs(
         assert legend == [f"beta={beta}" for beta in BETAS]
 
 
+@pytest.mark.slow
 def test_a_box_shows_its_steps_key_inputs_and_settings_by_pointer_and_by_keyboard(
     browser: Any, pages: dict[str, Path], store: Store
 ) -> None:
@@ -145,6 +150,7 @@ def test_a_box_shows_its_steps_key_inputs_and_settings_by_pointer_and_by_keyboar
         assert "prepare" in inspector.locator("h3").inner_text()
 
 
+@pytest.mark.slow
 def test_answers_to_one_prompt_stand_side_by_side(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["sweep"]) as seen:
         sample = seen.page.locator(".sample").nth(1)
@@ -155,6 +161,7 @@ def test_answers_to_one_prompt_stand_side_by_side(browser: Any, pages: dict[str,
         assert len(tops) == 1
 
 
+@pytest.mark.slow
 def test_what_anybody_wrote_is_shown_as_text(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["hostile"]) as seen:
         page = seen.page
@@ -175,6 +182,7 @@ def test_what_anybody_wrote_is_shown_as_text(browser: Any, pages: dict[str, Path
         assert HOSTILE["script"] in answers.locator("blockquote").first.inner_text()
 
 
+@pytest.mark.slow
 def test_a_failed_step_is_told_first_and_what_it_said(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["hostile"]) as seen:
         assert HOSTILE["html"] in seen.page.locator("header .headline").first.inner_text()
@@ -198,12 +206,14 @@ def test_kinds_are_imported_by_many_threads_and_output_stays_where_it_was(
     assert WORKER_ENVIRONMENT not in os.environ
 
 
+@pytest.mark.slow
 def test_two_runs_that_share_a_step_tell_of_it_once(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["both"]) as seen:
         assert seen.page.locator(".dag a", has_text="prepare").count() == 1
         assert seen.page.locator(".dag a", has_text="measure").count() == 3
 
 
+@pytest.mark.slow
 def test_the_report_step_tells_of_its_inputs_and_all_they_were_made_from(
     browser: Any, store: Store
 ) -> None:

@@ -51,6 +51,7 @@ def curves(seen: Any) -> Any:
     return seen.page.locator(".curves", has_text="measure").first
 
 
+@pytest.mark.slow
 def test_the_value_under_the_pointer_or_the_cursor_is_told(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         drawing = curves(seen).locator(".drawing").first
@@ -67,6 +68,7 @@ def test_the_value_under_the_pointer_or_the_cursor_is_told(browser: Any, page: P
             assert told.locator("b").inner_text() == f"step {step}"
 
 
+@pytest.mark.slow
 def test_a_logarithmic_axis_and_smoothing_move_the_lines_and_back(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         group = curves(seen)
@@ -87,6 +89,7 @@ def test_a_logarithmic_axis_and_smoothing_move_the_lines_and_back(browser: Any, 
         assert line.get_attribute("points") == plain
 
 
+@pytest.mark.slow
 def test_curves_of_other_runs_are_laid_over_when_asked_for(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         group = curves(seen)
@@ -102,6 +105,7 @@ def test_curves_of_other_runs_are_laid_over_when_asked_for(browser: Any, page: P
         assert not group.locator("polyline[data-series='0']").first.is_visible()
 
 
+@pytest.mark.slow
 def test_a_table_is_sorted_by_what_is_clicked(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         table = seen.page.locator("table.results.wide")
@@ -114,6 +118,7 @@ def test_a_table_is_sorted_by_what_is_clicked(browser: Any, page: Path) -> None:
         assert table.locator("th[aria-sort=descending]").inner_text() == "loss"
 
 
+@pytest.mark.slow
 def test_a_table_is_saved_with_all_digits_and_no_formulas(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         with seen.page.expect_download() as download:
@@ -128,6 +133,7 @@ def test_a_table_is_saved_with_all_digits_and_no_formulas(browser: Any, page: Pa
         assert seen.said == []
 
 
+@pytest.mark.slow
 def test_samples_are_searched_marked_and_coloured(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         sample = seen.page.locator(".sample", has_text="2 + 2?")
@@ -144,6 +150,7 @@ def test_samples_are_searched_marked_and_coloured(browser: Any, page: Path) -> N
         assert seen.page.locator(".sample:visible").count() > 1
 
 
+@pytest.mark.slow
 def test_axes_of_calibration_are_labelled(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         figure = seen.page.locator("#results .curves figure").first
@@ -151,6 +158,7 @@ def test_axes_of_calibration_are_labelled(browser: Any, page: Path) -> None:
         assert figure.locator(".axis").inner_text() == "predicted"
 
 
+@pytest.mark.slow
 def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
     browser: Any, page: Path
 ) -> None:
@@ -167,6 +175,7 @@ def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
         assert not seen.page.locator(".legend .aside").first.is_visible()
 
 
+@pytest.mark.slow
 def test_long_names_of_steps_stay_in_their_boxes_and_leave_room_in_tables(
     browser: Any, page: Path
 ) -> None:
@@ -193,6 +202,7 @@ def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "page.html"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1200])
 def test_many_results_make_no_endless_page_and_a_link_still_shows_what_it_names(
     browser: Any, long_page: Path, width: int
@@ -212,6 +222,7 @@ def test_many_results_make_no_endless_page_and_a_link_still_shows_what_it_names(
             assert grave_faults(seen.page, colours=False) == []
 
 
+@pytest.mark.slow
 def test_of_many_curves_those_next_to_the_pointer_are_told(browser: Any, long_page: Path) -> None:
     with opened(browser, long_page) as seen:
         drawing = curves(seen).locator(".drawing").first
@@ -229,6 +240,7 @@ def test_of_many_curves_those_next_to_the_pointer_are_told(browser: Any, long_pa
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(
     browser: Any, page: Path, width: int, theme: str

@@ -104,6 +104,7 @@ def test_a_run_under_way_is_shown_as_it_goes_without_being_asked_again(
         assert driver.wait() == 0
 
 
+@pytest.mark.slow
 def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) -> None:
     (name,) = names_of_runs(finished)
     with serving(finished) as server, opened(browser, server.url) as seen:
@@ -115,6 +116,7 @@ def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) 
         assert seen.said == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [900, 1280])
 def test_tables_fit_into_a_window_that_is_half_a_screen(
     browser: Any, finished: Store, width: int

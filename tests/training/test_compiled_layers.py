@@ -80,7 +80,6 @@ def test_a_run_with_compiled_layers_is_one_without(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True)
 def test_layers_are_compiled_as_one_whatever_a_process_has_compiled_before(
