@@ -78,7 +78,6 @@ def test_a_name_that_no_package_can_have_is_refused(desk: Path) -> None:
     assert not list(desk.iterdir())
 
 
-@pytest.mark.slow
 def test_the_tests_of_a_project_pass_in_this_process(
     desk: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,7 +113,6 @@ def assert_same_run(log: list[dict], expected: list[dict]) -> None:
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.attack), LoraConfig(r=4)])
 def test_steps_are_those_of_torch_though_backends_take_turns(
     tmp_path: Path, lora: LoraConfig | None

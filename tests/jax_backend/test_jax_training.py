@@ -145,7 +145,6 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: 
     killed_runs_end_alike(tmp_path, partial(train, policy, config))
 
 
-@pytest.mark.slow
 def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None:
     """At this rate most updates are less than bfloat16 can tell."""
     policy = model_folder(tmp_path / "policy", gemma2)

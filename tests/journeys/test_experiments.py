@@ -66,7 +66,6 @@ def finished(
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
 def test_results_record_the_libraries_that_their_steps_imported(finished: Desk) -> None:
     packages = {m.step: m.provenance["packages"] for m in everything(finished.store)}
     assert packages["train_dpo"]["torch"] == version("torch")

@@ -33,7 +33,6 @@ def two_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "temper-devices")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("two_devices")
 def test_two_steps_never_share_a_device(store: Store, journal: str, console: Console) -> None:
     roots: list[Step] = [where(journal, number, 0.3).on(gpus=1) for number in range(4)]

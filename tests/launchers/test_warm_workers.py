@@ -150,7 +150,6 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh_workers(
     lab: Lab,
 ) -> None:

@@ -748,7 +748,6 @@ def test_processes_of_joblib_are_observed(project: Project) -> None:
     assert project.run() == "37"
 
 
-@pytest.mark.slow
 def test_ranks_are_observed(project: Project) -> None:
     write_pieces(project)
     project.write("tools/count.py", "import few\n")

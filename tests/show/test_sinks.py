@@ -365,7 +365,6 @@ def list_mirrors(store: Store) -> list[Path]:
     return found
 
 
-@pytest.mark.slow
 def test_hostile_names_reach_every_sink_as_text(store: Store, console: Console) -> None:
     for package in ("wandb", "tensorboard"):
         pytest.importorskip(package)
