@@ -40,6 +40,7 @@ def converted_fields(cls: type) -> frozenset[str]:
         instructions = [*dis.get_instructions(code)]
         found |= {i.argval for i in instructions if i.opname == "STORE_ATTR"}
         held = [scope.get(name) for name in code.co_names]
+        modules = [vars(one) for one in held if isinstance(one, types.ModuleType)]
         named = names.intersection(_texts((*code.co_consts, *held)))
         if not _ALL_FIELDS.isdisjoint(code.co_names):
             named = names
@@ -49,8 +50,7 @@ def converted_fields(cls: type) -> frozenset[str]:
         waiting += [(one, scope, named or meant) for one in inner]
         for name in code.co_names:
             passed = names.intersection(_passed(instructions, name)) or named or meant
-            modules = [one for one in held if isinstance(one, types.ModuleType)]
-            known = [scope.get(name), *(vars(module).get(name) for module in modules)]
+            known = [variables.get(name) for variables in (scope, *modules)]
             called = [*chain.from_iterable(map(_functions, known)), *_methods(cls, name)]
             waiting += [(f.__code__, f.__globals__, passed) for f in called]
     return names & found

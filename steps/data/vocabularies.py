@@ -50,17 +50,13 @@ def has_tokenizer(model: Path) -> bool:
 def hand_template_on(tokens: Path, model: Path) -> bool:
     """Give a model folder the chat template that wrote `tokens`. Returns whether it had another.
     One without a tokenizer, as a user's own step may write it, gets none."""
-    from transformers import AutoTokenizer
-
     if not (tokens / TEMPLATE).is_file() or not has_tokenizer(model):
         return False
     wrote = json.loads((tokens / TEMPLATE).read_bytes())["chat_template"]
     own, others = model / "chat_template.jinja", model / "additional_chat_templates"
     if own.is_file() and not others.exists() and own.read_text("utf-8") == wrote:
         return False  # without the seconds that loading may take
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(model), local_files_only=True, trust_remote_code=False
-    )
+    tokenizer = _load(model)
     if tokenizer.chat_template == wrote:
         return False
     shutil.rmtree(others, ignore_errors=True)
@@ -128,12 +124,16 @@ def _tokens(described: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 def _loaded(folder: Path, ids: Iterable[int]) -> Mapping[int, str | None]:
     """The token of each of `ids` as transformers loads the folder; None if there is none."""
+    tokenizer = _load(folder)
+    return {i: tokenizer.convert_ids_to_tokens(i) for i in ids}
+
+
+def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
+    return AutoTokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
     )
-    return {i: tokenizer.convert_ids_to_tokens(i) for i in ids}
 
 
 def _ids_in(folder: Path) -> set[int]:
