@@ -12,9 +12,10 @@ second tensor is as large as the logits.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +32,30 @@ Inkling, Gemma, RecurrentGemma, xLSTM)."""
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """Compiled functions that do what `_softmax` and `_by_logits` do. Each passes over the logits
+    once or twice; operations one after the other read and write them six times or more."""
+
+    softmax: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
+    by_logits: Callable[..., Tensor]
+
+
+_KERNELS: WeakKeyDictionary[PreTrainedModel, Kernels] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
 class Head:
     """A model's output layer, and the transforms that its architecture applies to the logits.
 
     scale: a factor of the logits.
     soft_cap: the scaled logits are capped to (-soft_cap, soft_cap) by a hyperbolic tangent.
+    kernels: what computes `softmax` and `softmax_backward`; None: PyTorch's operations.
     """
 
     module: nn.Module
     scale: float = 1.0
     soft_cap: float | None = None
+    kernels: Kernels | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +70,8 @@ class Head:
 
     def logits(self, rows: Tensor) -> Tensor:
         """The transformed logits [S, V] of `rows` [S, H], in the dtype of :meth:`logps`."""
-        return self._transformed(self._of_module(rows))[0]
+        logits = self._of_module(rows).to(_accurate(rows))
+        return _transformed(logits, self.scale, self.soft_cap)[0]
 
     def logps(self, rows: Tensor, targets: Tensor) -> Tensor:
         """Log-probabilities [S] of `targets` [S] from `rows` [S, H], differentiable by autograd.
@@ -66,28 +82,16 @@ class Head:
 
     def softmax(self, rows: Tensor, targets: Tensor) -> "Softmax":
         """The forward of a plain head, without autograd; `softmax_backward` is its backward."""
-        logits, squashed = self._transformed(self._of_module(rows))
-        return Softmax(self, rows, targets, squashed, *_exponentials(logits, targets))
+        compute = _softmax if self.kernels is None else self.kernels.softmax
+        logits, dtype = self._of_module(rows), _accurate(rows)
+        found = compute(logits, targets, dtype, self.scale, self.soft_cap)
+        return Softmax(self, rows, targets, *found)
 
     def _of_module(self, rows: Tensor) -> Tensor:
         """The layer's own logits. Some models hand over states that are more accurate than the
         layer's weight (Mamba)."""
         weight: Any = self.module.weight
-        return self.module(rows.to(weight.dtype)).to(_accurate(rows))
-
-    def _transformed(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The transformed logits, computed in place without autograd; and the tanh if capped."""
-        if torch.is_grad_enabled() and logits.requires_grad:
-            logits = logits * self.scale if self.scale != 1 else logits
-            if self.soft_cap is None:
-                return logits, None
-            return torch.tanh(logits / self.soft_cap) * self.soft_cap, None
-        if self.scale != 1:
-            logits.mul_(self.scale)
-        if self.soft_cap is None:
-            return logits, None
-        squashed = logits.div_(self.soft_cap).tanh_()
-        return squashed * self.soft_cap, squashed
+        return self.module(rows.to(weight.dtype))
 
 
 @dataclass
@@ -97,10 +101,10 @@ class Softmax:
     head: Head
     rows: Tensor  # [S, H]
     targets: Tensor  # [S]
-    squashed: Tensor | None  # [S, V]
     exponentials: Tensor  # [S, V]
     sums: Tensor  # [S]
     logps: Tensor  # [S]
+    squashed: Tensor | None  # [S, V]
 
     def aligned(self) -> Tensor:
         """log p(y) − log Σ_v p(v)², [S]: beside the expected probability of a sampled token."""
@@ -117,11 +121,9 @@ def softmax_backward(softmax: Softmax, logp_gradients: Tensor) -> Tensor:
     """
     module: Any = softmax.head.module
     weight, bias = module.weight, module.bias
-    z = softmax.exponentials
-    z[torch.arange(len(z), device=z.device), softmax.targets] -= softmax.sums
-    if softmax.squashed is not None:
-        z.mul_(softmax.squashed.square_().neg_().add_(1))
-    z = z.to(weight.dtype)
+    kernels, targets = softmax.head.kernels, softmax.targets
+    compute = _by_logits if kernels is None else kernels.by_logits
+    z = compute(softmax.exponentials, softmax.sums, targets, softmax.squashed, weight.dtype)
     factors = logp_gradients.to(softmax.sums.dtype) / softmax.sums
     factors = factors.mul_(-softmax.head.scale)[:, None]
     if weight.requires_grad:
@@ -150,7 +152,64 @@ def output_head(model: PreTrainedModel) -> Head:
         module,
         scale=math.prod(said(_FACTORS)) / math.prod(said(_DIVISORS)),
         soft_cap=next(iter(said(_SOFT_CAPS)), None),
+        kernels=_KERNELS.get(model),
     )
+
+
+def compile_softmax(model: PreTrainedModel, compiled: Callable[..., Any]) -> None:
+    """Let the head of `model` compute its softmax, and the gradient of the logits, by `compiled`
+    functions. The products stay what they are."""
+    _KERNELS[model] = compiled_kernels(compiled)
+
+
+def compiled_kernels(compiled: Callable[..., Any]) -> Kernels:
+    """The kernels that the compiler `compiled` makes, on their first use."""
+    return Kernels(compiled(_softmax), compiled(_by_logits_at_once))
+
+
+def _softmax(
+    logits: Tensor, targets: Tensor, dtype: torch.dtype, scale: float, soft_cap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What `_exponentials` gives for transformed logits of `dtype`; and the tanh if capped."""
+    transformed, squashed = _transformed(logits.to(dtype), scale, soft_cap)
+    return *_exponentials(transformed, targets), squashed
+
+
+def _by_logits(
+    z: Tensor, sums: Tensor, targets: Tensor, squashed: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The gradient of log p by the layer's logits, times -s / scale, of `dtype`: in place of the
+    exponentials `z`."""
+    z[torch.arange(len(z), device=z.device), targets] -= sums
+    if squashed is not None:
+        z.mul_(squashed.square_().neg_().add_(1))
+    return z.to(dtype)
+
+
+def _by_logits_at_once(
+    z: Tensor, sums: Tensor, targets: Tensor, squashed: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """`_by_logits` without indices, which would part its kernel in three, and not in place."""
+    is_target = torch.arange(z.shape[1], device=z.device) == targets[:, None]
+    z = torch.where(is_target, z - sums[:, None], z)
+    return (z if squashed is None else z * (1 - squashed.square())).to(dtype)
+
+
+def _transformed(
+    logits: Tensor, scale: float, soft_cap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """The transformed logits, computed in place without autograd; and the tanh if capped."""
+    if torch.is_grad_enabled() and logits.requires_grad:
+        logits = logits * scale if scale != 1 else logits
+        if soft_cap is None:
+            return logits, None
+        return torch.tanh(logits / soft_cap) * soft_cap, None
+    if scale != 1:
+        logits.mul_(scale)
+    if soft_cap is None:
+        return logits, None
+    squashed = logits.div_(soft_cap).tanh_()
+    return squashed * soft_cap, squashed
 
 
 class _TargetLogps(torch.autograd.Function):

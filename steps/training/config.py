@@ -230,8 +230,9 @@ class TrainConfig(UpdateConfig):
             keeps the last model.
         early_stop_patience: end the run after this many consecutive evaluations without an
             improvement of `keep_best` (or of `eval_loss`).
-        compile_layers: compile the layers of a packed model with torch.compile, on one device. A
-            step is faster on a GPU, the first ones take a minute, and rounding differs.
+        compile_layers: compile the layers of a packed model, and the softmax of its head, with
+            torch.compile, on one device. A step is faster on a GPU, the first ones take a minute,
+            and rounding differs.
         backend: the engine that trains; null: transformers' model on torch.
     """
 

@@ -131,7 +131,7 @@ EDITS = {
         "models/config.py", "LEAST_INPUT = 2**20", "LEAST_INPUT = 2**21", _TRAINING
     ),
     "the gradient of the head": Edit(
-        "scoring/head.py", "z.mul_(softmax.squashed", "z.div_(softmax.squashed", _TRAINING
+        "scoring/head.py", "z.mul_(squashed", "z.div_(softmax.squashed", _TRAINING
     ),
     "what a run reports": Edit("training/metrics.py", '"tokens": log', '"words": log', _TRAINING),
     "the loss that is trained": Edit(

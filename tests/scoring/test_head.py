@@ -1,5 +1,6 @@
 """The head's gradients, formed by hand, beside autograd's of the textbook log-softmax."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ from tiny_models import gemma2, granite, llama, model_folder
 from torch import Tensor, nn
 from transformers import CohereConfig, CohereForCausalLM, PreTrainedModel
 
+from steps.models.config import Dtype
 from steps.models.folders import load_model
-from steps.scoring.head import Head, output_head, softmax_backward
+from steps.scoring.head import (
+    Head,
+    compile_softmax,
+    compiled_kernels,
+    output_head,
+    softmax_backward,
+)
 
 ROWS, WIDTH, VOCABULARY = 12, 6, 20
 Transforms = tuple[float, float | None]
@@ -121,6 +129,49 @@ def test_a_certain_prediction_keeps_a_gradient_in_bfloat16() -> None:
     p = torch.tensor([8.0, 0.0]).softmax(0)[0].item()
     assert 1 - p < 2**-9
     assert gradient[0, 0].item() == pytest.approx(p - 1, rel=0.01)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [Dtype.bfloat16, Dtype.float32, Dtype.float64])
+@pytest.mark.parametrize("build", [llama, gemma2, granite])
+def test_what_a_compiler_is_given_computes_the_same(
+    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype
+) -> None:
+    model = load_model(model_folder(tmp_path, build), dtype)
+    expected = forth_and_back(output_head(model))
+    compile_softmax(model, lambda function: function)
+    found = forth_and_back(output_head(model))
+    assert all(map(torch.equal, found, expected))
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("transforms", [TRANSFORMS[0], TRANSFORMS[3]])
+def test_compiled_it_is_the_same_up_to_rounding(transforms: Transforms, dtype: torch.dtype) -> None:
+    from torch._inductor import config
+
+    module = layer(bias=True, dtype=dtype)
+    expected = forth_and_back(Head(module, *transforms))
+    with config.patch({"cpp.vec_isa_ok": False}):  # or it compiles programs to find out
+        found = forth_and_back(Head(module, *transforms, compiled_kernels(torch.compile)))
+    for result, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, other)
+
+
+def forth_and_back(head: Head) -> tuple[Tensor, ...]:
+    """Logps and all gradients of some rows; the head's own gradients are none afterwards."""
+    weight: Any = head.module.weight
+    generator = torch.Generator().manual_seed(5)
+    rows = 3 * torch.randn((ROWS, weight.shape[1]), generator=generator).to(weight.dtype)
+    targets = torch.arange(ROWS) % weight.shape[0]
+    softmax = head.softmax(rows, targets)
+    logps = softmax.logps.clone()
+    of_rows = softmax_backward(softmax, torch.randn(ROWS, generator=generator))
+    gradients = [p.grad.clone() for p in head.module.parameters() if p.grad is not None]
+    head.module.zero_grad()
+    return logps, of_rows, *gradients
 
 
 @torch.no_grad()

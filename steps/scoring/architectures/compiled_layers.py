@@ -6,6 +6,10 @@ pack, and to compile it would mean to compile it again for most packs. The numbe
 symbol of the compiled code, and layers share it. So it is compiled once, during the first steps:
 with gradients, and without for evaluations.
 
+Of the head, the products stay what they are. The softmax and its gradient become kernels that pass
+over the logits once or twice: for a small model with a large vocabulary, to move the logits takes
+longer than to compute them.
+
 What a compiled layer keeps for its backward is the compiler's choice: about what selective
 checkpointing keeps, as it computes again what it can fuse.
 """
@@ -23,14 +27,15 @@ from transformers.pytorch_utils import Conv1D
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing
 from steps.scoring.attention import PACKED, packed_attention
+from steps.scoring.head import compile_softmax
 from steps.shared.products import is_by_onednn
 
 _compiled = partial(torch.compile, dynamic=True)
 
 
 def compile_layers(model: PreTrainedModel, how: ActivationCheckpointing) -> None:
-    """Compile each layer of a `model` that is packed; with full checkpointing (`how`), a layer
-    keeps its input only.
+    """Compile each layer of a `model` that is packed, and the softmax of its head; with full
+    checkpointing (`how`), a layer keeps its input only.
 
     What the compiler keeps of models before it in this process is dropped: after eight models of
     other sizes it would compile no more, and round otherwise than in a new process.
@@ -41,6 +46,7 @@ def compile_layers(model: PreTrainedModel, how: ActivationCheckpointing) -> None
         if isinstance(layer, GradientCheckpointingLayer):
             _use_own_products(layer)
             layer.forward = _compiled(layer.forward)
+    compile_softmax(model, _compiled)
     if how is ActivationCheckpointing.full:
         checkpoint_activations(model, how)
 
