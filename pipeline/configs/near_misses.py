@@ -172,7 +172,10 @@ class Known:
         return [] if translated else self._alike(prefix, meant, key, value)
 
     def advice(self, key: str) -> str:
-        """What to do in place of a setting that only other tools have; empty for any other."""
+        """What to do in place of a setting that only other tools have, or have in this place; empty
+        for any other."""
+        if "." in key and (of_place := _other_names().get(key)):
+            return of_place
         last = key.rpartition(".")[2]
         meant, advice = _in_other_tools(last)
         return "" if self._is_ours(last) or (meant and self.suggestions(key, "")) else advice
@@ -209,10 +212,14 @@ def _either(choices: Sequence[str]) -> str:
     return f"{group}={'|'.join(choice.partition('=')[2] for choice in choices)}"
 
 
+def _other_names() -> Mapping[str, str]:
+    return read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
+
+
 def _in_other_tools(name: str) -> tuple[str, str]:
     """What another tool's setting is called here, and a sentence for where there is no such
     setting. Either may be empty."""
-    found = read_yaml((EXPERIMENTS / "other_names.yaml").read_text("utf-8")).get(name, "")
+    found = _other_names().get(name, "")
     meant, bar, advice = found.partition(" | ")
     return (meant, advice) if bar or " " not in found else ("", found)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from steps.evaluation.answer_checks import compile_checks
-from steps.generation.config import SamplingConfig
+from steps.generation.config import WHOLE, SamplingConfig
 from steps.models.config import Dtype
 from steps.scoring.config import Attention, ReferenceConfig, ScoringBackend
 from steps.shared.checks import require, require_count, set_choice
@@ -55,8 +55,8 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class KlConfig:
-    """How the divergence from a reference is measured. The temperature must be 1: at another
-    temperature, samples would not come from the model's own distribution.
+    """How the divergence from a reference is measured. Samples must come from the model's own
+    distribution, so the temperature must be 1, without top_p, top_k and min_p.
 
     Args:
         prompts: how many held-out prompts the model answers.
@@ -81,8 +81,10 @@ class KlConfig:
         set_choice(self, "dtype", Dtype)
         set_choice(self, "attention", Attention)
         require_count(self, "prompts", "tokens_per_forward")
-        if self.sampling.temperature != 1.0:
-            raise ValueError(f"sampling.temperature must be 1, got {self.sampling.temperature}")
+        for name, value in WHOLE.items():
+            given = getattr(self.sampling, name)
+            rule = f"sampling.{name} must be {value:g}, to draw from the model's own distribution"
+            require(given == value, rule, given)
         _require_all_prompts(self.sampling)
 
 

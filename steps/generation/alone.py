@@ -4,7 +4,7 @@ Transformers' own `generate`, with the model's own cache, generates each complet
 the draw of tokens is this module's, so a completion depends only on its request, as in any engine.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from steps.generation.cache import attending
-from steps.generation.draws import draw, uniforms
+from steps.generation.draws import cuts_of, draw, uniforms
 from steps.generation.engine import Finish, Finished, Replies, Request, require_weights
 from steps.generation.in_process import OwnModel, Written
 from steps.models.folders import evaluating, own_attention
@@ -75,6 +75,7 @@ class AloneEngine(OwnModel):
             pad_token_id=ends[0] if ends else 0,  # never read: there is one row
         )
         forget_lengths(self.model)
+        draws = TokenDraws(request, len(written.ids), written.add_drawn)
         own = attending(self.model, own_attention(self.model))
         recipe = _decoding_recipe(self.model, settings)
         with torch.no_grad(), evaluating(self.model), own, recipe:
@@ -82,25 +83,32 @@ class AloneEngine(OwnModel):
                 input_ids=before,
                 attention_mask=torch.ones_like(before),
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([_Drawing(written)]),
+                logits_processor=LogitsProcessorList([draws]),
             )
 
 
-class _Drawing(LogitsProcessor):
-    """Draws each token of one completion, and masks all other tokens for `generate`."""
+class TokenDraws(LogitsProcessor):
+    """Draws each token of one completion, and masks all other tokens for greedy `generate`.
 
-    def __init__(self, written: Written) -> None:
-        self._written, request = written, written.request
-        stream = uniforms(request.seed, request.row, request.k)
-        # Token number p takes the p-th number; behind a reply, some are there already.
-        self._numbers = islice(stream, len(written.ids), None)
+    Args:
+        start: how many tokens there are already; token number p takes the p-th number.
+        on_drawn: called with each token and its log-probability.
+    """
+
+    def __init__(
+        self, request: Request, start: int, on_drawn: Callable[[int, float], None]
+    ) -> None:
+        self._on_drawn = on_drawn
+        self._numbers = islice(uniforms(request.seed, request.row, request.k), start, None)
         self._temperature = torch.tensor([request.temperature], dtype=torch.float64)
+        self._cuts = cuts_of([request]) if request.is_truncated else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore
         number = torch.tensor([next(self._numbers)], dtype=torch.float64)
         device = scores.device
-        token, logp = draw(scores, self._temperature.to(device), number.to(device))
-        self._written.add_drawn(int(token), float(logp))
+        cuts = None if self._cuts is None else self._cuts.to(device)
+        token, logp = draw(scores, self._temperature.to(device), number.to(device), cuts)
+        self._on_drawn(int(token), float(logp))
         return torch.full_like(scores, -torch.inf).index_fill(1, token, 0.0)
 
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from steps.generation.alone import AloneEngine
 from steps.generation.cache import attending
+from steps.generation.draws import cuts_of, log_share
 from steps.generation.engine import Engine, Finished, Request
 from steps.generation.slots import SlotEngine
 from steps.models.folders import evaluating, own_attention
@@ -35,6 +36,9 @@ from steps.shared.execution_detail import execution_detail
 _TOKENS_TRIED = 16
 _TOKENS_BEFORE = 2
 """Tokens tried at the start if what is sampled is compared too: one from a prompt, one decoded."""
+
+_ROUNDING = 1e-3
+"""By how much rounding may change a probability, as a share of it, at temperature 1."""
 
 _LACKING = (RuntimeError, MemoryError)
 """What a model of 16 bits raises that lacks an operation, or the memory, to compute in float32."""
@@ -112,7 +116,9 @@ def sample_checked(
     """
     # In half precision a difference at the end of a long completion could be rounding.
     at_end = engine.model.dtype in (torch.float32, torch.float64)
-    tried = _try_some(engine, requests, _TOKENS_BEFORE if at_end else _TOKENS_TRIED)
+    # Where tokens are left out, the end shows less, as rounding may leave out another one.
+    shows_enough = at_end and not any(request.is_truncated for request in requests)
+    tried = _try_some(engine, requests, _TOKENS_BEFORE if shows_enough else _TOKENS_TRIED)
     done: list[Finished] = []
     if (fault := _any(tried.fault, ranks)) is None:
         done = _sampled(engine, own, told)
@@ -227,7 +233,8 @@ def _some(requests: Sequence[Request], tokens: int) -> list[Request]:
 
 def _short(request: Request, k: int, tokens: int) -> Request:
     tokens = min(request.max_new_tokens, tokens)
-    return replace(request, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
+    whole = request.of_all_tokens()
+    return replace(whole, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
 
 
 def _told(finished: Finished) -> str:
@@ -266,27 +273,58 @@ def _difference(
     for request, finished in pairs:
         heat = min(request.temperature or 1.0, 1.0)
         logps = torch.tensor(finished.logps[-_TOKENS_TRIED:], dtype=torch.float64)
+        least, most = _possible_logps(model, request, finished, _TOKENS_TRIED)
         actual.append(heat * logps)
-        expected.append(heat * own_logps(model, request, finished, _TOKENS_TRIED))
+        expected.append(heat * logps.clamp(least, most))
     difference = logp_difference(torch.cat(actual), torch.cat(expected), model.dtype)
     return difference and f"{how}, {type(model).__name__} differs: {difference}"
 
 
-@torch.no_grad()
 def own_logps(
     model: PreTrainedModel, request: Request, finished: Finished, last: int | None = None
 ) -> Tensor:
-    """The logps of what was drawn by the model's own forward, at the request's temperature; float64
-    on the host. With `last`, only those of at most so many last tokens."""
+    """The logps of what was drawn by the model's own forward among all tokens, at the request's
+    temperature; float64 on the host. With `last`, only those of at most so many last tokens."""
+    return _logps(*_own_logits(model, request, finished, last), request).cpu()
+
+
+def _possible_logps(
+    model: PreTrainedModel, request: Request, finished: Finished, last: int
+) -> tuple[Tensor, Tensor]:
+    """Between which numbers the logps are, by the model's own forward, among the tokens that were
+    drawn from: where rounding decides whether one more token is left out, either is right."""
+    logits, drawn = _own_logits(model, request, finished, last)
+    whole = _logps(logits, drawn, request)
+    if request.temperature == 0 or not request.is_truncated:
+        return whole.cpu(), whole.cpu()
+    rounding = min(_ROUNDING / request.temperature, 0.5)
+    shares = []
+    for more in (1 + rounding, 1 - rounding):
+        top_p = min(request.top_p * more, 1.0) if request.top_p < 1 else 1.0
+        other = replace(request, top_p=top_p, min_p=min(request.min_p / more, 1.0))
+        cuts = cuts_of([other]).to(logits.device).expand(len(logits), -1)
+        shares.append(log_share(logits, request.temperature, cuts))
+    return (whole - shares[0]).cpu(), (whole - shares[1]).cpu()
+
+
+def _logps(logits: Tensor, drawn: Tensor, request: Request) -> Tensor:
+    logps = (logits / (request.temperature or 1.0)).log_softmax(dim=-1)
+    return logps.gather(1, drawn)[:, 0]
+
+
+@torch.no_grad()
+def _own_logits(
+    model: PreTrainedModel, request: Request, finished: Finished, last: int | None
+) -> tuple[Tensor, Tensor]:
+    """Of the model's own forward, the logits [N, V] in float64 from which the last N tokens were
+    drawn, of which the largest is 0, and these tokens [N, 1]."""
     count = len(finished.ids[-last:]) if last else len(finished.ids)
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
     takes = inspect.signature(model.forward).parameters  # all logits of a long sequence are large
     fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
     with evaluating(model), attending(model, own_attention(model)):
         logits = model(input_ids=ids, use_cache=False, **fewer).logits[0, -count - 1 : -1]
-    logits = logits.double() - logits.double().amax(dim=-1, keepdim=True)
-    logps = (logits / (request.temperature or 1.0)).log_softmax(dim=-1)
-    return logps.gather(1, ids[0, -count:, None])[:, 0].cpu()
+    return logits.double() - logits.double().amax(dim=-1, keepdim=True), ids[0, -count:, None]
 
 
 @execution_detail

@@ -15,7 +15,7 @@ they were its own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -41,6 +41,8 @@ class Request:
     temperature: the divisor of the logits; 0 takes the likeliest token.
     stop_ids: tokens that end a completion, as its last token.
     seed: whole numbers that, with `row` and `k`, determine the random numbers.
+    top_p, top_k, min_p: which tokens are drawn from, as in `SamplingConfig`; from all at
+        temperature 0.
     """
 
     row: str
@@ -50,6 +52,9 @@ class Request:
     temperature: float = 1.0
     stop_ids: tuple[int, ...] = ()
     seed: tuple[int, ...] = (0,)
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1:
@@ -61,6 +66,15 @@ class Request:
         """The most tokens that a model reads for it."""
         return len(self.prompt_ids) + self.max_new_tokens - 1
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it leaves out tokens that the model finds possible."""
+        return (self.top_p, self.top_k, self.min_p) != (1, 0, 0)
+
+    def of_all_tokens(self) -> "Request":
+        """The request that leaves out no token."""
+        return replace(self, top_p=1.0, top_k=0, min_p=0.0)
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -68,7 +82,8 @@ class Finished:
 
     ids: its tokens, with the stop token if there is one.
     logps: of each token, its log-probability given all before it, by the distribution that it was
-        drawn from: of logits divided by the temperature (at temperature 0, by 1).
+        drawn from: of logits divided by the temperature (at temperature 0, by 1), among the tokens
+        that `top_p`, `top_k` and `min_p` leave.
     weights: the digest of the weights that drew it.
     scored: of each token, whether it was drawn; a reply was not, and its logps are 0. None: all.
     """

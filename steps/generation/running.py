@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steps.generation.draws import NUMBERS, Streams, draw, stream_key
+from steps.generation.draws import NUMBERS, Streams, cuts_of, draw, stream_key
+from steps.generation.engine import Request
 from steps.generation.in_process import Written, require_logp
 
 
@@ -34,18 +35,21 @@ class Running:
     gaps: the slots before the last sequence that have none.
 
     Args:
-        stop_ids: those of all requests.
+        requests: all that will be put.
     """
 
-    def __init__(self, slots: int, stop_ids: set[int]) -> None:
+    def __init__(self, slots: int, requests: Sequence[Request]) -> None:
         self.lines: list[Line | None] = []
         self.gaps: set[int] = set()
         self._reading: set[Line] = set()
         self._streams = Streams()
+        stop_ids = {token for request in requests for token in request.stop_ids}
         self._stops = torch.tensor(sorted(stop_ids), dtype=torch.int64)
         # Of each slot: tokens of the prompt, tokens behind it, and the most of these.
         self._prompt, self._count, self._most = torch.zeros((3, slots), dtype=torch.int64)
         self._heats = torch.zeros(slots, dtype=torch.float64)
+        leaves_out = any(request.is_truncated for request in requests)
+        self._cuts = torch.zeros((slots, 3), dtype=torch.float64) if leaves_out else None
         self._numbers = torch.zeros((slots, NUMBERS), dtype=torch.float64)
         self._ids = torch.zeros((slots, NUMBERS), dtype=torch.int64)
         self._logps = torch.zeros((slots, NUMBERS), dtype=torch.float64)
@@ -71,6 +75,8 @@ class Running:
         self._count[own] = torch.tensor([len(line.ids) for line in lines])
         self._most[own] = torch.tensor([request.max_new_tokens for request in requests])
         self._heats[own] = torch.tensor([r.temperature for r in requests], dtype=torch.float64)
+        if self._cuts is not None:
+            self._cuts[own] = cuts_of(requests)
         self._take_numbers(slots)
         return slots
 
@@ -95,7 +101,8 @@ class Running:
         count = self.count
         gaps = sorted(gap for gap in self.gaps if gap < count)
         last = [slot for slot in range(count, len(self.lines)) if slot not in self.gaps]
-        tables = (self._prompt, self._count, self._most, self._heats, self._numbers)
+        tables = [self._prompt, self._count, self._most, self._heats, self._numbers]
+        tables += [] if self._cuts is None else [self._cuts]
         targets, sources = torch.tensor(gaps), torch.tensor(last)
         for table in (*tables, self._ids, self._logps) if gaps else ():
             table[targets] = table[sources]
@@ -120,7 +127,8 @@ class Running:
         device = logits.device
         count = self._count[own]
         heats, numbers = self._heats[own], self._numbers[own, count % NUMBERS]
-        tokens, logps = draw(logits, heats.to(device), numbers.to(device))
+        cuts = None if self._cuts is None else self._cuts[own].to(device)
+        tokens, logps = draw(logits, heats.to(device), numbers.to(device), cuts)
         tokens, logps = tokens.cpu(), logps.cpu()
         ends = torch.isin(tokens, self._stops) | (count + 1 == self._most[own])
         for index, slot in enumerate(own.tolist()) if self._reading else ():

@@ -81,6 +81,9 @@ def make_requests(
             config.temperature,
             tuple(stop_ids),
             (config.seed, *seed),
+            config.top_p,
+            config.top_k,
+            config.min_p,
         )
         for row, ids in asked
         for k in range(config.num_completions)

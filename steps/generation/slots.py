@@ -127,7 +127,7 @@ class _Writing:
         self.waiting: dict[Place, tuple[Line, Tensor]] = {}
         self.replied: deque[tuple[Line, Tensor]] = deque()
         self.slots = min(engine.slots, len(requests))
-        self.running = Running(self.slots, {i for r in requests for i in r.stop_ids})
+        self.running = Running(self.slots, requests)
         self.cache = KeyValueCache(padded_rows(self.slots), self.model.device)
         replays = Replays(self.cache, self._logits, self.slots) if engine.replays else None
         self.replays = replays

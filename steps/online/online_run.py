@@ -28,6 +28,7 @@ from steps.data.rows.jsonl import write_json_lines
 from steps.data.tokens.rendering import load_tokenizer
 from steps.data.vocabularies import require_meaning
 from steps.generation.choosing import EngineChoice
+from steps.generation.config import WHOLE
 from steps.generation.engine import Engine, Finished, Request
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.remote.syncing import Score, SyncedEngines
@@ -195,7 +196,8 @@ def run_sampling(
     if place.ranks.is_first:
         last = summary["iterations"]
         drawn = list(Kept(place.scratch / _ROLLOUTS).all(range(last - iterations, last)))
-        recorded = Drawn(rows, drawn, tokenizer, tally, choice, config.temperature)
+        drawing = WHOLE | {"temperature": config.temperature}
+        recorded = Drawn(rows, drawn, tokenizer, tally, choice, drawing)
         write_recording(place.output / _ROLLOUTS, recorded, start.policy)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})

@@ -27,7 +27,7 @@ from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.choosing import EngineChoice
-from steps.generation.config import SamplingConfig
+from steps.generation.config import WHOLE, SamplingConfig
 from steps.generation.engine import Converses, Engine, Finish, Place, Request, share
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests
@@ -56,7 +56,7 @@ class Drawn:
 
     rollouts: in the order of `rows`, and for each row by number.
     tally: which prompts were kept and which dropped.
-    temperature: the divisor of the logits; nothing else changes the policy's distribution.
+    drawing: the settings that change the policy's distribution, as `WHOLE` has them.
     """
 
     rows: Sequence[PromptRow]
@@ -64,7 +64,7 @@ class Drawn:
     tokenizer: PreTrainedTokenizerBase
     tally: Tally
     choice: EngineChoice
-    temperature: float
+    drawing: Mapping[str, float]
 
     def metrics(self) -> dict[str, Any]:
         """Counts, and what people should be told."""
@@ -121,7 +121,8 @@ def draw_rollouts(
         warnings.warn(choice.notice, stacklevel=2)
     world = environment and World(environment, {row.row: row for row in rows}, tokenizer)
     rollouts = record(choice.engine, requests, place, world)
-    return Drawn(rows, rollouts, tokenizer, tally, choice, config.temperature)
+    drawing = {name: getattr(config, name) for name in WHOLE}
+    return Drawn(rows, rollouts, tokenizer, tally, choice, drawing)
 
 
 def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
@@ -129,20 +130,19 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
     write_rollouts(folder, drawn.rollouts)
     write_rows(folder / "prompts-00000.parquet", PROMPTS, map(to_record, drawn.rows))
     save_tokenizer(model, folder)
-    told = {**drawn.choice.described(), "temperature": drawn.temperature, "top_p": 1.0, "top_k": 0}
+    told = {**drawn.choice.described(), **drawn.drawing}
     (folder / _ENGINE).write_text(json.dumps(told, indent=1) + "\n")
 
 
 def require_whole_distribution(folder: Path) -> None:
     """Raise ValueError unless a recording was sampled from the policy's unmodified distribution: at
-    temperature 1, and without top-p or top-k.
+    temperature 1, and without top_p, top_k and min_p.
 
     Otherwise a ratio of probabilities would compare two different distributions.
     """
     file = folder / _ENGINE
     told = json.loads(file.read_text()) if file.is_file() else {}
-    whole = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    for name, value in whole.items():
+    for name, value in WHOLE.items():
         if told.get(name, value) != value:
             raise ValueError(
                 f"{file} says {name}={told[name]}: the policy was not drawn from as it is, so "

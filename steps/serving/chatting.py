@@ -53,6 +53,12 @@ def chat(
     top_p: Annotated[
         float, typer.Option(help="Probability mass of nucleus sampling.", callback=_require_mass)
     ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="How many of the likeliest tokens are drawn; 0: all.")
+    ] = 0,
+    min_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Least probability, as a share of the largest.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Dtype of weights; bfloat16 on a GPU, else float32.")
@@ -63,6 +69,10 @@ def chat(
 
     With a prompt, from --prompt or standard input, print the answer and end.
     """
+    if temperature == 0 and (top_p, top_k, min_p) != (1, 0, 0):
+        raise TemperError(
+            "--top-p, --top-k and --min-p need a --temperature: at 0 the likeliest token is taken"
+        )
     once = _prompt(prompt)
     with ExitStack() as stack, told_as_errors():
         models = [stack.enter_context(opened(name, store))]
@@ -78,7 +88,7 @@ def chat(
             model.require_whole()
         from steps.serving.replies import Drawing, Speaker  # torch is slow to import
 
-        drawing = Drawing(max_new_tokens, temperature, top_p, seed)
+        drawing = Drawing(max_new_tokens, temperature, top_p, seed, top_k, min_p)
         talks = [_Talk(model, Speaker(model.folder, dtype), drawing, system) for model in models]
         if once is not None:
             _answer_once(talks, once)

@@ -131,6 +131,8 @@ class Asked(_Known):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stop: Annotated[list[Text], Listed] | None = None
@@ -156,12 +158,14 @@ class Asked(_Known):
         return None
 
     def drawing(self, seed: int) -> Drawing:
-        """How an answer is sampled; temperature and top_p are 1 by default, as at OpenAI."""
+        """How an answer is sampled; temperature and top_p are 1 by default, as at OpenAI. top_k and
+        min_p are vLLM's, where a top_k of -1 leaves out no token."""
         top_p = 1.0 if self.top_p is None else self.top_p
         temperature = 1.0 if self.temperature is None else self.temperature
         if top_p == 0:  # only the likeliest token is left
             return Drawing(self.most_tokens, 0.0, seed=seed)
-        return Drawing(self.most_tokens, temperature, top_p, seed)
+        top_k, min_p = max(self.top_k or 0, 0), self.min_p or 0.0
+        return Drawing(self.most_tokens, temperature, top_p, seed, top_k, min_p)
 
 
 class ChatAsked(Asked):

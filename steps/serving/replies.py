@@ -1,10 +1,11 @@
 """Generate a model's answer piece by piece, from the same prompts as in evaluation.
 
 The code that renders prompts for ``sample_completions`` and ``evaluate`` also renders these, and at
-temperature 0 the answers are the same. A model without a chat template continues plain text.
-Decoding settings that a model ships with are ignored.
+temperature 0 the answers are the same; the code that draws tokens is the same, too. A model without
+a chat template continues plain text. Decoding settings that a model ships with are ignored.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,13 +15,22 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 from steps.data.tokens.rendering import Chat, load_bare_tokenizer, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.generation.alone import TokenDraws
+from steps.generation.config import require_truncation
+from steps.generation.engine import Request
 from steps.generation.sampling import decoded, end_tokens
 from steps.models.config import Dtype
 from steps.models.folders import evaluating, language_model_of, load_as
@@ -31,8 +41,6 @@ from steps.shared.products import is_by_onednn
 OnPiece = Callable[[str], None]
 """Called after each token with the text that is new; it is empty after a part of a character."""
 
-COLDEST = 1e-5
-"""A lower temperature is 0: logits that are divided by it overflow."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 """A token that stands for a byte. If bytes in a row are no UTF-8, each becomes U+FFFD."""
 
@@ -61,18 +69,36 @@ class Written:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How an answer is sampled; a temperature of 0 takes the likeliest token."""
+    """How an answer is sampled, as in `SamplingConfig`; a temperature of 0 takes the likeliest
+    token."""
 
     max_new_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         require_count(self, "max_new_tokens")
-        require(self.temperature >= 0, "temperature must be 0 or above", self.temperature)
-        require(-(2**63) <= self.seed < 2**64, "seed must be a number of 64 bits", self.seed)
-        require(0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p)
+        in_range = 0 <= self.temperature < math.inf
+        require(in_range, "temperature must be 0 or above", self.temperature)
+        require_truncation(self)
+
+    def request(self, ids: Sequence[int], ends: Sequence[int]) -> Request:
+        """A request for an answer to these tokens, which `ends` end."""
+        return Request(
+            "",
+            0,
+            tuple(ids),
+            self.max_new_tokens,
+            self.temperature,
+            tuple(ends),
+            (self.seed,),
+            self.top_p,
+            self.top_k,
+            self.min_p,
+        )
 
 
 class Speaker:
@@ -139,23 +165,24 @@ class Speaker:
         Raises ValueError if there are no tokens, or more than the model has positions for.
         """
         ends = self._ends
-        samples = drawing.temperature >= COLDEST
         self.model.generation_config = GenerationConfig(
             max_new_tokens=min(drawing.max_new_tokens, self.room_after(ids)),
-            do_sample=samples,
-            temperature=drawing.temperature if samples else None,
-            top_p=drawing.top_p if samples else None,
-            top_k=0 if samples else None,
+            do_sample=False,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # never used, as there is only one row
         )
-        torch.manual_seed(drawing.seed)
+        draws = LogitsProcessorList()
+        if drawing.temperature > 0:
+            draws.append(TokenDraws(drawing.request(ids, ends), 0, _require_logp))
         forget_lengths(self.model)
         prompt = torch.tensor([ids], device=self.model.device)
         pieces = _Pieces(self.tokenizer, ids if continues else [], on_piece)
         with suppress(Enough), torch.no_grad(), evaluating(self.model):
             self.model.generate(  # pyright: ignore[reportCallIssue]
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                logits_processor=draws,
+                streamer=pieces,
             )
         ended = bool(pieces.ids) and pieces.ids[-1] in ends
         return Written(pieces.text, pieces.ids, ended)
@@ -170,6 +197,11 @@ class Speaker:
         if len(ids) + least > most:
             raise TooLong(f"the prompt has {len(ids)} tokens, and the model takes {most}")
         return most - len(ids)
+
+
+def _require_logp(token: int, logp: float) -> None:
+    if math.isnan(logp):
+        raise ValueError("the model's logits are not numbers; look at its training")
 
 
 def _multiply_single_rows_by_pytorch(model: nn.Module) -> None:

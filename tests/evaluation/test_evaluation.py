@@ -213,6 +213,22 @@ def kl_of(policy: Path, reference: Path, records: list[dict[str, Any]], out: Pat
     return measured(Folder(out / "kl"), given, *models, KlConfig(sampling=sampling))
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"temperature": 0.7}, "sampling.temperature must be 1, .* got 0.7"),
+        ({"top_p": 0.9}, "sampling.top_p must be 1, to draw from the model's own distribution"),
+        ({"top_k": 20}, "sampling.top_k must be 0, .* got 20"),
+        ({"min_p": 0.1}, "sampling.min_p must be 0, .* got 0.1"),
+    ],
+)
+def test_a_divergence_is_measured_on_what_the_model_itself_writes(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        KlConfig(sampling=SamplingConfig(**{"temperature": 1.0, **settings}))
+
+
 def test_measured_kl_is_that_of_all_possible_responses(tmp_path: Path) -> None:
     folders = [model_folder(tmp_path / f"{seed}", llama, seed) for seed in (0, 1)]
     word_tokenizer().save_pretrained(folders[0])

@@ -6,6 +6,13 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from steps.generation import draws
 from steps.generation.draws import NUMBERS, Streams, draw, stream_key, uniforms
@@ -102,3 +109,141 @@ def test_a_table_that_is_taken_in_pieces_gives_what_it_gives_in_one(
 
 def test_logits_that_are_not_numbers_give_a_logp_that_is_none() -> None:
     assert math.isnan(drawn([0.0, math.nan], 0.5)[1])
+
+
+# --- tokens that are left out ---------------------------------------------------------------------
+
+Cuts = tuple[float, float, float]
+"""top_k, top_p and min_p."""
+WHOLE: Cuts = (0, 1, 0)
+SETTINGS: dict[str, Cuts] = {
+    "top_k": (7, 1, 0),
+    "top_p": (0, 0.8, 0),
+    "min_p": (0, 1, 0.1),
+    "as Qwen 3 advises": (20, 0.95, 0),
+    "top_p of what top_k leaves": (9, 0.7, 0),
+    "top_p before min_p": (0, 0.6, 0.3),
+    "all": (30, 0.9, 0.02),
+    "more than there are": (10_000, 1, 0),
+}
+
+
+def by_transformers(logits: Tensor, heat: float, cuts: Cuts) -> Tensor:
+    """The probabilities [N, V] that `generate` draws from, in float64."""
+    top_k, top_p, min_p = cuts
+    ids, scores = torch.zeros((len(logits), 1), dtype=torch.int64), logits.double()
+    scores = TemperatureLogitsWarper(heat)(ids, scores)  # type: ignore[arg-type]
+    if top_k:
+        scores = TopKLogitsWarper(int(top_k))(ids, scores)  # type: ignore[arg-type]
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(ids, scores)  # type: ignore[arg-type]
+    if min_p:
+        scores = MinPLogitsWarper(min_p)(ids, scores)  # type: ignore[arg-type]
+    return scores.softmax(dim=-1)
+
+
+def drawn_of_grid(logits: Tensor, heat: float, cuts: Cuts, size: int) -> tuple[Tensor, Tensor]:
+    """What so many equally distant numbers draw from one row."""
+    numbers = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+    heats = torch.full((size,), heat, dtype=torch.float64)
+    left = torch.tensor(cuts, dtype=torch.float64).expand(size, -1)
+    return draw(logits.expand(size, -1), heats, numbers, left)
+
+
+def some_logits(rows: int, tokens: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(rows, tokens, generator=generator)
+
+
+@pytest.mark.parametrize("cuts", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("heat", [0.6, 1.0, 1.7])
+def test_tokens_are_drawn_from_the_distribution_that_transformers_draws_from(
+    heat: float, cuts: Cuts
+) -> None:
+    size = 2000
+    for logits in some_logits(3, 60).split(1):
+        (expected,) = by_transformers(logits, heat, cuts)
+        tokens, logps = drawn_of_grid(logits, heat, cuts, size)
+        counts = torch.bincount(tokens, minlength=60)
+        assert (counts - size * expected).abs().max() <= 1
+        assert logps == pytest.approx(expected[tokens].log(), abs=1e-12)
+
+
+def test_a_flat_distribution_of_which_many_tokens_are_needed_is_cut_right() -> None:
+    """More than are sorted at first."""
+    logits = some_logits(1, 9000) / 10
+    for cuts in ((0, 0.9, 0), (0, 0.1, 0), (6000, 0.9, 0.3)):
+        (expected,) = by_transformers(logits, 1.0, cuts)
+        assert (expected > 0).sum() > (draws._NUCLEUS if cuts[1] > 0.5 else 50)
+        tokens, logps = drawn_of_grid(logits, 1.0, cuts, 500)
+        assert logps == pytest.approx(expected[tokens].log(), abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_of_few_bits_of_which_many_are_equal_leave_as_much_as_in_transformers(
+    dtype: torch.dtype,
+) -> None:
+    """There, which of equal ones stay is left open."""
+    for seed, cuts in enumerate(SETTINGS.values()):
+        logits = (some_logits(1, 200, seed) * 2).round().div(4).to(dtype)
+        (expected,) = by_transformers(logits, 1.0, cuts)
+        tokens, logps = drawn_of_grid(logits, 1.0, cuts, 2000)
+        drawn = logits[0, tokens].double()
+        best = expected.max().log() - logits.double().max()
+        assert logps == pytest.approx(drawn + best, abs=1e-12)  # so all have as much probability
+        assert drawn.min() >= logits[0, expected > 0].min()
+
+
+def test_equal_tokens_at_the_border_of_top_k_stay_and_at_that_of_top_p_the_first_ones() -> None:
+    logits = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.0, 1.0]])
+
+    def kept(cuts: Cuts) -> set[int]:
+        return set(drawn_of_grid(logits, 1.0, cuts, 500)[0].tolist())
+
+    assert kept((2, 1, 0)) == {0, 1, 2, 3, 5}
+    assert kept((0, 0.6, 0)) == {0, 1, 2}
+    assert kept((2, 0.6, 0)) == {0, 1, 2}
+    assert kept((0, 1e-9, 0)) == kept((1, 1, 0)) == kept((0, 1, 1)) == {1}
+    assert kept((0, 1, math.exp(-1) * 1.001)) == {1}
+    assert kept((0, 1, math.exp(-1) * 0.999)) == {0, 1, 2, 3, 5}
+
+
+@pytest.mark.parametrize("tokens", [50, 2000])
+def test_what_is_left_out_of_one_row_changes_no_bit_of_another(tokens: int) -> None:
+    every = [WHOLE, *SETTINGS.values(), (3, 1, 0), (tokens, 1, 0), (0, 0.999, 0)]
+    logits = some_logits(len(every), tokens)
+    heats = torch.linspace(0, 2, len(every), dtype=torch.float64)
+    numbers = torch.linspace(0.1, 0.9, len(every), dtype=torch.float64)
+    cuts = torch.tensor(every, dtype=torch.float64)
+    together = draw(logits, heats, numbers, cuts)
+    alone = [
+        draw(logits[n, None], heats[n, None], numbers[n, None], cuts[n, None])
+        for n in range(len(every))
+    ]
+    for one, parts in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(parts))
+
+
+def test_settings_that_leave_out_no_token_change_no_bit_and_greedy_draws_have_none() -> None:
+    logits, count = some_logits(40, 50), 40
+    numbers = torch.linspace(0, 0.99, count, dtype=torch.float64)
+    for heat, cuts in ((0.7, (50, 1, 0)), (0.7, WHOLE), (0.7, (0, 1, 1e-300)), (0, (2, 0.1, 0.5))):
+        heats = torch.full((count,), heat, dtype=torch.float64)
+        left = torch.tensor(cuts, dtype=torch.float64).expand(count, -1)
+        cut, whole = draw(logits, heats, numbers, left), draw(logits, heats, numbers)
+        assert torch.equal(cut[0], whole[0])
+        assert torch.equal(cut[1], whole[1])
+
+
+@pytest.mark.parametrize("cuts", SETTINGS.values(), ids=SETTINGS)
+def test_at_the_borders_of_numbers_the_likeliest_is_drawn_and_what_is_no_number_is_told(
+    cuts: Cuts,
+) -> None:
+    none = -math.inf
+    for heat in (5e-324, 1e-308, 1.0):
+        tokens, logps = drawn_of_grid(torch.tensor([[none, 90.0, -90.0, none]]), heat, cuts, 5)
+        assert set(tokens.tolist()) == {1}
+        assert logps == pytest.approx(torch.zeros(5, dtype=torch.float64))
+    logits = some_logits(1, 2000)
+    logits[0, 77] = math.nan
+    assert drawn_of_grid(logits, 1.0, cuts, 3)[1].isnan().all()

@@ -43,6 +43,7 @@ SECRET = "a token of the tests"
 ASKED = [
     Request(f"row {n}", k, tuple(range(1, 3 + n)), 9, 1.0, (2,)) for n in range(5) for k in range(3)
 ]
+CUT = [replace(request, temperature=0.7, top_p=0.8, top_k=6, min_p=0.01) for request in ASKED]
 
 
 def seeded(seed: int, tied: bool = True) -> PreTrainedModel:
@@ -91,6 +92,8 @@ def test_engines_elsewhere_draw_the_bits_of_this_process_with_each_version_of_th
             sync_weights(engines, weights_of(model), name, probe_of(model))
             here = by_place(SlotEngine(model, name, slots=5).sample(ASKED, name))
             assert by_place(engines[0].sample(ASKED, name)) == here
+            few = by_place(SlotEngine(model, name, slots=5).sample(CUT, name))
+            assert by_place(engines[1].sample(CUT, name)) == few != here
             assert by_place(Engines(engines).sample(ASKED, name)) == here
 
 

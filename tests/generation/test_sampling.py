@@ -1,7 +1,9 @@
 """Completions: the same for the same seed, ended where the model ends them."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from scipy.stats import chisquare
 from tiny_models import SPECIAL, VOCABULARY, model_folder, word_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pipeline.dag.canonical import identity
 from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.reasons import MalformedRow
@@ -189,19 +192,21 @@ def test_progress_counts_completions(
     assert reports == [(done, 8) for done in range(1, 9)]
 
 
+@pytest.mark.parametrize("left_out", [{}, {"top_p": 0.9, "top_k": 20}])
 def test_slots_that_go_wrong_late_in_a_completion_are_not_used(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompts: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
+    left_out: dict[str, Any],
 ) -> None:
-    config = SamplingConfig(max_new_tokens=12, temperature=0.5)
+    config = SamplingConfig(max_new_tokens=30, temperature=0.5, seed=1, **left_out)
     right = said(tokenizer, sample(model, tokenizer, asked(prompts), config))
     resize = KeyValueCache.resize
 
     def forgetful(cache: KeyValueCache, tokens: int) -> None:
         resize(cache, tokens)
-        if tokens > max(map(len, prompts)) + 4:
+        if tokens > max(map(len, prompts)) + 18:  # behind what is tried at the start
             for layer in cache.blocks[0]:
                 layer.zero_()
 
@@ -214,6 +219,48 @@ def test_slots_that_go_wrong_late_in_a_completion_are_not_used(
 def test_several_greedy_completions_are_refused() -> None:
     with pytest.raises(ValueError, match="num_completions is 4"):
         SamplingConfig(num_completions=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1; 1 leaves out no token, got 0.0"),
+        ({"top_p": math.nan}, "top_p must be above 0"),
+        ({"top_k": -1}, "top_k must be a whole number; 0 leaves out no token, got -1"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
+        ({"min_p": 1.5}, "min_p must be from 0 to 1; 0 leaves out no token, got 1.5"),
+        ({"top_p": 0.9, "temperature": 0.0}, "top_p is 0.9, but at temperature 0 the likeliest"),
+        ({"top_k": 20, "temperature": 0.0}, "raise the temperature or leave top_k out"),
+    ],
+)
+def test_tokens_that_cannot_be_left_out_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        SamplingConfig(**{"temperature": 1.0, **settings})
+
+
+def test_what_is_left_out_is_part_of_a_key_and_nothing_left_out_is_not() -> None:
+    every = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}]
+    keys = [str(identity(SamplingConfig(temperature=0.6, **one), "config")) for one in every]  # type: ignore[arg-type]
+    assert len(set(keys)) == len(keys)
+    assert not any(name in keys[0] for name in ("top_p", "top_k", "min_p"))
+    for name, key in zip(("top_p", "top_k", "min_p"), keys[1:], strict=True):
+        assert name in key
+
+
+def test_a_nucleus_is_drawn_from_and_logps_are_within_it(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(prompts[:1])).logits[0, -1].double()
+    probabilities, ids = (logits / 0.8).softmax(dim=-1).sort(descending=True)
+    stays = probabilities.cumsum(dim=-1) - probabilities < 0.7
+    share = float(probabilities[stays].sum())
+    config = SamplingConfig(1, 0.8, num_completions=2000, slots=500, top_p=0.7)
+    [drawn] = sample(model, tokenizer, asked(prompts[:1]), config)
+    assert {one.ids[0] for one in drawn} == set(ids[stays].tolist())
+    for one in drawn[:50]:
+        expected = float(probabilities[ids == one.ids[0]].log() - math.log(share))
+        assert one.logps[0] == pytest.approx(expected, abs=1e-5)
 
 
 # --- the step ------------------------------------------------------------------------------------

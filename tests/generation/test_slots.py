@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from benchmarks.architectures import tiny
+from steps.generation import choosing
 from steps.generation.alone import AloneEngine
 from steps.generation.cache import BLOCK, SLOTS
 from steps.generation.choosing import choose_engine, own_logps
@@ -80,6 +81,69 @@ def test_a_completion_is_the_same_to_the_bit_in_any_slots_order_and_company(fami
     assert draw(model, shuffled, slots=7, tokens=40) == drawn
     alone = requests[0]
     assert draw(model, [alone], slots=1) == {(alone.row, alone.k): drawn[alone.row, alone.k]}
+
+
+CUTS: list[dict[str, float]] = [
+    {},
+    {"top_p": 0.7},
+    {"top_k": 4},
+    {"min_p": 0.2},
+    {"top_p": 0.9, "top_k": 12, "min_p": 0.01},
+]
+
+
+def cut_requests() -> list[Request]:
+    """Every other setting; completions of a row have their own."""
+    cuts = CUTS * 4
+    return [
+        replace(request, temperature=0.8, **cuts[number])  # pyright: ignore[reportArgumentType]
+        for number, request in enumerate(some_requests(7))
+    ]
+
+
+def test_tokens_left_out_for_one_completion_do_not_matter_to_another() -> None:
+    model, requests = built("llama"), cut_requests()
+    drawn = draw(model, requests)
+    assert draw(model, requests, slots=3, tokens=1) == drawn
+    shuffled = random.Random(1).sample(requests, len(requests))
+    assert draw(model, shuffled, slots=5, tokens=40) == drawn
+    for request in requests:
+        place = (request.row, request.k)
+        assert draw(model, [request], slots=1)[place] == drawn[place]
+    whole = draw(model, [request.of_all_tokens() for request in requests])
+    for request in requests:
+        place = (request.row, request.k)
+        assert (drawn[place] == whole[place]) != request.is_truncated
+
+
+def test_logps_are_those_of_the_distribution_without_what_is_left_out() -> None:
+    model = built("llama")
+    request = Request("row", 0, (5, 6, 7), NEW, temperature=0.5, top_k=3)
+    done = draw(model, [request])["row", 0]
+    with torch.no_grad():
+        sequence = torch.tensor([[*request.prompt_ids, *done.ids]])
+        logits = model(input_ids=sequence).logits[0, 2:-1].double() / 0.5
+    least = logits.topk(3).values[:, -1:]
+    expected = logits.masked_fill(logits < least, -torch.inf).log_softmax(dim=-1)
+    ids = torch.tensor(done.ids)[:, None]
+    assert done.logps == pytest.approx(expected.gather(1, ids)[:, 0].tolist(), abs=1e-4)
+    assert own_logps(model, request, done).tolist() == pytest.approx(
+        logits.log_softmax(dim=-1).gather(1, ids)[:, 0].tolist(), abs=1e-4
+    )
+
+
+def test_a_token_that_rounding_leaves_out_is_no_fault_of_slots() -> None:
+    model = built("llama")
+    request = Request("row", 0, (5, 6, 7), 60, temperature=0.9, top_p=0.8, min_p=0.02)
+    done = draw(model, [request])["row", 0]
+    logps = torch.tensor(done.logps, dtype=torch.float64)
+    for share in (1 - 5e-4, 1.0, 1 + 5e-4):
+        other = replace(request, top_p=0.8 * share, min_p=0.02 / share)
+        least, most = choosing._possible_logps(model, other, done, 60)
+        assert (least - 1e-4 <= logps).all()
+        assert (logps <= most + 1e-4).all()
+    least, most = choosing._possible_logps(model, replace(request, top_p=0.6), done, 60)
+    assert (logps < least - 0.01).any()
 
 
 def test_lengths_of_others_do_not_matter_over_many_blocks_of_keys() -> None:
@@ -274,12 +338,13 @@ def test_a_model_that_takes_none_writes_alone_and_draws_by_the_same_rule() -> No
     assert list(choice.engine.sample(requests[3:4], "w")) == done[3:4]
 
     model = built("llama")
-    alone = {(d.row, d.k): d for d in AloneEngine(model, "w").sample(requests, "w")}
-    in_slots = draw(model, requests)
-    assert {place: d.ids for place, d in alone.items()} == {p: d.ids for p, d in in_slots.items()}
-    for place, one in alone.items():
-        assert one.logps == pytest.approx(in_slots[place].logps, abs=2e-5)
-        assert one.finish is in_slots[place].finish
+    for asked in (requests, cut_requests()[1:5]):
+        alone = {(d.row, d.k): d for d in AloneEngine(model, "w").sample(asked, "w")}
+        in_slots = draw(model, asked)
+        assert {p: d.ids for p, d in alone.items()} == {p: d.ids for p, d in in_slots.items()}
+        for place, one in alone.items():
+            assert one.logps == pytest.approx(in_slots[place].logps, abs=2e-5)
+            assert one.finish is in_slots[place].finish
 
 
 def test_alone_too_a_completion_does_not_depend_on_longer_ones_before_it() -> None:

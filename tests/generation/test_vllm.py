@@ -95,6 +95,9 @@ class StandIn:
             told["temperature"],
             tuple(told["stop_token_ids"]),
             (told["seed"],),
+            told["top_p"],
+            told["top_k"],
+            told["min_p"],
         )
         (drawn,) = self.engine.sample([request], "w")
         return {**told_by_vllm(drawn), **self.damage}
@@ -239,14 +242,32 @@ def test_a_server_that_is_not_what_the_config_says_is_refused(
         replace(config, **settings).connect(seeded(0), ASKED, "w", 64, 2048)
 
 
-def test_logps_at_another_temperature_need_a_server_that_gives_these() -> None:
-    warm = [replace(request, temperature=0.7) for request in ASKED]
-    stand_in = StandIn()
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"temperature": 0.7}, "drawn with temperature 0.7; start it with --logprobs-mode"),
+        ({"top_k": 5}, "drawn with top_p, top_k or min_p; start it with --logprobs-mode"),
+        ({"temperature": 0.6, "top_p": 0.9, "min_p": 0.1}, "temperature 0.6 and top_p, top_k or"),
+    ],
+)
+def test_logps_of_another_distribution_need_a_server_that_gives_these(
+    settings: dict[str, Any], told: str
+) -> None:
+    asked = [replace(request, **settings) for request in ASKED]
+    stand_in, model = StandIn(), seeded(0)
     with vllm(stand_in) as config:
-        with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
-            config.connect(seeded(0), warm, "w", 64, 2048)
+        with pytest.raises(ValueError, match=told):
+            config.connect(model, asked, "w", 64, 2048)
         stand_in.info["vllm_config"]["model_config"]["logprobs_mode"] = "processed_logprobs"
-        config.connect(seeded(0), warm, "w", 64, 2048)
+        engine = config.connect(model, asked, "w", 64, 2048).engine
+        stand_in.asked.clear()
+        drawn = {(done.row, done.k): done for done in engine.sample(asked, "w")}
+    known = SlotEngine(model, "w")
+    for request in asked:
+        own_seed = replace(request, row="stand-in", k=0, seed=(seed_of(request),))
+        (own,) = known.sample([own_seed], "w")
+        assert drawn[request.row, request.k].ids == own.ids
+        assert drawn[request.row, request.k].logps == own.logps
 
 
 def test_the_engine_its_version_and_dtype_are_identity_and_where_it_runs_is_not() -> None:

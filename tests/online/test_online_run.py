@@ -528,7 +528,9 @@ def test_tokens_mean_the_same_to_the_policy_and_its_reference_and_in_its_rollout
         run_replay(start, rl(method=NOISY, minibatches=2), folders["rollouts"], place)
 
 
-@pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}])
+@pytest.mark.parametrize(
+    "cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}]
+)
 def test_a_recording_of_a_part_of_the_distribution_is_refused_where_tokens_are_weighed(
     policy: Path, three: Path, tmp_path: Path, cut: dict[str, float]
 ) -> None:
@@ -538,9 +540,10 @@ def test_a_recording_of_a_part_of_the_distribution_is_refused_where_tokens_are_w
         run_replay(Folders(policy), rl(), folder, Workplace(tmp_path, tmp_path / "s"))
     if "top_p" not in cut:
         return
-    raft = rl(method=Raft(least_reward=0.0))
-    run_replay(Folders(policy), raft, folder, Workplace(tmp_path / "o", tmp_path / "r"))
-    assert (tmp_path / "o" / "model" / "model.safetensors").is_file()
+    for method in (Raft(least_reward=0.0), OnlineDpo()):
+        place = Workplace(tmp_path / method.name, tmp_path / f"{method.name}-scratch")
+        run_replay(Folders(policy), rl(method=method), folder, place)
+        assert (place.output / "model" / "model.safetensors").is_file()
 
 
 def test_every_prompt_comes_up_before_any_comes_again() -> None:

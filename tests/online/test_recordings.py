@@ -26,7 +26,7 @@ from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.vocabularies import TEMPLATE, TOKENIZER
-from steps.generation.config import SamplingConfig
+from steps.generation.config import WHOLE, SamplingConfig
 from steps.generation.engine import Engine, Finish, Finished, Request
 from steps.generation.sampling import decoded, make_requests
 from steps.generation.slots import SlotEngine
@@ -36,7 +36,7 @@ from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.iteration_rollouts import Recorded
 from steps.online.learning_from import describe, experience_of, overlong
-from steps.online.recording import record, require_ids
+from steps.online.recording import record, require_ids, require_whole_distribution
 from steps.online.rewarding.judging import copy_beside
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
@@ -57,6 +57,7 @@ def policy_folder(folder: Path) -> Path:
 
 
 CONFIG = SamplingConfig(6, temperature=1.0, num_completions=3, slots=5)
+CUT = replace(CONFIG, temperature=0.9, top_p=0.9, top_k=30, min_p=0.001)
 
 
 def sampled(work: Path, prompts: Path, policy: Path, config: SamplingConfig = CONFIG) -> None:
@@ -98,6 +99,19 @@ def test_a_recording_holds_the_tokens_that_were_drawn_and_how_each_completion_en
         assert all(logp < 0 for logp in rollout.logps)
     assert len({r.weights for r in rollouts}) == 1
     assert json.loads((recording / "engine.json").read_text())["batch_invariant"] is True
+
+
+def test_a_recording_says_from_what_it_was_drawn(
+    tmp_path: Path, recording: Path, prompts: Path, policy: Path
+) -> None:
+    require_whole_distribution(recording)
+    for changed in ({"temperature": 0.9}, {"top_p": 0.9}, {"top_k": 30}, {"min_p": 0.001}):
+        work, (name, value) = tmp_path / next(iter(changed)), next(iter(changed.items()))
+        sampled(work, prompts, policy, replace(CONFIG, **changed))  # pyright: ignore
+        told = json.loads((work / "made" / "engine.json").read_text())
+        assert {key: told[key] for key in WHOLE} == WHOLE | changed
+        with pytest.raises(ValueError, match=f"says {name}={value}: .* sample with {name}=[01],"):
+            require_whole_distribution(work / "made")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +301,7 @@ def test_a_run_that_was_told_to_leave_goes_on_with_what_is_missing(
 def draw_until_killed(policy: Path, scratch: Path) -> None:
     """Keeps each completion at once, and is killed after some of them."""
     recorder._SECONDS_A_PART = 0.0
-    requests = make_requests([(f"q{n}", [n, n + 1]) for n in range(6)], CONFIG, [2])
+    requests = make_requests([(f"q{n}", [n, n + 1]) for n in range(6)], CUT, [2])
     place = Workplace(scratch, scratch, on_progress=kill_after_seven)
     record(SlotEngine(load_model(policy), "w", slots=4), requests, place)
 
@@ -300,7 +314,7 @@ def kill_after_seven(done: int, total: int, metrics: Any) -> None:
 def test_a_run_that_was_killed_goes_on_and_ends_with_the_same_bits(
     tmp_path: Path, policy: Path
 ) -> None:
-    requests = make_requests([(f"q{n}", [n, n + 1]) for n in range(6)], CONFIG, [2])
+    requests = make_requests([(f"q{n}", [n, n + 1]) for n in range(6)], CUT, [2])
     model = load_model(policy)
     whole = record(SlotEngine(model, "w"), requests, Workplace(tmp_path, tmp_path / "whole"))
     assert run_ranks(draw_until_killed, policy, tmp_path, count=1) == [-signal.SIGKILL]

@@ -24,7 +24,8 @@ from steps.data.rows.rows import Message
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.config import SamplingConfig
-from steps.generation.sampling import decoded, sample
+from steps.generation.sampling import decoded, end_tokens, sample
+from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.serving.chatting import chat
 from steps.serving.named_models import opened
@@ -144,7 +145,16 @@ def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) > 1
     # of the likeliest tokens whose sum is next to nothing there is one
-    assert ask(speaker, temperature=2.0, top_p=1e-6, seed=5) == ask(speaker)
+    for left in ({"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}):
+        assert ask(speaker, temperature=2.0, seed=5, **left) == ask(speaker)
+
+
+def test_an_answer_is_drawn_as_a_completion_is(speaker: Speaker) -> None:
+    ids = speaker.prompt_of([{"role": "user", "content": PROMPT}])
+    drawing = Drawing(12, 1.5, 0.9, 7, 20, 0.01)
+    ends = end_tokens(speaker.model, speaker.tokenizer)
+    (done,) = SlotEngine(speaker.model, "").sample([drawing.request(ids, ends)], "")
+    assert speaker.write(ids, drawing, lambda piece: None).ids == list(done.ids)
 
 
 def test_an_answer_ends_where_the_model_has_no_more_positions(speaker: Speaker) -> None:
@@ -266,6 +276,9 @@ def test_settings_that_cannot_be_are_refused_before_a_model_is_looked_for() -> N
     refused = CliRunner().invoke(app, ["no-model", "-p", PROMPT, "--top-p", "0"])
     assert refused.exit_code == 2
     assert "must be above 0" in refused.output
+    for option in (["--top-p", "0.9"], ["--top-k", "20"], ["--min-p", "0.1"]):
+        with pytest.raises(TemperError, match="need a --temperature"):
+            call("no-model", "-p", PROMPT, *option)
 
 
 class Terminal:

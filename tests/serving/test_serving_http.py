@@ -154,6 +154,9 @@ def test_openai_s_client_is_answered_as_temper_chat_answers(
     same = served.completions.create(model="model", prompt=["1 +"] * 2, seed=1, temperature=2)
     assert len({choice.text for choice in same.choices}) == 2
     assert ask(served, temperature=1e-40).choices[0].message.content == expected
+    for left in ({"top_k": 1}, {"min_p": 1.0}, {"top_k": -1, "top_p": 0}):
+        likeliest = ask(served, temperature=2, seed=1, extra_body=left)
+        assert likeliest.choices[0].message.content == expected
     short = {"max_tokens": 8, "seed": 1}  # a longer answer is too long for the next prompt
     with served.chat.completions.stream(model="model", messages=QUESTION, n=2, **short) as stream:  # type: ignore[arg-type]
         stream.until_done()

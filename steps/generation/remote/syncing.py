@@ -53,7 +53,7 @@ class Probe:
 
 def probe_requests(requests: Sequence[Request]) -> list[Request]:
     """Up to eight of the requested prompts, with the longest and the shortest: sixteen tokens of
-    each, at temperature 1 whatever the requests say."""
+    each, at temperature 1 and from all tokens, whatever the requests say."""
     by_length = sorted(
         {r.prompt_ids: r for r in requests}.values(), key=lambda r: r.longest_sequence
     )
@@ -61,7 +61,7 @@ def probe_requests(requests: Sequence[Request]) -> list[Request]:
     places = [number * (len(by_length) - 1) // max(1, count - 1) for number in range(count)]
     return [
         replace(
-            by_length[place],
+            by_length[place].of_all_tokens(),
             k=number,
             max_new_tokens=min(by_length[place].max_new_tokens, _TOKENS),
             temperature=1.0,

@@ -123,9 +123,9 @@ def to_vllm(request: Request, weights: str) -> dict[str, Any]:
             "n": 1,
             "max_tokens": request.max_new_tokens,
             "temperature": request.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "min_p": request.min_p,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
@@ -185,7 +185,7 @@ def connect_to_vllm(
     engines = []
     for address in config.addresses:
         caller = Caller(address, token, config.patience)
-        _require_as_told(caller, config, requests[0].temperature)
+        _require_as_told(caller, config, requests[0])
         engines.append(VllmClient(caller, model.config, folder, config.concurrent))
     dtype = getattr(torch, config.dtype)
     probe = Probe(probe_requests(requests), scoring_with(model), dtype)
@@ -195,7 +195,7 @@ def connect_to_vllm(
     return EngineChoice(synced, "vllm", config.batch_invariant, facts=facts)
 
 
-def _require_as_told(caller: Caller, config: Vllm, temperature: float) -> None:
+def _require_as_told(caller: Caller, config: Vllm, request: Request) -> None:
     """Raise ValueError, which names the difference, unless the server is as the config says."""
     try:
         version = caller.ask("GET", "/version")["version"]
@@ -215,8 +215,12 @@ def _require_as_told(caller: Caller, config: Vllm, temperature: float) -> None:
                 f"vLLM at {caller.address} has {name}={value}, and the config says "
                 f"{getattr(config, name)}; it is part of the result: make them agree"
             )
-    if temperature not in (0, 1) and logprobs != "processed_logprobs":
+    heat, is_drawn = request.temperature, request.temperature != 0
+    changed = [f"temperature {heat:g}"] if heat not in (0, 1) else []
+    changed += ["top_p, top_k or min_p"] if is_drawn and request.is_truncated else []
+    if changed and logprobs != "processed_logprobs":
         raise ValueError(
-            f"vLLM at {caller.address} gives logps at temperature 1, and completions are drawn at "
-            f"{temperature:g}; start it with --logprobs-mode processed_logprobs"
+            f"vLLM at {caller.address} gives logps among all tokens at temperature 1, and "
+            f"completions are drawn with {' and '.join(changed)}; start it with --logprobs-mode "
+            "processed_logprobs"
         )
