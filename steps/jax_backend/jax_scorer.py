@@ -87,7 +87,7 @@ class JaxScorer(Scorer):
     def adapt(self, lora: LoraConfig) -> None:
         """Reckons with adapters beside the weights; before anything is scored."""
         self.architecture = replace(
-            self.architecture, adapter_scale=lora.alpha / lora.r, adapter_dropout=lora.dropout
+            self.architecture, adapter_scale=lora.scale, adapter_dropout=lora.dropout
         )
         self._compile()
 

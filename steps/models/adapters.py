@@ -54,6 +54,7 @@ def add_adapter(
         r=config.r,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] (any number is)
         lora_dropout=config.dropout,
+        use_rslora=config.rslora,
         target_modules=targets,
         exclude_modules=_left_out(model, named=bool(config.target_modules)) or None,
         task_type=task,  # pyright: ignore[reportArgumentType]

@@ -69,6 +69,8 @@ class LoraConfig:
     Args:
         r: the rank.
         alpha: the scale; an adapter's product is multiplied by alpha / r.
+        rslora: multiply it by alpha / sqrt(r) instead, so that a higher rank does not learn slower
+            (rsLoRA, Kalajdzievski 2023, https://arxiv.org/abs/2312.03732).
         dropout: the dropout probability of an adapter's input in training.
         target_modules: the names of the adapted matrices, as in ``[q_proj, v_proj]``; an empty list
             means every linear layer except the head.
@@ -81,6 +83,7 @@ class LoraConfig:
     dropout: float = 0.0
     target_modules: list[str] = field(default_factory=list)
     quantization: Quantization | None = added_field(None, before=None)
+    rslora: bool = added_field(False, before=False)
 
     def __post_init__(self) -> None:
         if self.quantization is not None:
@@ -90,6 +93,11 @@ class LoraConfig:
         require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
         names = self.target_modules
         require(not isinstance(names, str), "target_modules must be a list of names", names)
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's product is multiplied by."""
+        return self.alpha / (math.sqrt(self.r) if self.rslora else self.r)
 
 
 ADAPTERS: Mapping[str, type] = {"lora": LoraConfig}

@@ -313,10 +313,14 @@ def _meaning(start: Folders, config: RlConfig) -> dict[str, Any]:
         "optimizer.eight_bit": config.optimizer.eight_bit,
     }
     if config.lora is not None:
-        meaning |= {"base": model_digest(start.policy), "lora.alpha": config.lora.alpha}
+        meaning |= {
+            "base": model_digest(start.policy),
+            "lora.alpha": config.lora.alpha,
+            "lora.rslora": config.lora.rslora,
+        }
     if start.state is None:
         return meaning
-    before = json.loads((start.state / _REACHED).read_text())
+    before = {"lora.rslora": False} | json.loads((start.state / _REACHED).read_text())
     if config.lora is not None and before.get("base") != meaning["base"]:
         raise ValueError(
             f"the state that start names has the adapters of another base than policy "

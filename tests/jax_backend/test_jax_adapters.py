@@ -68,9 +68,10 @@ def trainer_of(folder: Path, lora: LoraConfig, parameters: Any, dtype: Dtype) ->
 
 def test_adapters_have_torch_s_logps_and_gradients(tmp_path: Path) -> None:
     folder, groups = model_folder(tmp_path, lambda: llama(tied=False)), pairs()
-    model, parameters = adapted_model(folder, LORA)
+    lora = replace(LORA, rslora=True)
+    model, parameters = adapted_model(folder, lora)
     assert len(parameters) == 2 * 7 * 2
-    trainer = trainer_of(folder, LORA, parameters, Dtype.float64)
+    trainer = trainer_of(folder, lora, parameters, Dtype.float64)
     objective = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference(groups))
     assert_same_step(trainer, model, objective)
     trainer.close()

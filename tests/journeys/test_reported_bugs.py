@@ -228,6 +228,11 @@ OTHER: dict[str, Any] = {
     "max_grad_norm": None,
     "eight_bit": True,
     "quantization": Quantization.nf4,
+    "r": 8,
+    "alpha": 8.0,
+    "dropout": 0.1,
+    "target_modules": ["q_proj"],
+    "rslora": True,
     "eval_every_steps": 2,
     "keep_best": "eval_rewards/margins",
     "early_stop_patience": 3,
@@ -259,6 +264,9 @@ def test_no_setting_is_left_out_of_what_a_result_is_cached_under(
     fingerprints |= {name: trained(config) for name, config in settings_of(base)}
     assert len(fingerprints) > 20
     assert len(set(fingerprints.values())) == len(fingerprints)
+    fingerprints = {"as it is": trained(DpoConfig(lora=LoraConfig()))}
+    fingerprints |= {n: trained(DpoConfig(lora=lora)) for n, lora in settings_of(LoraConfig())}
+    assert len(set(fingerprints.values())) == len(fingerprints) > 6
     fingerprints = {"as it is": reference(ReferenceConfig())}
     fingerprints |= {name: reference(config) for name, config in settings_of(ReferenceConfig())}
     assert len(set(fingerprints.values())) == len(fingerprints) == 6

@@ -81,6 +81,10 @@ def test_adapters_of_another_base_are_refused(policy: Path, adapted: Path, tmp_p
             {"lora": replace(ADAPTED["lora"], alpha=64.0)},
             r"made with lora\.alpha=32\.0, and this segment has 64\.0",
         ),
+        (
+            {"lora": replace(ADAPTED["lora"], rslora=True)},
+            r"made with lora\.rslora=False, and this segment has True",
+        ),
         ({"lora": replace(ADAPTED["lora"], r=8)}, "of other adapters .*; give policy and lora of"),
         ({"lora": None}, "the state of another model or of other adapters"),
         (

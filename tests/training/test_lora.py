@@ -95,6 +95,21 @@ def test_the_merged_model_scores_as_the_adapted_one_did(tmp_path: Path, targets:
     assert summary["first"]["loss"] == pytest.approx(last["eval_loss"], rel=1e-5)
 
 
+def test_rslora_multiplies_by_the_root_of_the_rank_and_peft_knows_it(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(batch_size=6, epochs=2, optimizer=FAST, lora=replace(LORA, rslora=True))
+    records, others = demonstration_records(6), replace(config, lora=LoraConfig(r=4, alpha=16.0))
+    for name, each in (("m", config), ("n", others)):
+        run_sft(policy, records, each, Workplace(tmp_path / name, tmp_path / f"{name}-s"))
+    assert log_of(tmp_path / "m") == log_of(tmp_path / "n")
+    merged = load_file(tmp_path / "m/model.safetensors")
+    base = AutoModelForCausalLM.from_pretrained(policy)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "m/adapter").merge_and_unload()
+    for name, weight in merged.items():
+        torch.testing.assert_close(adapted.state_dict()[name], weight)
+
+
 @pytest.mark.parametrize("size", [1e-4, 1.0])
 def test_a_bfloat16_model_is_merged_in_float32_and_rounding_is_told(
     policy: Path, size: float
