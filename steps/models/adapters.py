@@ -282,7 +282,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
             continue
         value = parameter.detach()
         if id(parameter) in adapted:
-            value = value + adapted[id(parameter)].get_delta_weight("default")
+            value = _with_adapter(adapted[id(parameter)]).to(value.dtype)
         merged[name.replace("base_layer.", "")] = value
     return merged
 
@@ -311,18 +311,30 @@ _LOST = 30
 
 
 @torch.no_grad()
-def _merge(module: Any) -> tuple[float, float]:
+def _merge(layer: Any) -> tuple[float, float]:
     """Merge one layer's adapter; the squared norms of its change, and of what rounding discards."""
-    weight = _weight(module)
-    if weight.dtype not in (torch.bfloat16, torch.float16):
-        module.merge(safe_merge=True)
+    weight = _weight(layer)
+    before, exact = weight.data, _with_adapter(layer)
+    weight.data = exact.to(before.dtype)
+    if weight.dtype is exact.dtype:
         return 0.0, 0.0
-    dtype, before = weight.dtype, weight.float()
-    module.float().merge(safe_merge=True)
-    exact = _weight(module).detach().clone()
-    module.to(dtype)
-    now = _weight(module).float()
-    return (exact - before).square().sum().item(), (exact - now).square().sum().item()
+    return (exact - before).square().sum().item(), (exact - weight).square().sum().item()
+
+
+@torch.no_grad()
+def _with_adapter(layer: Any) -> Tensor:
+    """The weight of a layer with its adapter in it, in float32 if the weight has 16 bits."""
+    weight = _weight(layer)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    own = [weight, *(p for name, p in layer.named_parameters() if name.startswith("lora_"))]
+    before = [tensor.data for tensor in own]
+    try:
+        for tensor in own:
+            tensor.data = tensor.data.to(dtype)
+        return weight + layer.get_delta_weight("default")
+    finally:
+        for tensor, data in zip(own, before, strict=True):
+            tensor.data = data
 
 
 def _is_adapted(module: Any) -> bool:

@@ -128,10 +128,12 @@ def test_a_bfloat16_model_is_merged_in_float32_and_rounding_is_told(
         changes[name] = (b @ a).detach() * LORA.alpha / LORA.r
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
+        beside = merged_weights(model)
         merged = merge_adapter(adapted)
     for name in names:
         weight = merged.get_parameter(name)
         assert weight.dtype is torch.bfloat16
+        assert torch.equal(weight, beside[name])
         nearest = (before[name] + changes[name]).bfloat16()
         assert (weight != nearest).float().mean() < 0.01  # ties of the float32 sum
     assert any("rounding the merged" in f"{one.message}" for one in told) is (size < 1)
