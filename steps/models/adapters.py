@@ -1,8 +1,9 @@
 """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), through `peft`.
 
-One factor of a new adapter is zero, so the adapted model equals the base bit for bit at first. So
-preference training needs no second model: the reference is the base without an adapter, and
-`run_reference` computes its logps from the folder from which the policy starts.
+One factor of a new adapter is zero, so the adapted model equals the base bit for bit at first, with
+magnitudes (DoRA), too. So preference training needs no second model: the reference is the base
+without an adapter, and `run_reference` computes its logps from the folder from which the policy
+starts.
 
 A trained adapter is saved in two ways: merged into the base's weights, as an ordinary model; and
 separately, in the format that `peft` loads onto a base.
@@ -21,11 +22,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from steps.models.config import LoraConfig
-from steps.models.quantized import quantization_of
+from steps.models.quantized import quantization_of, values_of
 from steps.shared.execution_detail import execution_detail
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def add_adapter(
     Raises ValueError, which names the module, if `model` has no such layer; or if an adapter would
     be on a matrix that head and embeddings share. To merge it would change both, and the saved
     model would not equal the trained one. Raises ValueError, too, for dropout of an adapter of
-    experts that are one tensor: it changes their weights, so it has no input that could be dropped.
+    experts that are one tensor: it changes their weights, so it has no input that could be dropped;
+    and for magnitudes of what is no linear layer.
     """
     import peft
 
@@ -70,6 +73,9 @@ def add_adapter(
             if ".lora_" in name:
                 parameter.data = parameter.data.to(model.dtype)
     _require_untied(model)
+    if config.dora:
+        _add_magnitudes(model)
+        adapted.peft_config["default"].use_dora = True  # pyright: ignore[reportAttributeAccessIssue]
     return cast("PeftModel", adapted)
 
 
@@ -150,6 +156,94 @@ def _require_untied(model: PreTrainedModel) -> None:
             f"{type(model).__name__} are one matrix, so that its adapter cannot be merged into the "
             "one without the other; leave it out"
         )
+
+
+@torch.no_grad()
+def _add_magnitudes(model: PreTrainedModel) -> None:
+    """Give all adapters magnitudes; raise ValueError, which names it, for one of another layer than
+    a linear one."""
+    for name, layer in [(n, m) for n, m in model.named_modules() if _is_adapted(m)]:
+        if hasattr(layer, "get_param") or not isinstance(layer.base_layer, (nn.Linear, Conv1D)):
+            raise ValueError(
+                f"lora.dora=true, but {name} of {type(model).__name__} is no linear layer, whose "
+                "rows have magnitudes; leave dora out, or name linear layers alone in "
+                "target_modules, as in [q_proj, v_proj]"
+            )
+        magnitudes = Magnitudes(layer)
+        layer.lora_magnitude_vector["default"] = magnitudes  # where peft looks for parameters
+        layer.lora_variant["default"] = magnitudes  # whose forward a layer of peft then calls
+
+
+class Magnitudes(nn.Module):
+    """The magnitudes m of a layer's rows (DoRA, Liu et al. 2024, section 4).
+
+    The layer computes with the rows m / |w + Δw| · (w + Δw), of which m and Δw = scale · b A are
+    trained. The norm has no gradient, as in section 4.3 and in `peft`. Its square is
+
+        |w|² + 2 scale · b A wᵀ + scale² · b A Aᵀ bᵀ
+
+    which costs as much as r more tokens, and no matrix of the weight's size. Where b is 0, it is
+    |w|² to the bit. So that m is, too, only what it has beside |w| is a parameter, which 16 bits
+    hold as precisely as they hold an adapter.
+
+    Args:
+        layer: `peft`'s, with an adapter.
+
+    weight: m - |w|, [O].
+    squares: |w|², [O], not below float32.
+    """
+
+    squares: Tensor
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        factor = layer.lora_B["default"].weight
+        dtype = torch.promote_types(factor.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(_rows(layer), dim=1, dtype=dtype)
+        self.weight = nn.Parameter(factor.new_zeros(len(factor)))
+        self.register_buffer("squares", norms.square(), persistent=False)
+
+    def forward(
+        self, layer: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any
+    ) -> Tensor:
+        """What `layer` returns for `x` [..., I], for which its base returns `result` [..., O]."""
+        dropout = layer.lora_dropout[active_adapter]
+        plain = result
+        if isinstance(dropout, nn.Dropout) and dropout.training:
+            x = dropout(x)
+            plain = layer.base_layer(x)
+        if layer.base_layer.bias is not None:
+            plain = plain - layer.base_layer.bias
+        factors = layer.lora_A[active_adapter], layer.lora_B[active_adapter]
+        product = factors[1](factors[0](x)) * layer.scaling[active_adapter]
+        return result + product + self.excess(layer).to(result.dtype) * (plain + product)
+
+    def excess(self, layer: Any) -> Tensor:
+        """m / |w + Δw| - 1 of each row, [O]; 0 at first."""
+        norms = self.squares.sqrt()
+        now = self._norms(layer)
+        return ((norms - now) + self.weight) / now.where(now > 0, 1)
+
+    def magnitudes(self) -> Tensor:
+        """m, [O]."""
+        return self.squares.sqrt() + self.weight
+
+    @torch.no_grad()
+    def _norms(self, layer: Any) -> Tensor:
+        """|w + Δw|, [O]."""
+        scale = layer.scaling["default"]
+        a, b = (x["default"].weight.detach() for x in (layer.lora_A, layer.lora_B))
+        across = functional.linear(a, _rows(layer).to(a.dtype))
+        a, b, across = (x.to(self.squares.dtype) for x in (a, b, across))
+        mixed, own = (across.t() * b).sum(1), (b @ (a @ a.t()) * b).sum(1)
+        return (self.squares + 2 * scale * mixed + scale**2 * own).clamp(min=0).sqrt()
+
+
+def _rows(layer: Any) -> Tensor:
+    """The weight of an adapted linear layer, [O, I]."""
+    weight = layer.base_layer.weight
+    weight = values_of(weight) if hasattr(weight, "quant_state") else weight
+    return weight.t() if layer.fan_in_fan_out else weight
 
 
 class ExampleNoise:
@@ -257,6 +351,9 @@ def save_adapter(adapted: "PeftModel", folder: Path, base: str) -> None:
 
     folder.mkdir(parents=True)
     tensors = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    for name, module in adapted.named_modules():
+        if isinstance(module, Magnitudes):
+            tensors[name.removesuffix(".default")] = module.magnitudes()
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(copies, folder / "adapter_model.safetensors", {"format": "pt"})
     described = copy(adapted.peft_config["default"])
@@ -331,7 +428,11 @@ def _with_adapter(layer: Any) -> Tensor:
     try:
         for tensor in own:
             tensor.data = tensor.data.to(dtype)
-        return weight + layer.get_delta_weight("default")
+        weight = weight + layer.get_delta_weight("default")
+        if (magnitudes := layer.lora_variant.get("default")) is None:
+            return weight
+        factors = 1 + magnitudes.excess(layer)[:, None]
+        return weight * (factors.t() if layer.fan_in_fan_out else factors)
     finally:
         for tensor, data in zip(own, before, strict=True):
             tensor.data = data

@@ -71,6 +71,8 @@ class LoraConfig:
         alpha: the scale; an adapter's product is multiplied by alpha / r.
         rslora: multiply it by alpha / sqrt(r) instead, so that a higher rank does not learn slower
             (rsLoRA, Kalajdzievski 2023, https://arxiv.org/abs/2312.03732).
+        dora: train the norms of the rows of adapted matrices, too, and with the adapter only their
+            directions (DoRA, Liu et al. 2024, https://arxiv.org/abs/2402.09353). For linear layers.
         dropout: the dropout probability of an adapter's input in training.
         target_modules: the names of the adapted matrices, as in ``[q_proj, v_proj]``; an empty list
             means every linear layer except the head.
@@ -84,6 +86,7 @@ class LoraConfig:
     target_modules: list[str] = field(default_factory=list)
     quantization: Quantization | None = added_field(None, before=None)
     rslora: bool = added_field(False, before=False)
+    dora: bool = added_field(False, before=False)
 
     def __post_init__(self) -> None:
         if self.quantization is not None:

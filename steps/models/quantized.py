@@ -97,7 +97,7 @@ def put_rounded_weights(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     for name, weight in rounded_weights(model):
         own = name.removesuffix(".weight").removesuffix(".base_layer")
         layer: Any = plain.get_submodule(own)
-        values = _values(weight)
+        values = values_of(weight)
         layer.weight.copy_(values.t() if isinstance(layer, Conv1D) else values)
 
 
@@ -107,7 +107,8 @@ def count_of(parameter: Tensor) -> int:
     return parameter.numel() if state is None else state.shape.numel()
 
 
-def _values(weight: Any) -> Tensor:
+def values_of(weight: Any) -> Tensor:
+    """The values of a rounded weight, [outputs, inputs]."""
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(weight.data, weight.quant_state)

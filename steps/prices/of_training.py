@@ -84,7 +84,7 @@ def _flops(model: Sizes, rows: Rows) -> float:
 def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> float:
     """Bytes of activations that a pack of `tokens` tokens keeps for its backward."""
     hidden, wide, layers = model["hidden"], model["feed_forward"], model["layers"]
-    whole = 12 * hidden + 4 * wide
+    whole = 12 * hidden + 4 * wide + _magnitudes(model, config.lora)
     how = config.activation_checkpointing
     if how is ActivationCheckpointing.selective and tokens * hidden * itemsize < LEAST_INPUT:
         how = ActivationCheckpointing.none
@@ -302,7 +302,16 @@ def _adapters(model: Sizes, lora: Any) -> float:
     """The number of parameters of adapters on every matrix except the head."""
     hidden, wide, keys = model["hidden"], model["feed_forward"], model["keys"]
     ends = 4 * hidden + 2 * (hidden + keys) + 3 * (hidden + wide)
-    return lora.r * ends * model["layers"] * _share(lora)
+    return (lora.r * ends * _share(lora) + _magnitudes(model, lora)) * model["layers"]
+
+
+def _magnitudes(model: Sizes, lora: Any) -> float:
+    """The number of magnitudes (DoRA) in a layer: the width of what adapted matrices return, which
+    is kept for their gradient."""
+    if lora is None or not lora.dora:
+        return 0.0
+    wide = 3 * model["hidden"] + 2 * (model["keys"] + model["feed_forward"])
+    return wide * _share(lora)
 
 
 def _scored(call: Call) -> Foreseen:

@@ -233,6 +233,7 @@ OTHER: dict[str, Any] = {
     "dropout": 0.1,
     "target_modules": ["q_proj"],
     "rslora": True,
+    "dora": True,
     "eval_every_steps": 2,
     "keep_best": "eval_rewards/margins",
     "early_stop_patience": 3,

@@ -61,26 +61,32 @@ def dpo(policy: Path, config: DpoConfig, work: Path) -> tuple[dict[str, Any], di
 
 
 @pytest.mark.parametrize(
-    ("build", "dtype", "loss"),
+    ("build", "dtype", "loss", "dora"),
     [
-        (gpt2, Dtype.float32, Dpo()),
-        (llama, Dtype.bfloat16, Dpo()),
-        (llama, Dtype.float32, Tdpo()),  # whose reference is the rounded model without adapters
+        (gpt2, Dtype.float32, Dpo(), False),
+        (llama, Dtype.bfloat16, Dpo(), False),
+        # whose reference is the rounded model without adapters
+        (llama, Dtype.float32, Tdpo(), False),
+        (gpt2, Dtype.float32, Dpo(), True),
     ],
-    ids=["gpt2", "llama", "tdpo"],
+    ids=["gpt2", "llama", "tdpo", "magnitudes"],
 )
 def test_a_run_over_rounded_weights_is_that_of_a_model_which_has_these_weights(
-    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype, loss: ReferenceLoss
+    tmp_path: Path,
+    build: Callable[[], PreTrainedModel],
+    dtype: Dtype,
+    loss: ReferenceLoss,
+    dora: bool,
 ) -> None:
-    policy = model_folder(tmp_path / "policy", build)
-    config = DpoConfig(batch_size=4, epochs=2, dtype=dtype, optimizer=FAST, lora=NF4, loss=loss)
+    policy, lora = model_folder(tmp_path / "policy", build), replace(NF4, dora=dora)
+    config = DpoConfig(batch_size=4, epochs=2, dtype=dtype, optimizer=FAST, lora=lora, loss=loss)
     found, weights = dpo(policy, config, tmp_path / "four")
     assert found["first"]["loss"] == math.log(2)
     assert found["first"].get("kl/rejected", 0) == 0
     (notice,) = found["notices"]
     assert "rounded to 4 bits (nf4_double)" in notice
     assert "packed" not in notice
-    plain = replace(config, lora=replace(NF4, quantization=None))
+    plain = replace(config, lora=replace(lora, quantization=None))
     folder = rounded(policy, tmp_path / "rounded", dtype)
     expected, others = dpo(folder, plain, tmp_path / "plain")
     close = 1e-4 if dtype is Dtype.float32 else 5e-2

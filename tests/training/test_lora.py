@@ -15,16 +15,18 @@ from safetensors.torch import load_file
 from tiny_models import (
     demonstration_records,
     folder_bytes,
+    gpt2,
     llama,
     log_of,
     model_folder,
     pair_records,
 )
 from torch.utils.checkpoint import CheckpointPolicy
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
+from steps.jax_backend.backend_choice import JaxTraining
 from steps.models import activation_checkpointing, quantized
 from steps.models.adapters import add_adapter, merge_adapter, merged_weights
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
@@ -52,12 +54,19 @@ def dpo(policy: Path, config: DpoConfig, work: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "dropout"), [(Dtype.float32, 0.0), (Dtype.float64, 0.3), (Dtype.bfloat16, 0.3)]
+    ("dtype", "dropout", "dora"),
+    [
+        (Dtype.float32, 0.0, False),
+        (Dtype.float64, 0.3, False),
+        (Dtype.bfloat16, 0.3, False),
+        (Dtype.float32, 0.0, True),
+        (Dtype.bfloat16, 0.3, True),
+    ],
 )
 def test_dpo_starts_from_the_base_and_moves(
-    policy: Path, tmp_path: Path, dtype: Dtype, dropout: float
+    policy: Path, tmp_path: Path, dtype: Dtype, dropout: float, dora: bool
 ) -> None:
-    lora = LoraConfig(r=4, alpha=8.0, dropout=dropout)
+    lora = LoraConfig(r=4, alpha=8.0, dropout=dropout, dora=dora)
     config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=lora)
     log = dpo(policy, config, tmp_path)
     assert log[0]["loss"] == math.log(2)
@@ -81,12 +90,17 @@ def test_what_comes_out_is_a_plain_model_that_has_learnt(policy: Path, tmp_path:
     assert log[-1]["rewards/accuracies"] == 1
 
 
-@pytest.mark.parametrize("targets", [[], ["embed_tokens"], ["lm_head", "q_proj"]])
-def test_the_merged_model_scores_as_the_adapted_one_did(tmp_path: Path, targets: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("targets", "dora"),
+    [([], False), (["embed_tokens"], False), (["lm_head", "q_proj"], False), ([], True)],
+)
+def test_the_merged_model_scores_as_the_adapted_one_did(
+    tmp_path: Path, targets: list[str], dora: bool
+) -> None:
     """By the evaluation after the last step, and the reference of what was saved."""
     policy = model_folder(tmp_path / "policy", partial(llama, tied=False))
     records = demonstration_records(6)
-    lora = replace(LORA, target_modules=targets)
+    lora = replace(LORA, target_modules=targets, dora=dora)
     config = TrainConfig(batch_size=6, max_steps=3, optimizer=FAST, lora=lora, eval_every_steps=3)
     run_sft(policy, records, config, Workplace(tmp_path / "m", tmp_path / "s"), held_out=records)
     last = log_of(tmp_path / "m")[-1]
@@ -157,15 +171,15 @@ def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "checkpointing"),
+    ("backend", "checkpointing", "dora"),
     [
-        (None, ActivationCheckpointing.selective),
-        (FunctionalTraining(), ActivationCheckpointing.full),
-        pytest.param(None, ActivationCheckpointing.none, marks=pytest.mark.attack),
-        pytest.param(None, ActivationCheckpointing.full, marks=pytest.mark.attack),
-        pytest.param(FunctionalTraining(), ActivationCheckpointing.none, marks=pytest.mark.attack),
-        pytest.param(
-            FunctionalTraining(), ActivationCheckpointing.selective, marks=pytest.mark.attack
+        (None, ActivationCheckpointing.selective, False),
+        (FunctionalTraining(), ActivationCheckpointing.full, True),
+        *(
+            pytest.param(backend, how, dora, marks=pytest.mark.attack)
+            for backend in (None, FunctionalTraining())
+            for how in ActivationCheckpointing
+            for dora in (False, True)
         ),
     ],
 )
@@ -175,6 +189,7 @@ def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
     monkeypatch: pytest.MonkeyPatch,
     backend: FunctionalTraining | None,
     checkpointing: ActivationCheckpointing,
+    dora: bool,
 ) -> None:
     monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
     config = DpoConfig(
@@ -184,9 +199,10 @@ def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
         activation_checkpointing=checkpointing,
         backend=backend,
     )
-    dropping = replace(config, lora=LoraConfig(r=4, alpha=8.0, dropout=0.3))
+    lora = replace(LORA, dora=dora)
+    dropping = replace(config, lora=replace(lora, dropout=0.3))
     first = dpo(policy, dropping, tmp_path / "first")
-    assert first != dpo(policy, replace(config, lora=LORA), tmp_path / "without")
+    assert first != dpo(policy, replace(config, lora=lora), tmp_path / "without")
     for tokens, attention in [(1, "auto"), (40, "auto"), (1, "padded"), (1024, "padded")]:
         changed = replace(dropping, tokens_per_forward=tokens, attention=Attention(attention))
         log = dpo(policy, changed, tmp_path / f"{attention} {tokens}")
@@ -194,13 +210,12 @@ def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
             assert step == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
-    policy: Path, tmp_path: Path
+    policy: Path, tmp_path: Path, dora: bool
 ) -> None:
-    records = demonstration_records(6)
-    config = TrainConfig(
-        batch_size=2, optimizer=FAST, lora=LoraConfig(dropout=0.2), checkpoint_every_steps=1
-    )
+    records, lora = demonstration_records(6), LoraConfig(dropout=0.2, dora=dora)
+    config = TrainConfig(batch_size=2, optimizer=FAST, lora=lora, checkpoint_every_steps=1)
 
     class Interrupted(Exception):
         pass
@@ -323,14 +338,102 @@ def test_dropout_that_experts_cannot_have_is_refused_with_what_to_do() -> None:
     assert add_adapter(tiny("qwen3_moe"), named, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "targets", "named"),
+    [("qwen3_moe", [], "mlp.experts"), ("llama", ["q_proj", "embed_tokens"], "embed_tokens")],
+)
+def test_magnitudes_of_what_is_no_linear_layer_are_refused(
+    architecture: str, targets: list[str], named: str
+) -> None:
+    model = tiny(architecture, tie_word_embeddings=False)
+    told = rf"lora.dora=true, but \S*{named} of \w+ is no linear layer.* as in \[q_proj, v_proj\]"
+    with pytest.raises(ValueError, match=told):
+        add_adapter(model, LoraConfig(target_modules=targets, dora=True), seed=0)
+
+
+@torch.no_grad()
+def moved(model: PreTrainedModel) -> None:
+    """Draw new values for all that is trained."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.normal_(std=0.1)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_a_layer_with_magnitudes_has_the_values_and_gradients_of_its_definition(
+    architecture: str,
+) -> None:
+    """In float64, with biases, and with weights that are transposed."""
+    model = tiny(architecture).double()
+    add_adapter(model, LoraConfig(r=3, alpha=6.0, rslora=True, dora=True), seed=0)
+    moved(model)
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
+    assert len(layers) > 3
+    for layer in layers:
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        beyond = layer.lora_magnitude_vector["default"].weight
+        w = layer.base_layer.weight
+        w = w.t() if architecture == "gpt2" else w
+        x = torch.randn(5, w.shape[1], dtype=torch.float64, requires_grad=True)
+        v = w + 6.0 / 3**0.5 * b @ a
+        scale = (w.norm(dim=1) + beyond) / v.detach().norm(dim=1)
+        expected = torch.nn.functional.linear(x, scale[:, None] * v, layer.base_layer.bias)
+        found = layer(x)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        weighed = torch.randn_like(expected)
+        gradients = [
+            torch.autograd.grad((each * weighed).sum(), [x, a, b, beyond])
+            for each in (found, expected)
+        ]
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+def test_a_layer_with_magnitudes_is_merged_once_rounded(tmp_path: Path, dtype: Dtype) -> None:
+    model = load_model(model_folder(tmp_path / "policy", gpt2), dtype)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        model.get_parameter("transformer.h.0.mlp.c_fc.weight")[:, :2] = 0  # rows without a norm
+        before = model(ids).logits
+        adapted = add_adapter(model, replace(LORA, dora=True), seed=0)
+        assert torch.equal(model(ids).logits, before)
+        moved(model)
+        expected, beside = model(ids).logits, merged_weights(model)
+        changed = {
+            name: _exactly(module)
+            for name, module in model.named_modules()
+            if hasattr(module, "lora_A")
+        }
+        merged = merge_adapter(adapted)
+    assert {name for name, _ in merged.named_parameters()} == beside.keys()
+    assert all(torch.equal(p, beside[name]) for name, p in merged.named_parameters())
+    for name, exact in changed.items():
+        weight = merged.get_parameter(f"{name}.weight")
+        assert (weight != exact.to(weight.dtype)).float().mean() < 0.02 or dtype is Dtype.float32
+        torch.testing.assert_close(weight.double(), exact, rtol=2**-8, atol=1e-5)
+    close = 1e-4 if dtype is Dtype.float32 else 0.1
+    torch.testing.assert_close(merged(ids).logits, expected, rtol=close, atol=close)
+
+
+def _exactly(layer: Any) -> torch.Tensor:
+    """The merged weight of one of GPT-2's layers in float64, by its definition."""
+    a, b = (side["default"].weight.double() for side in (layer.lora_A, layer.lora_B))
+    w = layer.base_layer.weight.double().t()
+    v = w + LORA.alpha / LORA.r * b @ a
+    beyond = layer.lora_magnitude_vector["default"].weight.double()
+    return ((w.norm(dim=1) + beyond) / v.norm(dim=1) * v.t()).detach()
+
+
 def test_modules_of_gpt2_are_named_without_the_head_that_is_refused() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match=r"it has c_attn, c_fc, c_proj$"):
         add_adapter(model, LoraConfig(target_modules=["q_proj"]), seed=0)
 
 
-def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) -> None:
-    config = TrainConfig(batch_size=6, epochs=3, optimizer=FAST, lora=LORA)
+@pytest.mark.parametrize("dora", [False, True])
+def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path, dora: bool) -> None:
+    config = TrainConfig(batch_size=6, epochs=3, optimizer=FAST, lora=replace(LORA, dora=dora))
     records = demonstration_records(6)
     for name in ("m", "n"):
         run_sft(policy, records, config, Workplace(tmp_path / name, tmp_path / f"{name}-s"))
@@ -352,9 +455,12 @@ def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) ->
         ({"lora": replace(LORA, quantization=Quantization.nf4), "dtype": "float64"}, "lora.quant"),
         ({"optimizer": replace(FAST, eight_bit=True), "dtype": "float64"}, "optimizer.eight_bit"),
         ({"optimizer": replace(FAST, eight_bit=True), "backend": FunctionalTraining()}, "backend="),
+        ({"lora": replace(LORA, dora=True), "backend": JaxTraining()}, "lora.dora needs backend="),
     ],
 )
-def test_what_bitsandbytes_cannot_do_is_refused(settings: dict[str, Any], told: str) -> None:
+def test_what_bitsandbytes_or_a_backend_cannot_do_is_refused(
+    settings: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
         TrainConfig(**settings)
 

@@ -1,7 +1,7 @@
 """Two ranks with sharded parameters do what one device does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from steps.training.objectives import preference_objective
 from steps.training.trainer import build_trainer
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.5)
+LORA = LoraConfig(r=4, alpha=8.0)
 PAIRS = 7
 
 
@@ -38,7 +39,7 @@ class Case:
     dtype: Dtype = Dtype.float32
     budget: int = 64
     attention: Attention = Attention.packed
-    lora: bool = False
+    lora: LoraConfig | None = None
     recompute: ActivationCheckpointing = ActivationCheckpointing.none
     masters: bool = True
     gather_once: bool | None = None
@@ -69,8 +70,8 @@ def steps(
     """Two updates with a checkpoint between them, then back to it and the second again."""
     groups = read_pairs(pair_records(PAIRS), VOCABULARY)
     model = load_model(folder, case.dtype, on_host=True)
-    if case.lora:
-        add_adapter(model, LoraConfig(r=4, alpha=8.0), seed=0)
+    if case.lora is not None:
+        add_adapter(model, case.lora, seed=0)
     checkpoint_activations(model, case.recompute)
     trainer = build_trainer(
         model, case.budget, ranks, OPTIMIZER, case.masters, gather_once=case.gather_once
@@ -122,10 +123,11 @@ CASES = {
     "float32, each pack": Case(gather_once=False),
     "one pack": Case(budget=10**6),  # the second rank has none of its own
     "padded": Case(attention=Attention.padded),
-    "lora": Case(lora=True, recompute=ActivationCheckpointing.full),
+    "lora": Case(lora=LORA, recompute=ActivationCheckpointing.full),
     "selective": Case(recompute=ActivationCheckpointing.selective),
     "bfloat16": Case(Dtype.bfloat16, recompute=ActivationCheckpointing.selective),
-    "bfloat16 lora": Case(Dtype.bfloat16, lora=True),
+    "bfloat16 lora": Case(Dtype.bfloat16, lora=LORA),
+    "bfloat16 dora": Case(Dtype.bfloat16, lora=replace(LORA, dora=True)),
     "bfloat16 without masters": Case(Dtype.bfloat16, masters=False),
 }
 
