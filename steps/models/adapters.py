@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def add_adapter(
     model: PreTrainedModel, config: LoraConfig, seed: int, task: str | None = "CAUSAL_LM"
 ) -> "PeftModel":
-    """Add adapters to linear layers of `model`, in place, and freeze all other weights.
+    """Add adapters to linear layers of `model`, in place, and freeze all other weights except those
+    of `modules_to_save`.
 
     Without `target_modules`, all linear layers except the head and those of `_left_out` get an
     adapter. `task` is `peft`'s name of the model's task; with None, `peft` requires no particular
@@ -47,19 +48,22 @@ def add_adapter(
     be on a matrix that head and embeddings share. To merge it would change both, and the saved
     model would not equal the trained one. Raises ValueError, too, for dropout of an adapter of
     experts that are one tensor: it changes their weights, so it has no input that could be dropped;
-    and for magnitudes of what is no linear layer.
+    for magnitudes of what is no linear layer; and for `modules_to_save` that the model lacks, or
+    that cannot be trained.
     """
     import peft
 
     _require_modules(model, config.target_modules or ())
     targets = list(config.target_modules) if config.target_modules else "all-linear"
+    saved = _modules_to_save(model, config.modules_to_save)
+    left_out = _left_out(model, () if config.target_modules else saved, bool(config.target_modules))
     described = peft.LoraConfig(
         r=config.r,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] (any number is)
         lora_dropout=config.dropout,
         use_rslora=config.rslora,
         target_modules=targets,
-        exclude_modules=_left_out(model, named=bool(config.target_modules)) or None,
+        exclude_modules=left_out or None,
         task_type=task,  # pyright: ignore[reportArgumentType]
     )
     with torch.random.fork_rng():
@@ -75,12 +79,21 @@ def add_adapter(
     _require_untied(model)
     if config.dora:
         _add_magnitudes(model)
-        adapted.peft_config["default"].use_dora = True  # pyright: ignore[reportAttributeAccessIssue]
+    _train(model, saved)
+    # What follows of these for the layers is done, so they only describe the adapter that is saved.
+    described = adapted.peft_config["default"]
+    assert isinstance(described, peft.LoraConfig)
+    described.use_dora, described.modules_to_save = config.dora, saved or None
     return cast("PeftModel", adapted)
 
 
 @execution_detail
 def _explained(error: ValueError, model: PreTrainedModel, config: LoraConfig) -> str:
+    if config.modules_to_save and "exclude_modules" in str(error):
+        return (
+            "modules_to_save holds every layer that would get an adapter; name less, or leave out "
+            "lora to train all weights"
+        )
     if not config.dropout or "lora_dropout" not in str(error):  # which peft's ParamWrapper names
         return str(error)
     return (
@@ -113,14 +126,17 @@ _LAYERS = (nn.Linear, Conv1D, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers for which `peft` has an adapter."""
 
 
-def _left_out(model: PreTrainedModel, named: bool) -> list[str]:
-    """The linear layers, by name, that get no adapter: those that are none but in name; and, unless
-    layers are `named`, those that `peft` refuses."""
+def _left_out(model: PreTrainedModel, saved: Sequence[str], named: bool) -> list[str]:
+    """The linear layers, by name, that get no adapter: those that are none but in name, and those
+    within modules that are `saved`; and, unless layers are `named`, those that `peft` refuses."""
     refused = () if named or model.config.model_type not in _MAMBA else ("out_proj",)
+    within = tuple(f"{name}." for name in saved)
     return [
         name
         for name, module in model.named_modules()
-        if not takes_adapter(module) or name.rpartition(".")[2] in refused
+        if not takes_adapter(module)
+        or name.rpartition(".")[2] in refused
+        or (isinstance(module, _LAYERS) and f"{name}.".startswith(within))
     ]
 
 
@@ -156,6 +172,64 @@ def _require_untied(model: PreTrainedModel) -> None:
             f"{type(model).__name__} are one matrix, so that its adapter cannot be merged into the "
             "one without the other; leave it out"
         )
+
+
+def _modules_to_save(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """The full names of the modules with these names, in order, without those inside another.
+
+    Raises ValueError if the model has none of a name; if weights of one are rounded; or if only one
+    of head and embeddings is named, and they are one matrix.
+    """
+    modules = {n: m for n, m in model.named_modules() if n and _has_weights(m)}
+    modules = {n: m for n, m in modules.items() if not isinstance(m, nn.ModuleList | nn.ModuleDict)}
+    whole = set[str]()
+    for name in names:
+        found = [n for n in modules if f".{n}".endswith(f".{name}")]
+        if not found:
+            own = {
+                n.rpartition(".")[2] for n, m in modules.items() if _has_weights(m, within=False)
+            }
+            raise ValueError(
+                f"modules_to_save names {name}, and {type(model).__name__} has no such module with "
+                f"weights; it has {', '.join(sorted(own))}"
+            )
+        if any(hasattr(p, "quant_state") for n in found for p in modules[n].parameters()):
+            raise ValueError(
+                f"modules_to_save names {name}, whose weights have 4 bits and cannot be trained; "
+                "leave it out, or lora.quantization"
+            )
+        whole |= {*found}
+    _require_both_ends(model, [m for name in whole for m in modules[name].modules()])
+    return sorted(n for n in whole if not n.startswith(tuple(f"{other}." for other in whole)))
+
+
+def _has_weights(module: nn.Module, within: bool = True) -> bool:
+    return any(True for _ in module.parameters(recurse=within))
+
+
+def _require_both_ends(model: PreTrainedModel, trained: Sequence[nn.Module]) -> None:
+    """Raise ValueError if head and embeddings are one matrix, and only one of them is trained."""
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if ends[1] is None or ends[0].weight is not ends[1].weight:
+        return
+    if len({any(end is module for module in trained) for end in ends}) > 1:
+        both = [n.rpartition(".")[2] for n, m in model.named_modules() if m in ends]
+        raise ValueError(
+            f"head and embeddings of {type(model).__name__} are one matrix, and modules_to_save "
+            f"names one of them; name both, {' and '.join(both)}, or neither"
+        )
+
+
+def _train(model: PreTrainedModel, modules: Sequence[str]) -> None:
+    """Let the weights of modules be trained; raise ValueError for one with an adapter."""
+    for name in modules:
+        module = model.get_submodule(name)
+        if any(map(_is_adapted, module.modules())):
+            raise ValueError(
+                f"modules_to_save names {name}, which gets an adapter; leave it out there, or out "
+                "of target_modules"
+            )
+        module.requires_grad_(True)
 
 
 @torch.no_grad()
@@ -350,16 +424,19 @@ def save_adapter(adapted: "PeftModel", folder: Path, base: str) -> None:
     import peft
 
     folder.mkdir(parents=True)
+    described = copy(adapted.peft_config["default"])
+    assert isinstance(described, peft.LoraConfig)
     tensors = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     for name, module in adapted.named_modules():
         if isinstance(module, Magnitudes):
             tensors[name.removesuffix(".default")] = module.magnitudes()
+    for name in described.modules_to_save or ():
+        saved = adapted.get_submodule(f"base_model.model.{name}").state_dict()
+        tensors |= {f"base_model.model.{name}.{key}": w.clone() for key, w in saved.items()}
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(copies, folder / "adapter_model.safetensors", {"format": "pt"})
-    described = copy(adapted.peft_config["default"])
     described.base_model_name_or_path = None
     described.inference_mode = True
-    assert isinstance(described, peft.LoraConfig)
     if not isinstance(described.target_modules, str):
         described.target_modules = sorted(described.target_modules or ())
     described.exclude_modules = sorted(described.exclude_modules or ()) or None

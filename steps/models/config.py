@@ -76,6 +76,8 @@ class LoraConfig:
         dropout: the dropout probability of an adapter's input in training.
         target_modules: the names of the adapted matrices, as in ``[q_proj, v_proj]``; an empty list
             means every linear layer except the head.
+        modules_to_save: the names of modules whose own weights are trained, too, as in
+            ``[embed_tokens, lm_head]`` if tokens were added; the folder of the adapters holds them.
         quantization: round the weights of linear layers, except the head, to 4 bits (QLoRA); the
             reference of preference training is then the rounded model. null: as they are.
     """
@@ -87,6 +89,7 @@ class LoraConfig:
     quantization: Quantization | None = added_field(None, before=None)
     rslora: bool = added_field(False, before=False)
     dora: bool = added_field(False, before=False)
+    modules_to_save: list[str] = field(default_factory=list, metadata={"before": []})
 
     def __post_init__(self) -> None:
         if self.quantization is not None:
@@ -94,8 +97,9 @@ class LoraConfig:
         require_count(self, "r")
         require(0 < self.alpha < math.inf, "alpha must be above 0", self.alpha)
         require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
-        names = self.target_modules
-        require(not isinstance(names, str), "target_modules must be a list of names", names)
+        for name in ("target_modules", "modules_to_save"):
+            value = getattr(self, name)
+            require(not isinstance(value, str), f"{name} must be a list of names", value)
 
     @property
     def scale(self) -> float:

@@ -6,7 +6,8 @@ parameter. A device holds weights, gradients, the two moments of AdamW and, for 
 float32 master weights; the activations of one pack; and the logits of a slice of the pack. Several
 devices share the weights, gradients and moments, and divide the packs among them; with
 `gather_once` each also holds all weights and gradients during a step. A loss that needs its
-reference's distribution runs a forward of the reference, which without adapters is a second model.
+reference's distribution runs a forward of the reference, which is a second model unless adapters
+alone are trained.
 """
 
 import math
@@ -131,7 +132,9 @@ def _trained(
 
 def trained_parameters(model: Sizes, config: Any) -> float:
     """The number of parameters that are trained."""
-    return model["parameters"] if config.lora is None else _adapters(model, config.lora)
+    if config.lora is None:
+        return model["parameters"]
+    return _adapters(model, config.lora) + _saved(model, config.lora)
 
 
 def checkpoint_bytes(model: Sizes, config: Any, trained: float) -> float:
@@ -240,8 +243,9 @@ def update_memory(
         working += min(_BOTH_LOGITS[is_device], 4 * logits)
     else:
         working += 2 * min(_LOGITS[is_device], logits)
-    if _is_beside(config) and config.lora is None:  # and the gradient of the head, to be added
-        held += weights_bytes(model, Dtype(config.dtype), None)
+    alone = config.lora is not None and not config.lora.modules_to_save
+    if _is_beside(config) and not alone:  # and the gradient of the head, to be added
+        held += weights_bytes(model, Dtype(config.dtype), config.quantization)
         working += max(4, itemsize) * model["vocabulary"] * model["hidden"]
     if is_device:
         return held + working
@@ -294,7 +298,9 @@ def _moments(model: Sizes, config: Any, trained: float) -> float:
     embeddings have 32."""
     if not config.optimizer.eight_bit:
         return 2 * max(4, BYTES[Dtype(config.dtype)]) * trained
-    table = 0.0 if config.lora is not None else model["vocabulary"] * model["hidden"]
+    table = model["vocabulary"] * model["hidden"]
+    if config.lora is not None:
+        table = min(table, _saved(model, config.lora))
     return 8 * table + 2 * (1 + 4 / 256) * (trained - table)
 
 
@@ -303,6 +309,12 @@ def _adapters(model: Sizes, lora: Any) -> float:
     hidden, wide, keys = model["hidden"], model["feed_forward"], model["keys"]
     ends = 4 * hidden + 2 * (hidden + keys) + 3 * (hidden + wide)
     return (lora.r * ends * _share(lora) + _magnitudes(model, lora)) * model["layers"]
+
+
+def _saved(model: Sizes, lora: Any) -> float:
+    """The number of weights of `modules_to_save`, which are taken for embeddings and head."""
+    ends = min(len(lora.modules_to_save), 1 if model["tied"] else 2)
+    return float(ends * model["vocabulary"] * model["hidden"])
 
 
 def _magnitudes(model: Sizes, lora: Any) -> float:

@@ -104,7 +104,7 @@ def adapt(model: PreTrainedModel, lora: LoraConfig, seed: int) -> "PeftModel":
         for name, m in model.base_model.named_modules()
         if isinstance(m, nn.Linear | Conv1D) and takes_adapter(m)
     }
-    targets = lora.target_modules or sorted(linear)
+    targets = lora.target_modules or sorted(linear.difference(lora.modules_to_save))
     adapted = add_adapter(model, replace(lora, target_modules=targets), seed, task=None)
     value_head(model).weight.requires_grad_(True)
     return adapted

@@ -261,9 +261,13 @@ class TrainConfig(UpdateConfig):
                 require(value is None, f"{name} needs eval_every_steps", value)
         if self.compile_layers:
             self._require_compilable()
-        if self.lora is not None and self.lora.dora and self.backend is not None:
-            rule = "lora.dora needs backend=null (torch) or functional"
-            require(self.backend.name == "functional", rule, self.backend)
+        if self.lora is not None and self.backend is not None:
+            lora, is_torch = self.lora, self.backend.name == "functional"
+            for name in holding(
+                {"lora.dora": lora.dora, "lora.modules_to_save": bool(lora.modules_to_save)}
+            ):
+                rule = f"{name} needs backend=null (torch) or functional"
+                require(is_torch, rule, self.backend)
 
     def _for_one_process(self) -> list[str]:
         compiled = ["compile_layers is for one device"] if self.compile_layers else []

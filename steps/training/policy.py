@@ -223,9 +223,11 @@ class TorchPolicy:
         """The reference that computes beside the policy, if the role has one."""
         if (reference := self._role.reference) is None:
             return None
-        if self._adapted is not None:
+        config = self._config
+        if config.lora is not None and not config.lora.modules_to_save:
             return reference(self._model, True)
-        return reference(self._role.load(self._folder, self._config.dtype, False, None), False)
+        other = self._role.load(self._folder, config.dtype, False, config.quantization)
+        return reference(other, False)
 
     @property
     def _is_saved_by_another(self) -> bool:

@@ -234,6 +234,7 @@ OTHER: dict[str, Any] = {
     "target_modules": ["q_proj"],
     "rslora": True,
     "dora": True,
+    "modules_to_save": ["lm_head"],
     "eval_every_steps": 2,
     "keep_best": "eval_rewards/margins",
     "early_stop_patience": 3,

@@ -15,7 +15,7 @@ import pytest
 from command_line import script
 from places import REPOSITORY
 from priced_steps import write_rows
-from tiny_models import model_folder
+from tiny_models import llama, model_folder
 
 import steps
 from pipeline import File
@@ -252,6 +252,20 @@ def test_adapters_need_less(tmp_path: Path) -> None:
     small = of_training.PREFERENCE.foresee(dpo(DpoConfig(optimizer=optimizer), hardware))
     assert small.memory < 0.8 * whole.memory  # type: ignore[operator]
     assert adapted.scratch < whole.scratch / 50
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [LoraConfig(r=3), LoraConfig(r=3, dora=True, modules_to_save=["embed_tokens", "lm_head"])],
+)
+def test_what_is_trained_with_adapters_is_counted(lora: LoraConfig) -> None:
+    from steps.models.adapters import add_adapter
+
+    model = llama(tied=False)
+    add_adapter(model, lora, seed=0)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    sizes = model_sizes.of_config(model.config.to_dict())
+    assert of_training.trained_parameters(sizes, DpoConfig(lora=lora)) == trained
 
 
 def test_a_reference_beside_the_policy_is_a_second_model_and_a_forward() -> None:

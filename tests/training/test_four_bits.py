@@ -99,6 +99,23 @@ def test_a_run_over_rounded_weights_is_that_of_a_model_which_has_these_weights(
     assert "quantization_config" not in described
 
 
+def test_modules_to_save_have_all_bits_and_a_reference_of_their_own(
+    policy: Path, tmp_path: Path
+) -> None:
+    """TDPO's reference is the rounded model, too, with embeddings as they were."""
+    lora = replace(NF4, modules_to_save=["embed_tokens", "lm_head"])
+    config = DpoConfig(batch_size=4, epochs=2, optimizer=FAST, lora=lora, loss=Tdpo())
+    found, weights = dpo(policy, config, tmp_path / "four")
+    assert found["first"]["loss"] == math.log(2)
+    assert found["first"]["kl/rejected"] == 0 < found["final"]["kl/rejected"]
+    before = load_file(policy / "model.safetensors")
+    assert not torch.equal(
+        weights["model.embed_tokens.weight"], before["model.embed_tokens.weight"]
+    )
+    with pytest.raises(ValueError, match="names up_proj, whose weights have 4 bits"):
+        dpo(policy, replace(config, lora=replace(NF4, modules_to_save=["up_proj"])), tmp_path / "n")
+
+
 def test_a_reference_of_other_weights_is_refused(policy: Path, tmp_path: Path) -> None:
     config = DpoConfig(lora=NF4, batch_size=4)
     other = replace(config.reference(), quantization=None)

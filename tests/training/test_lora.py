@@ -210,11 +210,14 @@ def test_what_adapters_drop_does_not_depend_on_the_forwards_that_read_the_pairs(
             assert step == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
-    policy: Path, tmp_path: Path, dora: bool
+@pytest.mark.parametrize(
+    ("settings", "beside"),
+    [({}, set()), ({"dora": True, "modules_to_save": ["norm"]}, {"model.norm.weight"})],
+)
+def test_a_checkpoint_holds_what_is_trained_alone_and_resumes_to_the_bit(
+    policy: Path, tmp_path: Path, settings: dict[str, Any], beside: set[str]
 ) -> None:
-    records, lora = demonstration_records(6), LoraConfig(dropout=0.2, dora=dora)
+    records, lora = demonstration_records(6), LoraConfig(dropout=0.2, **settings)
     config = TrainConfig(batch_size=2, optimizer=FAST, lora=lora, checkpoint_every_steps=1)
 
     class Interrupted(Exception):
@@ -230,8 +233,8 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
     (checkpoint,) = (tmp_path / "s/checkpoints").glob("step-*")
     with safe_open(checkpoint / "state.safetensors", framework="pt") as file:
         names = list(file.keys())
-    assert names
-    assert all("lora_" in name for name in names)
+    others = {name.rpartition("/")[2] for name in names if "lora_" not in name}
+    assert others == beside < {name.rpartition("/")[2] for name in names}
     run_sft(policy, records, config, place)
     run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "t"))
     assert folder_bytes(tmp_path / "m") == folder_bytes(tmp_path / "whole")
@@ -255,6 +258,68 @@ def test_adapters_follow_from_the_seed_and_leave_the_generator_alone(policy: Pat
     assert torch.equal(adapters(1), adapters(1))
     assert not torch.equal(adapters(1), adapters(2))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_modules_to_save_are_trained_and_saved_with_the_adapters(
+    tmp_path: Path, tied: bool
+) -> None:
+    policy = model_folder(tmp_path / "policy", partial(llama, tied=tied))
+    lora = replace(LORA, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"])
+    log = dpo(policy, DpoConfig(batch_size=4, epochs=4, optimizer=FAST, lora=lora), tmp_path)
+    assert log[0]["loss"] == math.log(2)
+    assert log[-1]["loss"] < log[0]["loss"]
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (policy, tmp_path / "model")
+    )
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    named = ("q_proj", "embed_tokens", "lm_head")
+    assert changed == {name for name in before if any(each in name for each in named)}
+    ids = torch.arange(20)[None]
+    base = AutoModelForCausalLM.from_pretrained(policy)
+    with torch.no_grad():
+        adapted = PeftModel.from_pretrained(base, tmp_path / "model/adapter")(ids).logits
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")(ids).logits
+    torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-4)
+
+
+def test_the_sampler_has_modules_to_save_too_and_linear_ones_get_no_adapter(policy: Path) -> None:
+    model = load_model(policy)
+    lora = replace(LORA, modules_to_save=["layers.0.mlp", "norm"])
+    adapted = add_adapter(model, lora, seed=0)
+    moved(model)
+    beside, merged = merged_weights(model), merge_adapter(adapted)
+    assert {name for name, _ in merged.named_parameters()} == beside.keys()
+    assert all(torch.equal(p, beside[name]) for name, p in merged.named_parameters())
+    trained = {name for name, p in merged.named_parameters() if p.requires_grad}
+    assert "model.norm.weight" in trained
+    assert {n for n in trained if n != "model.norm.weight"} == {
+        f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"modules_to_save": ["layers"]}, r"names layers, .* has no such module"),
+        ({"modules_to_save": ["self_attn", "mlp"]}, "modules_to_save holds every layer"),
+        ({"modules_to_save": ["head"]}, r"names head, .* has no such module .* it has .*lm_head"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "one matrix, .* name both, embed_tokens and lm_head, or",
+        ),
+        (
+            {"modules_to_save": ["mlp"], "target_modules": ["up_proj"]},
+            r"names model.layers.0.mlp, which gets an adapter; leave it out there, or out of",
+        ),
+    ],
+)
+def test_modules_that_cannot_be_saved_are_refused(
+    policy: Path, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        add_adapter(load_model(policy), LoraConfig(**settings), seed=0)
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
@@ -456,6 +521,10 @@ def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path, do
         ({"optimizer": replace(FAST, eight_bit=True), "dtype": "float64"}, "optimizer.eight_bit"),
         ({"optimizer": replace(FAST, eight_bit=True), "backend": FunctionalTraining()}, "backend="),
         ({"lora": replace(LORA, dora=True), "backend": JaxTraining()}, "lora.dora needs backend="),
+        (
+            {"lora": replace(LORA, modules_to_save=["norm"]), "backend": JaxTraining()},
+            "lora.modules_to_save needs backend=",
+        ),
     ],
 )
 def test_what_bitsandbytes_or_a_backend_cannot_do_is_refused(
