@@ -84,6 +84,11 @@ def add_adapter(
     described = adapted.peft_config["default"]
     assert isinstance(described, peft.LoraConfig)
     described.use_dora, described.modules_to_save = config.dora, saved or None
+    if config.rslora:  # `peft` joins the adapters of experts, and multiplies these by more
+        for layer in filter(_is_adapted, model.modules()):
+            cast(Any, layer).scaling["default"] = config.scale
+        ranks = described.rank_pattern or {}
+        described.alpha_pattern = {n: config.scale * math.sqrt(r) for n, r in ranks.items()}
     return cast("PeftModel", adapted)
 
 

@@ -28,7 +28,7 @@ from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.models import activation_checkpointing, quantized
-from steps.models.adapters import add_adapter, merge_adapter, merged_weights
+from steps.models.adapters import add_adapter, merge_adapter, merged_weights, save_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
@@ -153,9 +153,13 @@ def test_a_bfloat16_model_is_merged_in_float32_and_rounding_is_told(
     assert any("rounding the merged" in f"{one.message}" for one in told) is (size < 1)
 
 
-def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
-    model = load_model(model_folder(tmp_path, lambda: tiny("qwen3_moe"))).eval()
-    adapted = add_adapter(model, LORA, seed=0)
+@pytest.mark.parametrize("rslora", [False, True])
+def test_adapters_of_experts_count_and_are_merged_like_others(tmp_path: Path, rslora: bool) -> None:
+    policy = model_folder(tmp_path / "policy", lambda: tiny("qwen3_moe"))
+    model, lora = load_model(policy).eval(), replace(LORA, rslora=rslora)
+    adapted = add_adapter(model, lora, seed=0)
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
+    assert {layer.scaling["default"] for layer in layers} == {lora.scale}
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -163,6 +167,9 @@ def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
     ids = torch.arange(20)[None]
     with torch.no_grad():
         expected, beside = model(ids).logits, merged_weights(model)
+        save_adapter(adapted, tmp_path / "adapter", "digest")
+        loaded = PeftModel.from_pretrained(load_model(policy), tmp_path / "adapter").eval()
+        assert torch.allclose(loaded(ids).logits, expected, atol=1e-4)
         merged = merge_adapter(adapted)
         assert torch.allclose(merged(ids).logits, expected, atol=1e-4)
     assert {name for name, _ in merged.named_parameters()} == beside.keys()
