@@ -28,6 +28,7 @@ from pipeline.show.views import (
 
 TRAINING_CURVES = (
     "loss",
+    "mean_token_accuracy",
     "rewards/margins",
     "rewards/accuracies",
     "rewards/chosen",

@@ -7,7 +7,7 @@ METRICS = "metrics.jsonl"
 _SHOWN = (
     ("loss",),
     ("rewards/margins", "rewards/chosen", "rewards/rejected"),
-    ("rewards/accuracies",),
+    ("rewards/accuracies", "mean_token_accuracy"),
 )
 """The metrics of each panel, by TRL's names."""
 

@@ -31,7 +31,7 @@ from steps.scoring.architectures.images import seen_or_ids
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.embedding import Embedded
 from steps.scoring.examples import TokenGroup
-from steps.scoring.head import output_head
+from steps.scoring.head import gaps_of, output_head, with_hits
 from steps.scoring.logps import GroupLoss, Scored, TokenLogps, loss_gradients, predicting_rows
 from steps.scoring.packing import Pack
 from steps.scoring.reference import Reference
@@ -52,12 +52,12 @@ _SUMS = "noise_scale/sums"
 
 
 class _Logps(nn.Module):
-    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows; of a
-    reward model, its scores."""
+    """A model whose output are the logps [S] of a pack, with `hits` beside them [S, 2], by
+    operations that `torch.func` knows; of a reward model, its scores."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, hits: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._hits = model, hits
 
     def forward(self, pack: Pack) -> Tensor:
         tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
@@ -65,23 +65,24 @@ class _Logps(nn.Module):
         if isinstance(getattr(self.model, "score", None), nn.Linear):
             return scores_of(self.model, rows)
         logits = output_head(self.model).logits(rows)
-        return logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
+        logps = logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
+        return with_hits(logps, gaps_of(logits, pack.targets)) if self._hits else logps
 
 
 def gradient_of(
-    model: PreTrainedModel, weights: Tensors, pack: Pack, loss: GroupLoss
+    model: PreTrainedModel, weights: Tensors, pack: Pack, loss: GroupLoss, hits: bool = False
 ) -> tuple[Scored, dict[str, Tensor]]:
     """The losses of a pack's groups, and the gradient of their sum by `weights`; parameters of the
-    model that are not among these are constants."""
-    module = _Logps(model)
+    model that are not among these are constants. With `hits`, the loss is given them, too."""
+    module = _Logps(model, hits)
 
     def logps_of(weights: Tensors) -> Any:
         named = {f"model.{name}": weight for name, weight in weights.items()}
         return torch.func.functional_call(module, named, (pack,))
 
-    logps, pull, *_ = torch.func.vjp(logps_of, dict(weights))
-    scored, of_logps = loss_gradients(logps.detach(), pack, loss, slice(0, len(pack.groups)))
-    (gradient,) = pull(of_logps.to(logps.dtype))
+    values, pull, *_ = torch.func.vjp(logps_of, dict(weights))
+    scored, of_values = loss_gradients(values.detach(), pack, loss, slice(0, len(pack.groups)))
+    (gradient,) = pull(of_values.to(values.dtype))
     return scored, gradient
 
 
@@ -109,6 +110,7 @@ class FunctionalTrainer(Trainer):
 
     Args:
         noise_scale: as in `FunctionalTraining`.
+        hits: the loss is given hits, too.
     """
 
     def __init__(
@@ -118,7 +120,9 @@ class FunctionalTrainer(Trainer):
         master_weights: bool = True,
         dropout: bool = False,
         noise_scale: bool = False,
+        hits: bool = False,
     ) -> None:
+        self._hits = hits
         self._pure = PureUpdater(scorer.model, optimizer, master_weights)
         self._begin_module(scorer, self._pure, dropout)
         self._measures_noise = noise_scale
@@ -136,7 +140,7 @@ class FunctionalTrainer(Trainer):
             def of_pack(logps: TokenLogps, some: slice, members: Tensor = members) -> GroupLosses:
                 return loss(logps, members[some])
 
-            part, gradient = gradient_of(self._model, weights, pack, of_pack)
+            part, gradient = gradient_of(self._model, weights, pack, of_pack, self._hits)
             self._pure.add(gradient)
             parts.append(part)
             if self._measures_noise:
@@ -170,7 +174,12 @@ class FunctionalPolicy(TorchPolicy):
         config = replace(config, activation_checkpointing=ActivationCheckpointing.none)
         super().__init__(folder, config, ranks, dropout, role)
         self.trainer = FunctionalTrainer(
-            self.trainer.scorer, config.optimizer, config.master_weights, dropout, noise_scale
+            self.trainer.scorer,
+            config.optimizer,
+            config.master_weights,
+            dropout,
+            noise_scale,
+            role.readout.hits,
         )
 
     def make_ready(

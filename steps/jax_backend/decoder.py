@@ -65,6 +65,7 @@ def token_logps(
     recomputed: str = "none",
     shard: Callable[[Array], Array] = lambda x: x,
     attend: Attend = attend,
+    hits: bool = False,
 ) -> Array:
     """log p(token | tokens before it) of scored tokens: [B, S], float32 or float64.
 
@@ -75,6 +76,7 @@ def token_logps(
         recomputed: a name in `RECOMPUTED`.
         shard: says how activations [B, …] are spread over devices.
         attend: `query_blocks.attend`, or what does the same.
+        hits: hits are beside the logps, [B, S, 2] (see `scoring.head.with_hits`).
     """
     # TPUs multiply float32 in bfloat16 unless told otherwise.
     with jax.default_matmul_precision("highest" if dtype != jnp.bfloat16 else "default"):
@@ -85,7 +87,7 @@ def token_logps(
         if SCORE in weights:
             return _scores(weights[SCORE].astype(dtype), rows)
         name = "model.embed_tokens.weight" if architecture.tied else "lm_head.weight"
-        return _head(architecture, weights[name].astype(dtype), rows, pack.targets)
+        return _head(architecture, weights[name].astype(dtype), rows, pack.targets, hits)
 
 
 def _embed(a: Architecture, weights: Weights, pack: PackArrays, dtype: Any) -> Array:
@@ -190,17 +192,24 @@ def _scores(weight: Array, rows: Array) -> Array:
     return scores[..., 0] if len(weight) == 1 else scores
 
 
-def _head(a: Architecture, weight: Array, rows: Array, targets: Array) -> Array:
-    """Logps [B, S] from rows [B, S, H], the logits of some rows at a time."""
+def _head(a: Architecture, weight: Array, rows: Array, targets: Array, hits: bool) -> Array:
+    """Logps [B, S], or with hits [B, S, 2], from rows [B, S, H]; the logits of some rows at a
+    time."""
 
     def logps(part: tuple[Array, Array]) -> Array:
         accurate = jnp.promote_types(weight.dtype, jnp.float32)
-        logits = jnp.einsum("bsh,vh->bsv", part[0], weight, preferred_element_type=accurate)
+        own = jnp.einsum("bsh,vh->bsv", part[0], weight, preferred_element_type=accurate)
+        logits = own
         if a.logits_cap is not None:
-            logits = jnp.tanh(logits / a.logits_cap) * a.logits_cap
+            logits = jnp.tanh(own / a.logits_cap) * a.logits_cap
         shifted = logits - lax.stop_gradient(logits.max(axis=-1, keepdims=True))
         at_target = jnp.take_along_axis(shifted, part[1][..., None], axis=-1)[..., 0]
-        return at_target - jnp.log(jnp.exp(shifted).sum(axis=-1))
+        found = at_target - jnp.log(jnp.exp(shifted).sum(axis=-1))
+        if not hits:
+            return found
+        # Not of capped logits: a kernel that computes one twice may round it differently.
+        at_target = jnp.take_along_axis(own, part[1][..., None], axis=-1)[..., 0]
+        return jnp.stack([found, at_target == own.max(axis=-1)], axis=-1)
 
     block = rows.shape[1]
     while block % 2 == 0 and block * a.vocabulary * 4 > _LOGITS_BYTES and block > 32:

@@ -54,6 +54,7 @@ class JaxScorer(Scorer):
     kind: the auto class of transformers; with that of classifiers, a reward model's scores stand in
         the place of logps.
     kernel: attention is `prefix_kernel`.
+    hits: `logps` gives hits beside them (see `scoring.head.with_hits`).
     host_weights: these, until a trainer takes them over.
     weights: gives the tree that is scored with, on its devices.
     """
@@ -69,8 +70,9 @@ class JaxScorer(Scorer):
         ranks: Ranks = ALONE,
         kernel: bool = False,
         kind: Any = AutoModelForCausalLM,
+        hits: bool = False,
     ) -> None:
-        self.kernel = kernel
+        self.kernel, self.hits = kernel, hits
         self.architecture = read_architecture(folder)
         self.compute_dtype = NUMPY_DTYPES[dtype]
         self.devices = open_devices(devices, self.compute_dtype, ranks)
@@ -92,8 +94,8 @@ class JaxScorer(Scorer):
         self._compile()
 
     def _compile(self) -> None:
+        self._score = jax.jit(self.logps_with(self.architecture, hits=self.hits))
         logps_of = self.logps_with(self.architecture)
-        self._score = jax.jit(logps_of)
 
         def derivative(w: Tree, v: Tree, arrays: PackArrays) -> tuple[Array, Array]:
             # What `jax.jvp` computes, which needs more than the decoder's own gradients.
@@ -128,6 +130,8 @@ class JaxScorer(Scorer):
             lambda: self._values(batch, lambda w, arrays: self._score(telling(w, states), arrays))
         )
         found = torch.cat(values.result())
+        if self.hits:
+            return found[:, 0]
         if found.ndim == 1:  # logps; of a reward model, hidden states [scored, H]
             return found
         return scaled(found)

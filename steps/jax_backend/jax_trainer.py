@@ -128,7 +128,8 @@ class JaxTrainer(Trainer):
         self._is_noisy = own > 0 or bool(adapters and scorer.architecture.adapter_dropout)
         architecture = replace(scorer.architecture, attention_dropout=own)
         self._recomputed = str(recomputed)
-        logps_of = scorer.logps_with(architecture, recomputed=self._recomputed)
+        options = {"recomputed": self._recomputed, "hits": scorer.hits}
+        logps_of = scorer.logps_with(architecture, **options)
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
 
     def check_kernel(self, groups: Sequence[TokenGroup]) -> None:
@@ -273,7 +274,7 @@ class JaxPolicy:
         if dropout:
             _require_dropout(self._folder, how.kernel)
         place = (config.tokens_per_forward, how.devices, self._ranks, how.kernel)
-        return JaxScorer(self._folder, config.dtype, *place, kind)
+        return JaxScorer(self._folder, config.dtype, *place, kind, self._role.readout.hits)
 
     def make_ready(
         self,

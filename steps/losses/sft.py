@@ -22,11 +22,20 @@ class Sft(Loss):
 
     name: ClassVar[str] = "sft"
 
-    def shares(self, logps: "Tensor", totals: Totals, weights: "Tensor | None" = None) -> Shares:
+    def shares(
+        self,
+        logps: "Tensor",
+        totals: Totals,
+        weights: "Tensor | None" = None,
+        hits: "Tensor | None" = None,
+    ) -> Shares:
         """The shares of responses with summed log-probabilities `logps`, float64 [n].
 
         Args:
             weights: [n]; a factor of each response's loss.
+            hits: [n]; how many of each response's tokens have the largest logit. Their share of
+                all T tokens, unweighted, is the metric ``mean_token_accuracy``.
         """
         losses = -logps / totals.tokens
-        return Shares(losses if weights is None else weights * losses, {})
+        metrics = {} if hits is None else {"mean_token_accuracy": hits / totals.tokens}
+        return Shares(losses if weights is None else weights * losses, metrics)

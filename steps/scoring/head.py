@@ -36,7 +36,7 @@ class Kernels:
     """Compiled functions that do what `_softmax` and `_by_logits` do. Each passes over the logits
     once or twice; operations one after the other read and write them six times or more."""
 
-    softmax: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
+    softmax: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
     by_logits: Callable[..., Tensor]
 
 
@@ -78,7 +78,11 @@ class Head:
 
         In float32, or in float64 for a float64 model.
         """
-        return _TargetLogps.apply(self.logits(rows), targets)
+        return _TargetLogps.apply(self.logits(rows), targets)[0]
+
+    def logps_and_hits(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """The same with hits beside them, [S, 2]; see :func:`with_hits`."""
+        return with_hits(*_TargetLogps.apply(self.logits(rows), targets))
 
     def softmax(self, rows: Tensor, targets: Tensor) -> "Softmax":
         """The forward of a plain head, without autograd; `softmax_backward` is its backward."""
@@ -104,7 +108,12 @@ class Softmax:
     exponentials: Tensor  # [S, V]
     sums: Tensor  # [S]
     logps: Tensor  # [S]
+    gaps: Tensor  # [S]
     squashed: Tensor | None  # [S, V]
+
+    def logps_and_hits(self) -> Tensor:
+        """The logps with hits beside them, [S, 2]; see :func:`with_hits`."""
+        return with_hits(self.logps, self.gaps)
 
     def aligned(self) -> Tensor:
         """log p(y) − log Σ_v p(v)², [S]: beside the expected probability of a sampled token."""
@@ -164,15 +173,25 @@ def compile_softmax(model: PreTrainedModel, compiled: Callable[..., Any]) -> Non
 
 def compiled_kernels(compiled: Callable[..., Any]) -> Kernels:
     """The kernels that the compiler `compiled` makes, on their first use."""
-    return Kernels(compiled(_softmax), compiled(_by_logits_at_once))
+    return Kernels(compiled(_softmax_at_once), compiled(_by_logits_at_once))
 
 
 def _softmax(
     logits: Tensor, targets: Tensor, dtype: torch.dtype, scale: float, soft_cap: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """What `_exponentials` gives for transformed logits of `dtype`; and the tanh if capped."""
     transformed, squashed = _transformed(logits.to(dtype), scale, soft_cap)
     return *_exponentials(transformed, targets), squashed
+
+
+def _softmax_at_once(
+    logits: Tensor, targets: Tensor, dtype: torch.dtype, scale: float, soft_cap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """`_softmax` with gaps of the layer's own logits: where a kernel computes a transformed one for
+    the second time, it may round it differently."""
+    gaps = gaps_of(logits, targets)
+    z, sums, logps, _, squashed = _softmax(logits, targets, dtype, scale, soft_cap)
+    return z, sums, logps, gaps, squashed
 
 
 def _by_logits(
@@ -212,14 +231,29 @@ def _transformed(
     return squashed * soft_cap, squashed
 
 
+def with_hits(logps: Tensor, gaps: Tensor) -> Tensor:
+    """Logps [n] of targets, and beside each its hit, [n, 2]: 1 if no logit of the row is larger
+    than the target's, else 0. `gaps` [n] are the targets' logits minus the largest of their rows.
+    """
+    return torch.stack([logps, (gaps == 0).to(logps.dtype)], dim=-1)
+
+
+def gaps_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """The `gaps` of `with_hits`, [n], without gradients; logits [n, V] and targets [n]."""
+    logits = logits.detach()
+    return logits.gather(-1, targets[..., None])[..., 0] - logits.amax(dim=-1)
+
+
 class _TargetLogps(torch.autograd.Function):
-    """Log-softmax at the targets. The backward turns the logits' buffer into their gradient."""
+    """Log-softmax at the targets, and their gaps, which have no gradient. The backward turns the
+    logits' buffer into their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        exponentials, sums, logps = _exponentials(logits.detach(), targets)
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        exponentials, sums, logps, gaps = _exponentials(logits.detach(), targets)
         ctx.save_for_backward(exponentials, sums, targets)
-        return logps
+        ctx.mark_non_differentiable(gaps)
+        return logps, gaps
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -228,12 +262,13 @@ class _TargetLogps(torch.autograd.Function):
         return exponentials.mul_(-(gradients[0] / sums)[:, None]), None
 
 
-def _exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(z - max z) in place, its sum over each row, and the log-probability of the target."""
+def _exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """exp(z - max z) in place, its sum over each row, the log-probability of the target y, and its
+    gap z_y - max z."""
     logits.sub_(logits.amax(dim=-1, keepdim=True))
-    at_target = logits.gather(1, targets[:, None])[:, 0]
+    gaps = logits.gather(1, targets[:, None])[:, 0]
     sums = logits.exp_().sum(dim=-1)
-    return logits, sums, at_target - sums.log()
+    return logits, sums, gaps - sums.log(), gaps
 
 
 def _accurate(rows: Tensor) -> torch.dtype:

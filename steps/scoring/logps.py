@@ -13,7 +13,7 @@ So a policy that still equals its reference has rewards of exactly zero.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -43,10 +43,20 @@ class TokenLogps:
     tokens: float64 [S], response by response and group by group.
     lengths: int64 [n, k]; the number of scored tokens of each response. 0 means that the group has
         no such response, as groups may have fewer than k.
+    hits: 1 for each token that has the largest logit, else 0, float64 [S]; if the readout tells.
     """
 
     tokens: Tensor
     lengths: Tensor
+    hits: Tensor | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of_values(cls, values: Tensor, lengths: Tensor) -> "TokenLogps":
+        """From what a readout gives: logps [S], or with hits beside them [S, 2]."""
+        values = values.double()
+        if values.ndim == 1:
+            return cls(values, lengths)
+        return cls(values[:, 0], lengths, hits=values[:, 1].detach())
 
     def sums(self) -> Tensor:
         """The log-probability of each response, float64 [n, k]; 0 where there is no response."""
@@ -84,15 +94,16 @@ def detached(losses: Tensor, logps: TokenLogps, metrics: Mapping[str, Tensor]) -
 
 
 @torch.no_grad()
-def token_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
-    """log p(token | all tokens before it) of the pack's scored tokens, [S], without dropout.
+def token_logps(model: PreTrainedModel, pack: Pack, hits: bool = False) -> Tensor:
+    """log p(token | all tokens before it) of the pack's scored tokens, [S], without dropout; with
+    `hits` beside them, [S, 2] (see `head.with_hits`).
 
     In float32, or in float64 for a float64 model.
     """
     with evaluating(model):
         if layout_of(model) is Layout.alone:
-            return unpacked_logps(model, pack)
-        return _of_chunks(model, pack, lambda softmax: softmax.logps)
+            return unpacked_logps(model, pack, hits=hits)
+        return _of_chunks(model, pack, _value(hits))
 
 
 @torch.no_grad()
@@ -116,27 +127,36 @@ def _of_chunks(model: PreTrainedModel, pack: Pack, value: Callable[[Softmax], Te
     return torch.cat(parts)
 
 
+def _value(hits: bool) -> Callable[[Softmax], Tensor]:
+    return Softmax.logps_and_hits if hits else lambda softmax: softmax.logps
+
+
 def sequence_logps(per_token: Tensor, pack: Pack) -> Tensor:
     """The sums over each response's scored tokens, float64 [N]."""
     return _sums(per_token, pack.num_scored)
 
 
 def forward_backward(
-    model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None = None
+    model: PreTrainedModel,
+    pack: Pack,
+    loss: GroupLoss,
+    routing: Routing | None = None,
+    hits: bool = False,
 ) -> Scored:
     """Add the gradient of the summed losses to the `.grad` of the model's parameters. With
-    `routing`, also add the gradient of the pack's share of the load-balancing loss.
+    `routing`, also add the gradient of the pack's share of the load-balancing loss. With `hits`,
+    the loss is given them, too.
 
     Dropout is on if the model is in training mode. The call does not synchronise with the device.
     """
     if layout_of(model) is Layout.alone or not output_head(model).is_plain:
-        per_token = differentiable_logps(model, pack, routing)
-        return backward(TokenLogps(per_token.double(), pack.lengths), pack, loss, routing)
+        values = differentiable_logps(model, pack, routing, hits)
+        return backward(TokenLogps.of_values(values, pack.lengths), pack, loss, routing)
     head, embedded = output_head(model), embed(model, pack)
     rows = predicting_rows(model, pack, embedded, routing)
     gradient = torch.empty_like(rows)
     scored = [
-        _fused(head, rows.detach(), pack, loss, groups, cuts, gradient)
+        _fused(head, rows.detach(), pack, loss, groups, cuts, gradient, _value(hits))
         for groups, cuts in _parts(pack, head, rows)
     ]
     balance = routing.loss() if routing is not None else None
@@ -149,14 +169,14 @@ def forward_backward(
 
 
 def differentiable_logps(
-    model: PreTrainedModel, pack: Pack, routing: Routing | None = None
+    model: PreTrainedModel, pack: Pack, routing: Routing | None = None, hits: bool = False
 ) -> Tensor:
     """`token_logps` with gradients recorded, and with dropout in training mode."""
     if layout_of(model) is Layout.alone:
-        return unpacked_logps(model, pack, routing)
+        return unpacked_logps(model, pack, routing, hits=hits)
     tokens = Embedded(seen_or_ids(model, pack), pack.input_ids)
     head, rows = output_head(model), predicting_rows(model, pack, tokens, routing)
-    return by_chunks(pack, head, head.logps, rows)
+    return by_chunks(pack, head, head.logps_and_hits if hits else head.logps, rows)
 
 
 @torch.no_grad()
@@ -198,6 +218,7 @@ def _fused(
     groups: slice,
     cuts: Sequence[slice],
     gradient: Tensor,
+    value: Callable[[Softmax], Tensor],
 ) -> Scored:
     """Compute logits, loss and gradients of some groups; fill their part of the rows' `gradient`.
 
@@ -207,11 +228,12 @@ def _fused(
     inputs = [(_padded(rows, cut), _padded(pack.targets, cut)) for cut in cuts]
     with torch.no_grad():
         softmax = None
-        logps = []
+        values = []
         for cut, (padded, targets) in zip(cuts, inputs, strict=True):
             softmax = head.softmax(padded, targets)
-            logps.append(softmax.logps[: _length(cut)])
-    scored, of_logps = loss_gradients(torch.cat(logps), pack, loss, groups)
+            values.append(value(softmax)[: _length(cut)])
+    scored, of_values = loss_gradients(torch.cat(values), pack, loss, groups)
+    of_logps = of_values.view(len(of_values), -1)[:, 0]  # hits have no gradient
     with torch.no_grad():
         for cut, (padded, targets) in zip(cuts, inputs, strict=True):
             if softmax is None or len(cuts) > 1:
@@ -225,13 +247,14 @@ def _fused(
 
 
 def loss_gradients(
-    per_token: Tensor, pack: Pack, loss: GroupLoss, groups: slice
+    values: Tensor, pack: Pack, loss: GroupLoss, groups: slice
 ) -> tuple[Scored, Tensor]:
-    """The loss of some groups, and its gradient by each of their logps, [S]."""
-    logps = TokenLogps(per_token.double().requires_grad_(), pack.lengths[groups])
+    """The loss of some groups, and its gradient by what a readout gives of them, [S] or [S, 2]."""
+    values = values.double().requires_grad_()
     with torch.enable_grad():
+        logps = TokenLogps.of_values(values, pack.lengths[groups])
         losses, metrics = loss(logps, groups)
-        (gradient,) = torch.autograd.grad(losses.sum(), logps.tokens)
+        (gradient,) = torch.autograd.grad(losses.sum(), values)
     return detached(losses, logps, metrics), gradient
 
 

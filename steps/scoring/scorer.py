@@ -55,9 +55,9 @@ class Batch:
 class Logps:
     """Log-probabilities of a batch's responses, in the batch's order, on the host.
 
-    tokens: for each response, the logps of its scored tokens; float32, or float64 for a float64
-        model.
-    sequences: the sum for each response, float64 [responses].
+    tokens: for each response, what the readout gives for its scored tokens; float32, or float64
+        for a float64 model.
+    sequences: the sum for each response, float64 [responses] or [responses, 2].
     """
 
     tokens: tuple[Tensor, ...]
@@ -65,14 +65,15 @@ class Logps:
 
     def of(self, groups: Sequence[TokenGroup]) -> TokenLogps:
         """The logps as the input of a loss. `groups` are the groups of the batch."""
-        return TokenLogps(torch.cat(self.tokens).double(), lengths_of(groups))
+        return TokenLogps.of_values(torch.cat(self.tokens), lengths_of(groups))
 
 
 @dataclass(frozen=True)
 class Readout:
     """The output of a model that is used, as functions of the model and of a pack on its device.
 
-    read: one number for each scored token, [S], without gradients or dropout.
+    read: one number for each scored token, [S], or logps with hits beside them, [S, 2]; without
+        gradients or dropout.
     recorded: the same numbers with gradients recorded, and with dropout in training mode; records
         the load of experts in a `Routing`, if given.
     probe: numbers of any shape that packing must not change (see `parity`).

@@ -117,7 +117,7 @@ class ShardedScorer(Scorer):
         self, own: Sequence[int], values: Sequence[Tensor], lengths: Sequence[int]
     ) -> Tensor:
         """The values of all ranks' packs, in the order of the packs."""
-        every = torch.zeros(sum(lengths), dtype=values[0].dtype)
+        every = torch.zeros(sum(lengths), *values[0].shape[1:], dtype=values[0].dtype)
         parts = every.split(list(lengths))
         for number, pack in enumerate(own):
             parts[pack].copy_(values[number])

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from steps.models.positions import forget_lengths, turns_by_length
 from steps.scoring.architectures.images import inputs_of
 from steps.scoring.architectures.routing import Routing
+from steps.scoring.head import gaps_of, with_hits
 from steps.scoring.packing import Pack, ResponseSpan
 
 if TYPE_CHECKING:
@@ -26,9 +27,14 @@ if TYPE_CHECKING:
 
 
 def unpacked_logps(
-    model: PreTrainedModel, pack: Pack, routing: Routing | None = None, aligned: bool = False
+    model: PreTrainedModel,
+    pack: Pack,
+    routing: Routing | None = None,
+    aligned: bool = False,
+    hits: bool = False,
 ) -> Tensor:
-    """Log-probabilities [S] of the pack's scored tokens; with `aligned`, minus log Σ_v p(v)².
+    """Log-probabilities [S] of the pack's scored tokens; with `aligned`, minus log Σ_v p(v)²; with
+    `hits` beside them, [S, 2] (see `head.with_hits`).
 
     Gradients are recorded if autograd is on. Dropout is on if the model is in training mode.
     """
@@ -37,7 +43,7 @@ def unpacked_logps(
         logps = target_logps(logits, targets)
         if aligned:
             logps = logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1)
-        parts.append(logps)
+        parts.append(with_hits(logps, gaps_of(logits, targets)) if hits else logps)
     return torch.cat(parts)
 
 

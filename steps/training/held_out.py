@@ -76,7 +76,7 @@ def _losses(objective: Objective, logps: TokenLogps, baseline: TokenLogps | None
 def _made_up(groups: Sequence[TokenGroup]) -> TokenLogps:
     """Logps of the responses as if all tokens were equally likely."""
     lengths = lengths_of(groups)
-    return TokenLogps(torch.full((int(lengths.sum()),), -1.0, dtype=torch.float64), lengths)
+    return TokenLogps.of_values(torch.full((int(lengths.sum()), 2), -1.0), lengths)
 
 
 def best_step(log: Sequence[StepMetrics], config: TrainConfig) -> int | None:
@@ -98,7 +98,12 @@ def has_stopped(log: Sequence[StepMetrics], config: TrainConfig) -> bool:
 
 def _best(log: Sequence[StepMetrics], metric: str) -> int | None:
     sign = -1 if _FALLS.match(metric) else 1
-    values = {int(record["step"]): sign * record[metric] for record in log if metric in record}
+    # Equal counts of tokens give shares whose sums may differ in the last bits.
+    values = {
+        int(record["step"]): sign * float(f"{record[metric]:.12g}")
+        for record in log
+        if metric in record
+    }
     return max(values, key=lambda step: values[step], default=None)
 
 
@@ -113,4 +118,4 @@ def _logps(scorer: Scorer, groups: Sequence[TokenGroup], batch_size: int) -> Tok
         for start in range(0, len(groups), batch_size)
     ]
     tokens = [scored for future in futures for scored in future.result().tokens]
-    return TokenLogps(torch.cat(tokens).double(), lengths_of(groups))
+    return TokenLogps.of_values(torch.cat(tokens), lengths_of(groups))

@@ -27,7 +27,7 @@ def sum_shares(shares: Mapping[str, Tensor]) -> dict[str, float]:
 def summarise(log: list[StepMetrics]) -> dict[str, Any]:
     """A summary of a run: ``steps``, ``tokens``, and the metrics of its ``first`` and ``final``
     step."""
-    curves = [name for name in log[-1] if name == "loss" or "/" in name]
+    curves = [n for n in log[-1] if n in ("loss", "mean_token_accuracy") or "/" in n]
     return {
         "steps": log[-1]["step"],
         "tokens": log[-1]["num_tokens"],

@@ -260,7 +260,9 @@ class _SftBatch(_OnDevice):
     weights: Tensor
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
-        return _of(Sft().shares(logps.sums()[:, 0], self.totals, self.weights[members]))
+        hits = None if logps.hits is None else TokenLogps(logps.hits, logps.lengths).sums()[:, 0]
+        sums, weights = logps.sums()[:, 0], self.weights[members]
+        return _of(Sft().shares(sums, self.totals, weights, hits))
 
 
 @dataclass(frozen=True)

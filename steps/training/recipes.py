@@ -34,6 +34,7 @@ from steps.training.objectives import (
 )
 from steps.training.policy import LANGUAGE_MODEL, Role, open_policy
 from steps.training.run import Records, Run
+from steps.training.trainer import LOGPS_AND_HITS
 
 Examples = tuple[Records, Path]
 """Tokenised examples, and the folder of their reference, which `run_reference` wrote."""
@@ -48,8 +49,10 @@ def run_sft(
 ) -> dict[str, Any]:
     """Train the model folder `init` on records in the format of `examples.read_demonstrations`.
     The model's dropout, if any, is on."""
-    examples = (records, held_out)
-    return _train(init, examples, config, place, read_demonstrations, sft_objective, dropout=True)
+    examples, role = (records, held_out), Role(readout=LOGPS_AND_HITS)
+    return _train(
+        init, examples, config, place, read_demonstrations, sft_objective, dropout=True, role=role
+    )
 
 
 def run_reference_free(
@@ -141,6 +144,7 @@ def _train(
     *,
     dropout: bool = False,
     loss: str | None = None,
+    role: Role = LANGUAGE_MODEL,
 ) -> dict[str, Any]:
     """Train without a reference.
 
@@ -149,7 +153,7 @@ def _train(
         read: converts records to groups, given the size of the vocabulary.
         loss: the name of the loss for summary.md; without it, there is no summary.md.
     """
-    opened = open_policy(folder, config, place.ranks, dropout)
+    opened = open_policy(folder, config, place.ranks, dropout, role)
     groups = read(examples[0], opened.vocabulary)
     held_out = None if examples[1] is None else objective(read(examples[1], opened.vocabulary))
     run = Run(folder, opened, groups, config, place, others=_scored_by(held_out))

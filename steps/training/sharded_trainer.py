@@ -116,7 +116,7 @@ class ShardedTrainer(Trainer):
         assert isinstance(batch, ShardedBatch)
         self._communicate(is_last=number + 1 == len(batch.packs))
         pack, members = self._begin_forward(batch, number)
-        logps = TokenLogps(self.scorer.score(pack, routing).double(), pack.lengths)
+        logps = TokenLogps.of_values(self.scorer.score(pack, routing), pack.lengths)
         losses, metrics = loss(logps, members)
         total = losses.sum() if routing is None else losses.sum() + routing.loss()
         counts = number < len(batch.own)  # else a rank repeats a pack, so that all make equal calls

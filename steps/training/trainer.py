@@ -88,14 +88,25 @@ class TrainedReadout(Readout):
     backward: adds the gradient of the summed losses of a pack's groups to the parameters' `.grad`.
     divergences: KL(π_ref ‖ π) in the place of logps, if a reference computes beside the model; its
         losses are given `DivergentLogps`.
+    hits: hits are beside the logps (see `scoring.head.with_hits`).
     """
 
     backward: Callable[[PreTrainedModel, Pack, GroupLoss, Routing | None], Scored]
     divergences: Readout | None = None
+    hits: bool = False
 
 
 TRAINED_LOGPS = TrainedReadout(token_logps, differentiable_logps, token_logps, forward_backward)
 """The readout of a language model: log-probabilities of tokens."""
+
+LOGPS_AND_HITS = TrainedReadout(
+    functools.partial(token_logps, hits=True),
+    functools.partial(differentiable_logps, hits=True),
+    token_logps,
+    functools.partial(forward_backward, hits=True),
+    hits=True,
+)
+"""The same, and whether each token is the most likely one."""
 
 
 @dataclass(frozen=True)

@@ -169,15 +169,22 @@ def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None
 
 def test_held_out_examples_are_evaluated_during_training(policy: Path, tmp_path: Path) -> None:
     records = demonstration_records(4)
-    losses = {}
+    found = {}
     for name, backend in (("torch", None), ("jax", JAX)):
         config = TrainConfig(
-            batch_size=4, tokens_per_forward=512, eval_every_steps=1, backend=backend
+            batch_size=4,
+            epochs=4,
+            tokens_per_forward=512,
+            eval_every_steps=1,
+            optimizer=replace(OPTIMIZER, learning_rate=3e-3),
+            backend=backend,
         )
         place = Workplace(tmp_path / name, tmp_path / f"{name}-scratch")
         run_sft(policy, records, config, place, held_out=records)
-        losses[name] = log_of(tmp_path / name)[-1]["eval_loss"]
-    assert losses["jax"] == pytest.approx(losses["torch"], abs=1e-5)
+        names = ("eval_loss", "eval_mean_token_accuracy", "mean_token_accuracy")
+        found[name] = [[step[each] for each in names] for step in log_of(tmp_path / name)]
+    torch.testing.assert_close(found["jax"], found["torch"], rtol=0, atol=1e-5)
+    assert 0 < found["jax"][-1][-1] < 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from steps.scoring.head import (
     Head,
     compile_softmax,
     compiled_kernels,
+    gaps_of,
     output_head,
     softmax_backward,
 )
@@ -78,6 +79,31 @@ def test_through_autograd_it_is_the_same(transforms: Transforms) -> None:
         logps.backward(of_logps.double())
     torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-13)
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("transforms", TRANSFORMS)
+def test_a_hit_is_a_target_with_the_largest_logit(transforms: Transforms) -> None:
+    rows, targets, _ = rows_and_targets()
+    head = Head(layer(bias=True), *transforms)
+    best = layer(bias=True)(rows).argmax(dim=-1)
+    targets[::2] = best[::2]
+    expected = (targets == best).double()
+    assert 0 < expected.sum() < ROWS
+    values = head.logps_and_hits(rows, targets)
+    assert torch.equal(values, torch.stack([head.logps(rows, targets), expected], dim=1))
+    assert torch.equal(values, head.softmax(rows, targets).logps_and_hits())
+    assert torch.equal(gaps_of(head.logits(rows), targets) == 0, expected.bool())
+
+
+@torch.no_grad()
+def test_a_target_that_ties_with_the_largest_logit_is_a_hit() -> None:
+    rows = rows_and_targets(torch.bfloat16)[0][:1]
+    module = layer(bias=False, dtype=torch.bfloat16)
+    best = module(rows).argmax(dim=-1)
+    other = (best + 1) % VOCABULARY
+    module.weight[other] = module.weight[best]
+    for target in (best, other):
+        assert Head(module).softmax(rows, target).logps_and_hits()[0, 1] == 1
 
 
 @torch.no_grad()
@@ -166,8 +192,10 @@ def forth_and_back(head: Head) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(5)
     rows = 3 * torch.randn((ROWS, weight.shape[1]), generator=generator).to(weight.dtype)
     targets = torch.arange(ROWS) % weight.shape[0]
+    targets[::2] = head.module(rows).argmax(dim=-1)[::2]
     softmax = head.softmax(rows, targets)
-    logps = softmax.logps.clone()
+    logps, hits = softmax.logps_and_hits().unbind(dim=1)
+    assert hits[::2].all()
     of_rows = softmax_backward(softmax, torch.randn(ROWS, generator=generator))
     gradients = [p.grad.clone() for p in head.module.parameters() if p.grad is not None]
     head.module.zero_grad()

@@ -18,6 +18,7 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
+from waiting import leaving_at
 
 from steps.evaluation.preferences import preference_metrics
 from steps.losses.base import PairLogps, PairLosses, ReferenceLoss
@@ -28,7 +29,7 @@ from steps.losses.whole_batch.aot import Aot
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.losses.with_reference.wpo import Wpo
 from steps.models.folders import load_model
-from steps.models.workplace import Workplace
+from steps.models.workplace import Left, Workplace
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import ReferenceConfig
 from steps.scoring.examples import read_demonstrations, read_pairs
@@ -116,6 +117,23 @@ def test_the_kept_weights_are_those_of_the_best_step(init: Path, tmp_path: Path)
     assert kept["model.safetensors"] == ended["model.safetensors"]
 
 
+def test_the_most_accurate_weights_are_kept_by_a_run_that_was_interrupted_too(
+    init: Path, tmp_path: Path
+) -> None:
+    settings = {"eval_every_steps": 1, "keep_best": "eval_mean_token_accuracy"}
+    summary, log = sft(init, tmp_path, **settings, epochs=9)
+    accuracies = [m["eval_mean_token_accuracy"] for m in log]
+    best = summary["best_step"]
+    assert best == accuracies.index(max(accuracies)) + 1 < len(log)
+    assert summary["eval_mean_token_accuracy"] == max(accuracies) > 0
+    place = Workplace(tmp_path / "o", tmp_path / "s", stopping=leaving_at(best + 1))
+    config = TrainConfig(batch_size=4, epochs=9, optimizer=EAGER, **settings)
+    for each in (place, replace(place, stopping=lambda: False)):
+        with pytest.raises(Left) if each is place else nullcontext():
+            run_sft(init, demonstration_records(8), config, each, held_out=HELD_OUT)
+    assert folder_bytes(tmp_path / "o") == folder_bytes(tmp_path / "out")
+
+
 def test_training_stops_once_patience_is_over(init: Path, tmp_path: Path) -> None:
     _, whole = sft(init, tmp_path / "whole", eval_every_steps=1)
     losses = [m["eval_loss"] for m in whole]
@@ -131,6 +149,7 @@ def test_training_stops_once_patience_is_over(init: Path, tmp_path: Path) -> Non
         ([], None, False),
         ([3.0, 2.0, 2.0], 2, False),
         ([3.0, 2.0, 2.0, 2.5], 2, True),
+        ([0.5, 0.1 + 0.2, 0.3, 0.4], 2, True),
         ([1.0, 2.0, 3.0], 1, True),
         ([3.0, 2.0, 1.0], 3, False),
     ],
@@ -204,7 +223,7 @@ def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
     place = Workplace(tmp_path / "out", tmp_path / "scratch")
     with pytest.raises(ValueError, match="there are no held-out examples"):
         run_sft(init, demonstration_records(4), config, place)
-    with pytest.raises(ValueError, match=r"'eval_accuracy'; there is only \['eval_loss'\]"):
+    with pytest.raises(ValueError, match=r"'eval_accuracy'; .* \['eval_loss', 'eval_mean_tok"):
         sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
 
 

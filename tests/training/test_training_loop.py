@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
+from benchmarks.architectures import tiny
+from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.losses.base import ReferenceFreeLoss, ReferenceLoss
 from steps.losses.cpo import Cpo
 from steps.losses.dpo import Dpo
@@ -29,11 +32,11 @@ from steps.losses.hinge import Hinge
 from steps.losses.registry import losses_of
 from steps.losses.simpo import Simpo
 from steps.models import activation_checkpointing
-from steps.models.config import ActivationCheckpointing, Dtype
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_model, save_model
 from steps.models.workplace import Workplace
 from steps.scoring.attention import use_packed_attention
-from steps.scoring.config import ReferenceConfig
+from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import read_demonstrations
 from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
@@ -303,6 +306,67 @@ def test_sft_learns(policy: Path, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=8, epochs=30, optimizer=FAST)
     summary = run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
     assert summary["final"]["loss"] < 0.5 * summary["first"]["loss"]
+
+
+def right_tokens(folder: Path, records: list[dict]) -> float:
+    """The share of scored tokens with the largest logit, by the model's own forwards in float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    hits = []
+    with torch.no_grad():
+        for record in records:
+            ids, mask = torch.tensor(record["input_ids"]), torch.tensor(record["mask"])
+            best = model(ids[None], use_cache=False).logits[0, :-1].argmax(dim=-1)
+            hits += (best == ids[1:])[mask[1:]].tolist()
+    return sum(hits) / len(hits)
+
+
+def masked_demonstrations(count: int, seed: int = 0) -> list[dict]:
+    """Of different weights, and with gaps in what is scored."""
+    made = []
+    for number, record in enumerate(demonstration_records(count, seed)):
+        prompt, response = record["prompt_ids"], record["response_ids"]
+        mask = [False] * len(prompt) + [place % 4 != 1 for place in range(len(response))]
+        ids = {"input_ids": prompt + response, "mask": mask}
+        made.append({"row": record["row"], "weight": float(number % 3), **ids})
+    return made
+
+
+LORA = LoraConfig(r=8, target_modules=("lm_head",))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"attention": Attention.padded}),
+        ("llama", {"backend": FunctionalTraining()}),
+        ("untied", {"lora": LORA}),
+        ("gemma2", {}),
+        ("modernbert-decoder", {}),
+    ],
+    ids=["packed", "padded", "functional", "adapted head", "soft cap", "alone"],
+)
+def test_sft_logs_the_share_of_scored_tokens_that_are_the_most_likely(
+    tmp_path: Path, architecture: str, settings: dict[str, Any]
+) -> None:
+    builds = {**ARCHITECTURES, "untied": lambda: llama(tied=False)}
+    build = builds.get(architecture, lambda: tiny(architecture))
+    records, held_out = masked_demonstrations(7), masked_demonstrations(4)
+    config = TrainConfig(
+        batch_size=7, epochs=8, tokens_per_forward=40, optimizer=FAST, eval_every_steps=8
+    )
+    folder = model_folder(tmp_path / "init", build)
+    for name in ("one", "two"):
+        place = Workplace(tmp_path / name, tmp_path / f"{name}-scratch")
+        summary = run_sft(folder, records, replace(config, **settings), place, held_out)
+        log = log_of(place.output)
+        assert log[0]["mean_token_accuracy"] == pytest.approx(right_tokens(folder, records))
+        folder = place.output
+        found = log[-1]["eval_mean_token_accuracy"]
+        assert found == pytest.approx(right_tokens(folder, held_out))
+        assert summary["final"]["mean_token_accuracy"] == log[-1]["mean_token_accuracy"]
+    assert 0 < log[0]["mean_token_accuracy"] < 1
 
 
 def test_dropout_acts_in_sft_and_not_in_dpo(tmp_path: Path) -> None:

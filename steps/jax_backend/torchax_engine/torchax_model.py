@@ -9,6 +9,7 @@ states, with attention and angles of this module:
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,14 +24,14 @@ from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.stacked import Tree
 from steps.scoring.architectures.batching import backbone
 from steps.scoring.attention import reach_of, refuse_unknown
-from steps.scoring.head import output_head
+from steps.scoring.head import gaps_of, output_head, with_hits
 
 _ATTENTION = "temper_torchax"
 
 
 class LogpsModel(nn.Module):
-    """A model whose output are the logps [B, S] of a round, or a reward model's scores; `model` is
-    changed for it."""
+    """A model whose output are the logps [B, S] of a round, with hits beside them [B, S, 2], or a
+    reward model's scores; `model` is changed for it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -41,16 +42,16 @@ class LogpsModel(nn.Module):
         self._angles = _Angles(sorted(set(getattr(model.config, "layer_types", None) or ())))
         backbone(model).rotary_emb = self._angles
 
-    def of_weights(self, weights: Tree, arrays: PackArrays) -> Array:
+    def of_weights(self, weights: Tree, arrays: PackArrays, hits: bool = False) -> Array:
         """The logps of a round as a function of the decoder's weights."""
         named = {f"model.{name}": value for name, value in _parameters(weights)}
         with jax.default_matmul_precision("highest"):  # as in `decoder`
-            return call_torch(self._called, named, arrays)
+            return call_torch(partial(self._called, hits), named, arrays)
 
-    def _called(self, named: dict[str, Tensor], arrays: PackArrays) -> Tensor:
-        return torch.func.functional_call(self, named, (arrays,))
+    def _called(self, hits: bool, named: dict[str, Tensor], arrays: PackArrays) -> Tensor:
+        return torch.func.functional_call(self, named, (arrays, hits))
 
-    def forward(self, arrays: Any) -> Tensor:
+    def forward(self, arrays: Any, hits: bool) -> Tensor:
         self._angles.tables = (arrays.cos, arrays.sin)
         hidden = backbone(self.model)(
             input_ids=arrays.ids, position_ids=arrays.positions, use_cache=False, arrays=arrays
@@ -63,7 +64,9 @@ class LogpsModel(nn.Module):
         logits = self._head.module(rows) * self._head.scale
         if self._head.soft_cap is not None:
             logits = torch.tanh(logits / self._head.soft_cap) * self._head.soft_cap
-        return logits.log_softmax(dim=-1).gather(2, arrays.targets.long()[..., None])[..., 0]
+        targets = arrays.targets.long()
+        logps = logits.log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
+        return with_hits(logps, gaps_of(logits, targets)) if hits else logps
 
 
 class _Angles(nn.Module):

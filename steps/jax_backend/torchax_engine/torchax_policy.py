@@ -7,6 +7,7 @@ shares no line with the decoder.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,12 +41,13 @@ class TorchaxScorer(JaxScorer):
         self, folder: Path, dtype: Dtype, tokens_per_forward: int, role: Role = LANGUAGE_MODEL
     ) -> None:
         self._model = LogpsModel(role.load(folder, dtype, True, None).eval())
-        super().__init__(folder, dtype, tokens_per_forward, devices=1, kind=role.kind)
+        hits = role.readout.hits
+        super().__init__(folder, dtype, tokens_per_forward, devices=1, kind=role.kind, hits=hits)
 
     def logps_with(
         self, architecture: Architecture, **options: Any
     ) -> Callable[[Tree, PackArrays], Array]:
-        return self._model.of_weights
+        return partial(self._model.of_weights, hits=options.get("hits", False))
 
 
 class TorchaxPolicy(JaxPolicy):
