@@ -146,7 +146,7 @@ def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
     assert len(set(drawn)) > 1
     # of the likeliest tokens whose sum is next to nothing there is one
     for left in ({"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}):
-        assert ask(speaker, temperature=2.0, seed=5, **left) == ask(speaker)
+        assert ask(speaker, PROMPT, temperature=2.0, seed=5, **left) == ask(speaker)
 
 
 def test_an_answer_is_drawn_as_a_completion_is(speaker: Speaker) -> None:
