@@ -363,6 +363,23 @@ def test_a_row_is_as_large_as_its_own_values(
     assert read(tmp_path / "rows.arrow") == [*enumerate(found, start=1)]
 
 
+def test_messages_in_a_list_for_each_of_their_keys_are_messages(tmp_path: Path) -> None:
+    # As `datasets` before version 4 saves a `Sequence` of objects.
+    chat = {"role": ["user", "assistant"], "content": ["2 + 2?", "4"], "name": None}
+    told = {"from": ["human", "gpt"], "value": ["a", "b"]}
+    found = {"text": ["4"], "answer_start": [3]}  # SQuAD's answers are an object
+    table = pa.table(
+        {"chat": [chat], "told": [told], "found": [found], "torn": [{**told, "value": ["a"]}]}
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    ((_, row),) = read(tmp_path / "rows.parquet")
+    user, assistant = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
+    assert row["chat"] == [user, assistant]
+    assert row["told"] == [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    assert row["found"] == found
+    assert row["torn"] == {**told, "value": ["a"]}
+
+
 def test_a_map_is_an_object_and_one_with_a_key_twice_costs_its_row(tmp_path: Path) -> None:
     """As Spark writes messages. An empty map is no empty list, which Arrow makes of it."""
     said = [[("role", "user"), ("content", "q"), ("name", None)], []]

@@ -6,7 +6,8 @@ malformed, each with its number. A table with a damaged index gives no rows.
 In a column of objects, every row has all keys, and keys that a row does not set are null.
 `without_nulls` removes these, so that a tool call has only its own arguments. An intended null
 cannot be distinguished from them; if it matters, the table must hold JSON text. A map is an object,
-too.
+too. Older versions of `datasets` save a list of messages as an object that has a list for each of
+their keys; `without_nulls` gives the messages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +61,26 @@ def arrow_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
 
 def without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a table without the nulls within its objects; its columns stay."""
-    return {column: _set_keys(value) for column, value in record.items()}
+    return {column: _set_keys(_listed(value)) for column, value in record.items()}
+
+
+def _listed(value: Any) -> Any:
+    """The messages of an object that has a list for each of their keys; any other value as it is.
+
+    Objects of other keys stay, since answers with their places (`text`, `answer_start`) are no list
+    of messages.
+    """
+    if not isinstance(value, dict) or not any(keys <= value.keys() for keys in _SAID):
+        return value
+    lists = {key: each for key, each in value.items() if each is not None}
+    if not all(isinstance(each, list) for each in lists.values()):
+        return value
+    if len({len(each) for each in lists.values()}) > 1:
+        return value
+    return [dict(zip(lists, item, strict=True)) for item in zip(*lists.values(), strict=True)]
+
+
+_SAID = ({"role", "content"}, {"from", "value"})
 
 
 def _set_keys(value: Any) -> Any:
