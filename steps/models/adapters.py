@@ -241,7 +241,8 @@ def _train(model: PreTrainedModel, modules: Sequence[str]) -> None:
 def _add_magnitudes(model: PreTrainedModel) -> None:
     """Give all adapters magnitudes; raise ValueError, which names it, for one of another layer than
     a linear one."""
-    for name, layer in [(n, m) for n, m in model.named_modules() if _is_adapted(m)]:
+    layers: list[tuple[str, Any]] = [(n, m) for n, m in model.named_modules() if _is_adapted(m)]
+    for name, layer in layers:
         if hasattr(layer, "get_param") or not isinstance(layer.base_layer, (nn.Linear, Conv1D)):
             raise ValueError(
                 f"lora.dora=true, but {name} of {type(model).__name__} is no linear layer, whose "
