@@ -9,7 +9,11 @@ from steps.kinds import Judged, Model, OnlineState, OnlineTraining
 from steps.online.config import RlConfig
 
 
-@step(makes=OnlineTraining, estimate="steps.prices.of_online:REPLAYED")
+@step(
+    makes=OnlineTraining,
+    estimate="steps.prices.of_online:REPLAYED",
+    refuses="steps.train_on_rollouts:refuse_other_distribution",
+)
 def train_on_rollouts(
     out: Output,
     rollouts: Judged,
@@ -35,3 +39,22 @@ def train_on_rollouts(
         metrics = run_replay(folders, config, rollouts.path, place)
         of_model = replace(place, output=place.output / "model")
         return with_template_of(rollouts, of_model, metrics)
+
+
+def refuse_other_distribution(rollouts: object, config: RlConfig = RlConfig(), **_: object) -> None:
+    """Refuse, when a plan is made, rollouts that are not to be sampled from the policy's own
+    distribution, if the method weighs tokens by it. It takes the arguments of
+    ``train_on_rollouts``.
+
+    Raises:
+        ValueError: the temperature, ``top_p``, ``top_k`` or ``min_p`` change the distribution.
+    """
+    from pipeline.dag.step import as_input
+    from steps.generation.config import SamplingConfig, require_whole
+
+    made = as_input(rollouts) if config.method.weighs_by_policy else None
+    while made is not None:  # through what judges them, up to what samples them
+        sampling = made.step.arguments.get("config")
+        if isinstance(sampling, SamplingConfig):
+            require_whole(vars(sampling), f"the config of {made.step.name}")
+        made = as_input(made.step.arguments.get("rollouts"))

@@ -1,6 +1,7 @@
 """Settings of sampling: a frozen dataclass, importable without torch."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,25 @@ class SamplingConfig:
                     f"{name} is {value}, but at temperature 0 the likeliest token is taken; raise "
                     f"the temperature or leave {name} out"
                 )
+
+
+def require_whole(told: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError unless completions were drawn from the model's own distribution; otherwise a
+    ratio of probabilities would compare two different distributions.
+
+    Args:
+        told: settings as in `WHOLE`; one that is missing has the value that it has there.
+        where: says these settings.
+    """
+    other = {name: told[name] for name in WHOLE if told.get(name, WHOLE[name]) != WHOLE[name]}
+    if other:
+        given = ", ".join(f"{name}={value}" for name, value in other.items())
+        needed = ", ".join(f"{name}={WHOLE[name]:g}" for name in other)
+        raise ValueError(
+            f"{where} says {given}: the policy was not drawn from as it is, so tokens cannot be "
+            f"weighed by how likely it finds them; sample with {needed}, or train with a method "
+            "that imitates or prefers"
+        )
 
 
 def require_truncation(config: Any) -> None:

@@ -27,7 +27,7 @@ from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.choosing import EngineChoice
-from steps.generation.config import WHOLE, SamplingConfig
+from steps.generation.config import WHOLE, SamplingConfig, require_whole
 from steps.generation.engine import Converses, Engine, Finish, Place, Request, share
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests
@@ -135,20 +135,9 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
 
 
 def require_whole_distribution(folder: Path) -> None:
-    """Raise ValueError unless a recording was sampled from the policy's unmodified distribution: at
-    temperature 1, and without top_p, top_k and min_p.
-
-    Otherwise a ratio of probabilities would compare two different distributions.
-    """
+    """Raise ValueError unless a recording was sampled from the policy's own distribution."""
     file = folder / _ENGINE
-    told = json.loads(file.read_text()) if file.is_file() else {}
-    for name, value in WHOLE.items():
-        if told.get(name, value) != value:
-            raise ValueError(
-                f"{file} says {name}={told[name]}: the policy was not drawn from as it is, so "
-                f"tokens cannot be weighed by how likely it finds them; sample with {name}="
-                f"{value:g}, or train with a method that imitates or prefers"
-            )
+    require_whole(json.loads(file.read_text()) if file.is_file() else {}, str(file))
 
 
 def require_ids(rows: Iterable[tuple[str, Sequence[int]]], vocabulary: int) -> None:

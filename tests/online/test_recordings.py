@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from worlds import Halves, OddLength
 
 import steps.online.recording as recorder
+from pipeline import TemperError, adopt
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.exact import Exact
@@ -34,12 +35,15 @@ from steps.judge import judge
 from steps.kinds import Model, Prompts, Rollouts
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
+from steps.online.config import RlConfig
 from steps.online.iteration_rollouts import Recorded
 from steps.online.learning_from import describe, experience_of, overlong
+from steps.online.methods.online_dpo import OnlineDpo
 from steps.online.recording import record, require_ids, require_whole_distribution
 from steps.online.rewarding.judging import copy_beside
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
+from steps.train_on_rollouts import train_on_rollouts
 
 
 def prompts_folder(folder: Path, answer: str | None = "w3") -> Path:
@@ -112,6 +116,18 @@ def test_a_recording_says_from_what_it_was_drawn(
         assert {key: told[key] for key in WHOLE} == WHOLE | changed
         with pytest.raises(ValueError, match=f"says {name}={value}: .* sample with {name}=[01],"):
             require_whole_distribution(work / "made")
+
+
+def test_a_plan_refuses_a_part_of_the_distribution_where_tokens_would_be_weighed(
+    prompts: Path, policy: Path
+) -> None:
+    asked, model = adopt(str(prompts), Prompts), adopt(str(policy), Model)
+    part = judge(judge(sample_rollouts(asked, model, CUT)))
+    told = "says temperature=0.9, top_p=0.9, top_k=30, min_p=0.001: .* sample with temperature=1, "
+    with pytest.raises(TemperError, match=f"^train_on_rollouts: the config of .* {told}top_p=1, "):
+        train_on_rollouts(part, model)
+    train_on_rollouts(part, model, RlConfig(method=OnlineDpo()))
+    train_on_rollouts(judge(sample_rollouts(asked, model, CONFIG)), model)
 
 
 @pytest.mark.parametrize(
