@@ -1,7 +1,8 @@
 """The slow engine, for models that do not support slots (state spaces, hybrids, remote code).
 
-Transformers' own `generate`, with the model's own cache, generates each completion separately. Only
-the draw of tokens is this module's, so a completion depends only on its request, as in any engine.
+Transformers' own `generate`, with the model's own cache, generates each completion separately;
+where that is not right, a forward of all before it gives each token. Only the draw of tokens is
+this module's, so a completion depends only on its request, as in any engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -70,7 +71,6 @@ class AloneEngine(OwnModel):
         settings = GenerationConfig(
             max_new_tokens=request.max_new_tokens - len(written.ids),
             do_sample=False,
-            use_cache=self.has_cache,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # never read: there is one row
         )
@@ -79,12 +79,26 @@ class AloneEngine(OwnModel):
         own = attending(self.model, own_attention(self.model))
         recipe = _decoding_recipe(self.model, settings)
         with torch.no_grad(), evaluating(self.model), own, recipe:
+            if not self.has_cache:
+                self._read_all_for_each(written, before)
+                return
             self.model.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=before,
                 attention_mask=torch.ones_like(before),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([draws]),
             )
+
+    def _read_all_for_each(self, written: Written, before: Tensor) -> None:
+        """Draws a turn by the model's plain forward: `generate` may give other positions to it
+        (RoBERTa's begin behind the number of the padding token)."""
+        drawing, most = _Drawing(written), written.request.max_new_tokens
+        while len(written.ids) < most:
+            logits = self.model(input_ids=before, use_cache=False).logits[:, -1].float()
+            drawn = drawing(before, logits).argmax(dim=-1, keepdim=True)
+            if written.is_stopped:
+                return
+            before = torch.cat([before, drawn], dim=1)
 
 
 class TokenDraws(LogitsProcessor):

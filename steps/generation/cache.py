@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from steps.scoring.attention import packed_attention, refuse_unknown
+from steps.scoring.attention import Reach, packed_attention, reach_of, refuse_unknown
 from steps.scoring.packing import Pack
 
 SLOTS = "temper_slots"
@@ -180,7 +180,7 @@ class OneToken:
         scores = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.unflatten(0, (rows, heads)) + self._bias(window)
+        scores = scores.unflatten(0, (rows, heads)) + self._bias(reach_of(module, window))
         weights = scores.softmax(dim=-1)
         if sinks is not None:  # one more key for each head, with this score and a value of zero
             rest = scores.logsumexp(dim=-1, keepdim=True) - sinks.view(heads, -1, 1)
@@ -191,12 +191,11 @@ class OneToken:
             output += own @ layer[1].flatten(0, 1)
         return output.view(1, rows, -1, output.shape[-1]), None
 
-    def _unseen(self, window: int | None) -> Tensor:
+    def _unseen(self, reach: Reach) -> Tensor:
         """[rows, 1, 1, keys of all blocks]: minus infinity for keys to which a row's token may not
         attend, zero for others; in float32 or float64, and so are the scores after the addition."""
         key = torch.arange(len(self._blocks) * self._block, device=self._positions.device)
-        last = self._positions[:, None]
-        hidden = key > last if window is None else (key > last) | (key <= last - window)
+        hidden = ~reach.sees(self._positions[:, None], key)
         accurate = torch.promote_types(self._blocks[0][0].dtype, torch.float32)
         bias = torch.zeros(hidden.shape, dtype=accurate, device=hidden.device)
         return bias.masked_fill_(hidden, -torch.inf)[:, None, None]

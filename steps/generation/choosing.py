@@ -2,8 +2,9 @@
 
 A check runs at the start, on the longest and the shortest prompt of the run. It samples a few
 tokens in slots and compares their log-probabilities with those of the model's own forward over
-prompt and completion. Where they differ, each completion is written alone; and without a cache, if
-transformers' cache of the model does not pass that check either.
+prompt and completion; if the model has a window, also where completions will exceed it. Where they
+differ, each completion is written alone; and without a cache, by the model's own forward of all
+before each token, if transformers' cache of the model does not pass that check either.
 
 `choose_engine` serves runs that sample again and again. It also samples the same completions
 alone, to see whether a completion depends, in any bit, on others in its batch. `sample_checked`
@@ -14,6 +15,7 @@ first, and then compares the end of the longest of what it has sampled.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from steps.models.folders import evaluating, own_attention
 from steps.models.positions import require_positions
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.architectures.in_float32 import found_in_float32
-from steps.scoring.parity import logp_difference, rescaled_rotation
+from steps.scoring.parity import logp_difference, rescaled_rotation, scaled_by_place
 from steps.shared.execution_detail import execution_detail
 
 _TOKENS_TRIED = 16
@@ -134,7 +136,7 @@ def _alone(
 ) -> tuple[AloneEngine, str]:
     """The engine for a model with this `fault` of slots, and all faults."""
     alone = AloneEngine(model, weights)
-    of_cache, _ = _try(alone, _some(requests, _TOKENS_TRIED), "with transformers' cache")
+    of_cache, _ = _try(alone, _some(model, requests, _TOKENS_TRIED), "with transformers' cache")
     if of_cache is None:
         return alone, fault
     return AloneEngine(model, weights, has_cache=False), _without_cache(fault, of_cache)
@@ -204,8 +206,10 @@ def _try_some(engine: SlotEngine, requests: Sequence[Request], tokens: int) -> _
     """
     longest = max(requests, key=lambda request: request.longest_sequence)
     require_positions(engine.model, longest.row, longest.longest_sequence)
-    tried = _some(requests, tokens)
+    tried = _some(engine.model, requests, tokens)
     why_rounded, fault = None, rescaled_rotation(engine.model, longest.longest_sequence)
+    forward = max(longest.longest_sequence, engine.slots, engine.tokens_per_forward)
+    fault = fault or scaled_by_place(engine.model, forward)
     # The rounding of a model of 16 bits could hide a fault.
     if fault is None:
         in_float32, why_rounded = found_in_float32(
@@ -225,10 +229,30 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _some(requests: Sequence[Request], tokens: int) -> list[Request]:
-    """The longest and the shortest request, for so many tokens."""
-    by_length = sorted(requests, key=lambda request: request.longest_sequence)
-    return [_short(request, k, tokens) for k, request in enumerate((by_length[-1], by_length[0]))]
+def _some(model: PreTrainedModel, requests: Sequence[Request], tokens: int) -> list[Request]:
+    """The longest request and the one with the shortest prompt, for so many tokens.
+
+    Where windows or chunks of the model are shorter than the longest sequence, also its last tokens
+    and those around the end of each window, behind other prompts in the place of what comes before.
+    """
+    longest = max(requests, key=lambda request: request.longest_sequence)
+    shortest = min(requests, key=lambda request: len(request.prompt_ids))
+    tried = [longest, shortest]
+    length = longest.longest_sequence
+    for limit in _limits(model, length):
+        others = cycle(chain.from_iterable(request.prompt_ids for request in requests))
+        before = max(1, min(limit + 1, length) - tokens // 2)
+        tried.append(replace(longest, prompt_ids=tuple(islice(others, before))))
+    return [_short(request, k, tokens) for k, request in enumerate(tried)]
+
+
+def _limits(model: PreTrainedModel, tokens: int) -> list[int]:
+    """The windows and chunks of the config that are shorter than a sequence of so many `tokens`,
+    and that number, if there are any."""
+    config = model.config.get_text_config()
+    found = (value for name, value in vars(config).items() if "window" in name or "chunk" in name)
+    limits = {value for value in found if isinstance(value, int) and 0 < value < tokens}
+    return [*sorted(limits), tokens] if limits else []
 
 
 def _short(request: Request, k: int, tokens: int) -> Request:

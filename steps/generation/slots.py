@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +41,7 @@ from steps.generation.in_process import OwnModel
 from steps.generation.replayed import Replays
 from steps.generation.running import Line, Running
 from steps.models.folders import evaluating
+from steps.scoring.architectures.batching import backbone
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head
 from steps.scoring.packing import make_pack
@@ -244,9 +244,8 @@ class _Writing:
         self, ids: Tensor, positions: Tensor, turn: Turn, rows: Tensor | None = None
     ) -> Tensor:
         """The logits after each token of one forward, or after those of `rows`."""
-        base: Any = self.model.base_model
         with of_changing_rows():
-            hidden = base(
+            hidden = backbone(self.model)(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False, turn=turn
             ).last_hidden_state[0]
             if rows is None:

@@ -25,6 +25,7 @@ from steps.shared.padded_rows import padded_rows
 
 _PADDED = "temper_padded"
 _GATE = "shared_expert_gate"
+_ALIGNED = 16
 
 
 def use_padded_experts(model: PreTrainedModel) -> None:
@@ -72,8 +73,9 @@ def _padded_experts(
 
 
 def _forward_of(experts: Any, dtype: torch.dtype) -> Any:
-    """Grouped matrix products; these do not support float64, so there it is the module's own loop
-    over experts."""
-    if dtype == torch.float64:
+    """Grouped matrix products. These support neither float64 nor rows that are no multiple of 16
+    bytes; there it is the module's own loop over experts."""
+    sizes = (size for p in experts.parameters() if p.ndim == 3 for size in p.shape[1:])
+    if dtype == torch.float64 or any(size * dtype.itemsize % _ALIGNED for size in sizes):
         return inspect.unwrap(experts.forward)
     return ALL_EXPERTS_FUNCTIONS["grouped_mm"]

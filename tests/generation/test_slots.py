@@ -395,6 +395,39 @@ def test_a_cache_of_transformers_that_is_not_right_is_not_used(
     )
 
 
+@pytest.mark.parametrize(
+    ("architecture", "settings", "engine"),
+    [
+        ("phimoe", {"sliding_window": 30}, "slots"),  # whose layers hand no window over
+        ("llama4_text", {"attention_chunk_size": 30}, "slots"),
+        ("minimax", {"sliding_window": 30}, "alone"),  # whose cache is right up to the window
+        ("recurrent_gemma", {}, "alone"),  # its cache reads a prompt of one token as the next one
+        ("roberta", {"is_decoder": True}, "alone"),  # to which `generate` gives other positions
+    ],
+)
+def test_completions_are_the_models_own_beyond_what_is_tried(
+    architecture: str, settings: dict[str, object], engine: str
+) -> None:
+    """A window that is longer than all prompts, and the tokens tried behind them, is exceeded."""
+    model = tiny(architecture, **settings).float()
+    asked = {"long": ((5, 6, 7, 8), 40), "short": ((9,), 36), "brief": ((5, 6, 7), 8)}
+    requests = [Request(row, 0, ids, most) for row, (ids, most) in asked.items()]
+    choice = choose_engine(model, requests)
+    assert choice.name == engine
+    for done in list(choice.engine.sample(requests, "")):
+        [request] = [one for one in requests if one.row == done.row]
+        own = own_logps(model, request, done)
+        assert done.logps == pytest.approx(own.tolist(), abs=1e-3)
+
+
+def test_a_model_that_scales_by_place_writes_alone_where_completions_reach_it() -> None:
+    model = tiny("llama4_text", floor_scale=40, no_rope_layers=[0, 1])
+    choice = choose_engine(
+        model, [Request("long", 0, (5, 6, 7), 40)], tokens_per_forward=8, slots=8
+    )
+    assert "scales a query by its place" in (choice.notice or "")
+
+
 def test_a_row_longer_than_a_table_of_positions_is_refused() -> None:
     requests = [Request("long", 0, (1,) * 50, NEW)]
     with pytest.raises(ValueError, match="row 'long' has 69 tokens"):

@@ -115,3 +115,13 @@ def test_experts_compute_as_in_transformers(folder: Path, dtype: Dtype, digits: 
         gradients.append([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
     for actual, expected in zip(*gradients, strict=True):
         assert_close(actual, expected, rtol=digits, atol=digits)
+
+
+def test_experts_with_sizes_that_grouped_products_refuse_are_read_in_a_loop(tmp_path: Path) -> None:
+    sizes = {**SIZES, **MIXTURES["qwen3_moe"], "moe_intermediate_size": 6}
+    config = CONFIG_MAPPING["qwen3_moe"](**sizes)
+    test_experts_compute_as_in_transformers(
+        model_folder(tmp_path, lambda: AutoModelForCausalLM.from_config(config)),
+        Dtype.float32,
+        1e-5,
+    )
