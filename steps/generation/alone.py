@@ -80,7 +80,7 @@ class AloneEngine(OwnModel):
         recipe = _decoding_recipe(self.model, settings)
         with torch.no_grad(), evaluating(self.model), own, recipe:
             if not self.has_cache:
-                self._read_all_for_each(written, before)
+                self._read_all_for_each(written, before, draws)
                 return
             self.model.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=before,
@@ -89,13 +89,12 @@ class AloneEngine(OwnModel):
                 logits_processor=LogitsProcessorList([draws]),
             )
 
-    def _read_all_for_each(self, written: Written, before: Tensor) -> None:
+    def _read_all_for_each(self, written: Written, before: Tensor, draws: "TokenDraws") -> None:
         """Draws a turn by the model's plain forward: `generate` may give other positions to it
         (RoBERTa's begin behind the number of the padding token)."""
-        drawing, most = _Drawing(written), written.request.max_new_tokens
-        while len(written.ids) < most:
+        while len(written.ids) < written.request.max_new_tokens:
             logits = self.model(input_ids=before, use_cache=False).logits[:, -1].float()
-            drawn = drawing(before, logits).argmax(dim=-1, keepdim=True)
+            drawn = draws(before, logits).argmax(dim=-1, keepdim=True)
             if written.is_stopped:
                 return
             before = torch.cat([before, drawn], dim=1)

@@ -179,10 +179,12 @@ def save_model(
 
     Tied weights are stored once. Tokenizer files, including the chat template, are copied
     unchanged. Raises FloatingPointError, which names a weight, if it is not finite: no forward has
-    used the weights since the last update of a run.
+    used the weights since the last update of a run. A bias of the head may be minus infinity, for
+    an entry of the vocabulary that is no token.
     """
+    bias = getattr(model.get_output_embeddings(), "bias", None)
     for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
+        if not _is_finite(parameter, parameter is bias):
             raise FloatingPointError(
                 f"{name} has values that are not finite; if it was trained, lower the learning rate"
             )
@@ -199,10 +201,14 @@ def save_model(
             shutil.copyfile(file, copy)
 
 
-def _is_finite(parameter: torch.Tensor) -> bool:
-    """Whether all values are finite. One pass finds the extremes, which are NaN if any value is;
-    `isfinite` would write three tensors of the parameter's size."""
-    return not parameter.numel() or all(x.isfinite() for x in torch.aminmax(parameter.detach()))
+def _is_finite(parameter: torch.Tensor, may_mask: bool) -> bool:
+    """Whether all values are finite, or minus infinity if that is allowed. One pass finds the
+    extremes, which are NaN if any value is; `isfinite` would write three tensors of the parameter's
+    size."""
+    if not parameter.numel():
+        return True
+    lowest, highest = torch.aminmax(parameter.detach())
+    return bool(highest.isfinite()) and (may_mask or bool(lowest.isfinite()))
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

@@ -410,6 +410,19 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_rows(
     assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_a_bias_that_masks_a_padded_vocabulary_is_trained_and_saved(tmp_path: Path) -> None:
+    model = tiny("phi", num_hidden_layers=1).float()
+    bias = model.get_parameter("lm_head.bias").detach()
+    bias[-20:] = -torch.inf
+    model.save_pretrained(tmp_path / "init")
+    config = TrainConfig(max_steps=2, optimizer=OptimizerConfig(learning_rate=1e-2))
+    place = Workplace(tmp_path / "out", tmp_path / "s")
+    run_sft(tmp_path / "init", demonstration_records(8), config, place)
+    after = load_file(tmp_path / "out" / "model.safetensors")["lm_head.bias"]
+    assert after[-20:].eq(-torch.inf).all()
+    assert not after[:-20].equal(bias[:-20])
+
+
 def test_weights_that_the_last_update_made_infinite_are_not_saved(
     policy: Path, tmp_path: Path
 ) -> None:
