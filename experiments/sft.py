@@ -3,6 +3,7 @@
     temper run sft --data chats.jsonl --model MODEL
     temper run sft --data chats.jsonl --model MODEL sft/lora=lora sft.optimizer.learning_rate=1e-4
     temper run sft --data chats.jsonl --model MODEL sft.eval_every_steps=10 sft.keep_best=eval_loss
+    temper run sft --data chats.jsonl --model MODEL loss=dft
 
 A row is {"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}, …]} or
 {"prompt": …, "completion": …}.
@@ -16,6 +17,9 @@ from steps.data.tokens.config import TokenizeConfig
 from steps.import_model import import_model
 from steps.jax_backend.backend_choice import training_choices
 from steps.load_conversations import load_conversations
+from steps.losses.base import SftLoss
+from steps.losses.imitation.sft import Sft
+from steps.losses.registry import SFT_LOSSES
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_sft import train_sft
@@ -30,6 +34,7 @@ class Config(ExperimentConfig):
     model: ModelSource = field(default_factory=ModelSource)
     tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
     sft: TrainConfig = field(default_factory=TrainConfig)
+    loss: SftLoss = field(default_factory=Sft)
 
 
 def sft(cfg: Config) -> dict[str, Step]:
@@ -40,8 +45,9 @@ def sft(cfg: Config) -> dict[str, Step]:
     held_out = None
     if cfg.sft.eval_every_steps is not None:
         held_out = tokenize_conversations(rows["test"], tokenizer=base, config=cfg.tokenize)
-    return {"model": train_sft(train, init=base, config=cfg.sft, held_out=held_out)}
+    trained = train_sft(train, init=base, config=cfg.sft, held_out=held_out, loss=cfg.loss)
+    return {"model": trained}
 
 
 if __name__ == "__main__":
-    main(sft, training_choices("sft"))
+    main(sft, {"loss": SFT_LOSSES, **training_choices("sft")})

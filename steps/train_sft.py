@@ -9,16 +9,19 @@ from steps.data.images.images_of_rows import rows_with_images
 from steps.glue.own_tokens import tokens_for, with_template_of
 from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
+from steps.losses.base import SftLoss
+from steps.losses.imitation.sft import Sft
 from steps.training.config import TrainConfig
 
 
-@step(makes=Model, estimate="steps.prices.of_training:IMITATION")
+@step(makes=Model, estimate="steps.prices.of_training:IMITATION", added={"loss": Sft()})
 def train_sft(
     out: Output,
     tokens: PairTokens | ConversationTokens,
     init: Model,
     config: TrainConfig = TrainConfig(),
     held_out: PairTokens | ConversationTokens | None = None,
+    loss: SftLoss = Sft(),
 ) -> Metrics:
     """Write a model folder and ``metrics.jsonl``. An interrupted step resumes from its last
     checkpoint.
@@ -27,6 +30,7 @@ def train_sft(
         tokens: conversations; or preference pairs, of which only the chosen responses are used.
         init: the model to start from.
         held_out: other conversations or pairs, for evaluation during training.
+        loss: of the tokens; by default their negative log-likelihood.
     """
     from steps.training.recipes import run_sft
 
@@ -37,6 +41,7 @@ def train_sft(
             config,
             place,
             None if held_out is None else _demonstrations(tokens_for(init, held_out)),
+            loss,
         )
         return with_template_of(tokens, place, metrics)
 

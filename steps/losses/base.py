@@ -18,11 +18,12 @@ the whole global batch as it was before the step (`needs_batch`), or how far the
 distribution is from the policy's (`needs_divergence`). `PairLogps` carries these values, so that
 the loss remains a function of each pair.
 
-There are three families, each with its own type, because they need different steps before them:
+There are four families, each with its own type, because they need different steps before them:
 
     ReferenceLoss       pairs, with the logps of a frozen reference
     ReferenceFreeLoss   pairs only
     UnpairedLoss        single responses labelled good or bad, with the logps of a reference
+    SftLoss             single responses that are imitated
 
 A loss is one file in this folder or in a folder below; `name` is its name in a config. Functions
 import torch in their bodies, because the composition of an experiment reads the settings of losses
@@ -436,6 +437,46 @@ def _ratios(policy: "Tensor", reference: "Tensor | None") -> "Tensor":
     if reference is None:
         raise ValueError(_NO_REFERENCE)
     return policy - reference
+
+
+@dataclass(frozen=True)
+class SftLoss(Loss):
+    """A loss over the tokens of responses that are imitated."""
+
+    def per_token(self, logps: "Tensor") -> "Tensor":
+        """The losses of tokens with the log-probabilities `logps`, float64 [S], with gradients."""
+        raise NotImplementedError
+
+    def token_losses(self, logps: "Tensor") -> "Tensor":
+        """`per_token`; raises ValueError, which names the loss, unless each token has one, with a
+        gradient."""
+        losses = self.per_token(logps)
+        if (shape := getattr(losses, "shape", None)) != logps.shape:
+            was = "no tensor" if shape is None else f"shape {list(shape)}"
+            raise ValueError(
+                f"{type(self).__name__}.per_token returned {was} for {len(logps)} tokens; return "
+                "one loss for each token, without a mean or a sum"
+            )
+        _require_gradient(self, losses, logps)
+        return losses
+
+    def shares(
+        self,
+        losses: "Tensor",
+        totals: Totals,
+        weights: "Tensor | None" = None,
+        hits: "Tensor | None" = None,
+    ) -> Shares:
+        """The shares of responses with summed `losses` of their tokens, float64 [n].
+
+        Args:
+            weights: [n]; a factor of each response's loss.
+            hits: [n]; how many of each response's tokens have the largest logit. Their share of
+                all T tokens, unweighted, is the metric ``mean_token_accuracy``.
+        """
+        losses = losses / totals.tokens
+        metrics = {} if hits is None else {"mean_token_accuracy": hits / totals.tokens}
+        return Shares(losses if weights is None else weights * losses, metrics)
 
 
 def _require_one_each(

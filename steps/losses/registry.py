@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from steps import losses
-from steps.losses.base import Loss, PreferenceLoss, UnpairedLoss
+from steps.losses.base import Loss, PreferenceLoss, SftLoss, UnpairedLoss
 from steps.shared.named import members_of
 
 Family = TypeVar("Family", bound=Loss)
@@ -22,3 +22,4 @@ def losses_of(family: type[Family]) -> dict[str, type[Family]]:
 
 PAIR_LOSSES: Mapping[str, type] = losses_of(PreferenceLoss)
 UNPAIRED_LOSSES: Mapping[str, type] = losses_of(UnpairedLoss)
+SFT_LOSSES: Mapping[str, type] = losses_of(SftLoss)

@@ -14,12 +14,13 @@ from torch import Tensor
 from steps.losses.base import (
     PairLogps,
     PreferenceLoss,
+    SftLoss,
     Shares,
     Totals,
     UnpairedLogps,
     UnpairedLoss,
 )
-from steps.losses.sft import Sft
+from steps.losses.imitation.sft import Sft
 from steps.models.sharded_tensors import below
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
@@ -142,14 +143,14 @@ def _accurate(weight: Tensor) -> torch.dtype:
     return torch.promote_types(weight.dtype, torch.float32)
 
 
-def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
-    """The mean negative log-likelihood of response tokens."""
+def sft_objective(groups: Sequence[TokenGroup], loss: SftLoss = Sft()) -> Objective:
+    """The mean of `loss` over response tokens."""
     tokens = lengths_of(groups)
     weights = _weights(groups)
 
     def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> "_SftBatch":
         chosen = list(indices)
-        return _SftBatch(_totals(tokens[chosen]), weights[chosen])
+        return _SftBatch(loss, _totals(tokens[chosen]), weights[chosen])
 
     return Objective(groups, batch_loss)
 
@@ -256,13 +257,17 @@ class _OnDevice:
 
 @dataclass(frozen=True)
 class _SftBatch(_OnDevice):
+    loss: SftLoss
     totals: Totals
     weights: Tensor
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
-        hits = None if logps.hits is None else TokenLogps(logps.hits, logps.lengths).sums()[:, 0]
-        sums, weights = logps.sums()[:, 0], self.weights[members]
-        return _of(Sft().shares(sums, self.totals, weights, hits))
+        def of_responses(values: Tensor) -> Tensor:
+            return TokenLogps(values, logps.lengths).sums()[:, 0]
+
+        losses = of_responses(self.loss.token_losses(logps.tokens))
+        hits = None if logps.hits is None else of_responses(logps.hits)
+        return _of(self.loss.shares(losses, self.totals, self.weights[members], hits))
 
 
 @dataclass(frozen=True)

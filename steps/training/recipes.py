@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from steps.losses.base import SftLoss
+from steps.losses.imitation.sft import Sft
 from steps.models.workplace import Workplace
 from steps.scoring.examples import (
     TokenGroup,
@@ -46,12 +48,17 @@ def run_sft(
     config: TrainConfig,
     place: Workplace,
     held_out: Records | None = None,
+    loss: SftLoss = Sft(),
 ) -> dict[str, Any]:
     """Train the model folder `init` on records in the format of `examples.read_demonstrations`.
     The model's dropout, if any, is on."""
+
+    def objective(groups: Sequence[TokenGroup]) -> Objective:
+        return sft_objective(groups, loss)
+
     examples, role = (records, held_out), Role(readout=LOGPS_AND_HITS)
     return _train(
-        init, examples, config, place, read_demonstrations, sft_objective, dropout=True, role=role
+        init, examples, config, place, read_demonstrations, objective, dropout=True, role=role
     )
 
 

@@ -23,6 +23,7 @@ from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.functional_backend.functional_trainer import FunctionalTrainer, gradient_of
 from steps.jax_backend.config import JaxScoring
 from steps.losses.dpo import Dpo
+from steps.losses.imitation.dft import Dft
 from steps.losses.kto import Kto
 from steps.losses.simpo import Simpo
 from steps.models.config import Dtype, LoraConfig
@@ -55,7 +56,8 @@ def objectives() -> list[Objective]:
     dpo = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference)
     rated = [replace(single, label=number % 3 > 0) for number, single in enumerate(singles)]
     kto = unpaired_objective(rated, Kto(), reference[:, 0], rated, reference[:, 0])
-    return [dpo, preference_objective(groups, Simpo()), sft_objective(singles), kto]
+    imitated = [sft_objective(singles), sft_objective(singles, Dft())]
+    return [dpo, preference_objective(groups, Simpo()), *imitated, kto]
 
 
 @pytest.mark.parametrize("family", UNLIKE)

@@ -1,9 +1,9 @@
 """The losses as functions of a few numbers a pair: their limits, and what is refused."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from steps.losses.base import (
     PreferenceLoss,
     ReferenceFreeLoss,
     ReferenceLoss,
+    SftLoss,
     Shares,
     Totals,
     UnpairedLogps,
@@ -28,6 +29,8 @@ from steps.losses.combined import CombinedReference, CombinedReferenceFree
 from steps.losses.cpo import Cpo
 from steps.losses.dpo import Dpo
 from steps.losses.hinge import Hinge
+from steps.losses.imitation.dft import Dft
+from steps.losses.imitation.sft import Sft
 from steps.losses.ipo import Ipo
 from steps.losses.kto import Kto
 from steps.losses.orpo import Orpo
@@ -36,7 +39,6 @@ from steps.losses.reference_free.cpo_hinge import CpoHinge
 from steps.losses.reference_free.cpo_ipo import CpoIpo
 from steps.losses.registry import losses_of
 from steps.losses.robust import Robust
-from steps.losses.sft import Sft
 from steps.losses.simpo import Simpo
 from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.unpaired.apo_zero_unpaired import ApoZeroUnpaired
@@ -445,9 +447,37 @@ def test_a_pair_of_weight_two_counts_twice_and_one_of_weight_0_not_at_all() -> N
 def test_sft_is_a_mean_over_tokens() -> None:
     logps = torch.tensor([-6.0, -1.0], dtype=torch.float64)
     totals = Totals(examples=2, tokens=5)
-    assert Sft().shares(logps, totals).losses.sum().item() == pytest.approx(7 / 5)
+    losses = Sft().token_losses(logps)
+    assert Sft().shares(losses, totals).losses.sum().item() == pytest.approx(7 / 5)
     weights = torch.tensor([0.5, 0.0], dtype=torch.float64)
-    assert Sft().shares(logps, totals, weights).losses.sum().item() == pytest.approx(3 / 5)
+    assert Sft().shares(losses, totals, weights).losses.sum().item() == pytest.approx(3 / 5)
+
+
+def test_dft_weighs_a_token_by_its_probability_which_has_no_gradient() -> None:
+    logps = torch.tensor([-0.5, -3.0, -800.0, 0.0], dtype=torch.float64, requires_grad=True)
+    losses = Dft().token_losses(logps)
+    (gradient,) = torch.autograd.grad(losses.sum(), logps)
+    probabilities = [math.exp(logp) for logp in logps.tolist()]
+    assert losses.tolist() == pytest.approx([0.5 * probabilities[0], 3 * probabilities[1], 0, 0])
+    assert gradient.tolist() == pytest.approx([-p for p in probabilities])
+
+
+@dataclass(frozen=True)
+class WrongSft(SftLoss):
+    name: ClassVar[str] = "wrong_sft"
+
+    reduced: bool = True
+
+    def per_token(self, logps: Tensor) -> Tensor:
+        return -logps.mean() if self.reduced else -logps.detach()
+
+
+def test_an_sft_loss_has_a_loss_with_a_gradient_for_each_token() -> None:
+    logps = torch.tensor([-0.5, -3.0], dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"WrongSft.per_token returned shape \[\] for 2 tokens"):
+        WrongSft().token_losses(logps)
+    with pytest.raises(ValueError, match="WrongSft returned losses without a gradient"):
+        WrongSft(reduced=False).token_losses(logps)
 
 
 # --- several losses -------------------------------------------------------------------------------

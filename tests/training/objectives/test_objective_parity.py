@@ -19,9 +19,11 @@ from token_groups import pairs, reference_logps, responses
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.losses.base import PreferenceLoss
+from steps.losses.base import PreferenceLoss, SftLoss
 from steps.losses.combined import CombinedReference
 from steps.losses.dpo import Dpo
+from steps.losses.imitation.dft import Dft
+from steps.losses.imitation.sft import Sft
 from steps.losses.ipo import Ipo
 from steps.losses.kto import Kto
 from steps.losses.simpo import Simpo
@@ -128,13 +130,15 @@ def test_a_preference_loss_equals_its_paper_s(folder: Path, name: str, nll_weigh
     assert_same_gradients(model, expected)
 
 
-def test_sft_is_the_mean_over_all_response_tokens(folder: Path) -> None:
+@pytest.mark.parametrize("loss", [Sft(), Dft()])
+def test_sft_is_the_mean_over_all_response_tokens(folder: Path, loss: SftLoss) -> None:
     groups = demonstrations()
     slow = oracle.load(folder)
     values = [oracle.token_logps(slow, g.prompt_ids, g.responses[0].ids) for g in groups]
-    textbook = -torch.cat(values).mean()
+    logps = torch.cat(values)
+    textbook = -(logps * logps.detach().exp() if isinstance(loss, Dft) else logps).mean()
     expected = oracle.gradients(slow, textbook)
-    model, result, _ = run(folder, sft_objective(groups))
+    model, result, _ = run(folder, sft_objective(groups, loss))
     torch.testing.assert_close(result.losses.sum(), textbook.detach(), rtol=0, atol=1e-10)
     assert_same_gradients(model, expected)
 
