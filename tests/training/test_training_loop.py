@@ -331,7 +331,7 @@ def masked_demonstrations(count: int, seed: int = 0) -> list[dict]:
     return made
 
 
-LORA = LoraConfig(r=8, target_modules=("lm_head",))
+LORA = LoraConfig(r=8, target_modules=["lm_head"])
 
 
 @pytest.mark.filterwarnings("ignore")
