@@ -44,6 +44,8 @@ _FEWEST_TOKENS = 32
 """The least number of tokens of a pack."""
 _TENSORS = 40.0
 """Tensors of the hidden state's width that a layer reads or writes for each token of a forward."""
+_OF_MAGNITUDES = 12.0
+"""How often an update reads or writes what a matrix with magnitudes (DoRA) returns, for these."""
 _AN_EXAMPLE = 0.4e-3
 """Seconds to lay out one example."""
 
@@ -209,6 +211,8 @@ def update_seconds(
     traffic += 3 * itemsize * model["parameters"] * forwards
     wide = model["layers"] * model["hidden"] * itemsize
     traffic += 3 * _TENSORS * wide * tokens / devices
+    weighed = model["layers"] * _magnitudes(model, config.lora) * itemsize
+    traffic += _OF_MAGNITUDES * weighed * tokens / devices
     a_step = speed.computing(flops, 5 * forwards * model["layers"], traffic)
     return a_step + _AN_EXAMPLE * batch.count
 

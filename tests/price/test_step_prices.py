@@ -248,6 +248,9 @@ def test_adapters_need_less(tmp_path: Path) -> None:
     lora = LoraConfig(r=8, quantization=Quantization.nf4)
     rounded = of_training.PREFERENCE.foresee(dpo(DpoConfig(lora=lora), hardware))
     assert rounded.memory < adapted.memory / 2  # type: ignore[operator]
+    weighed = of_training.PREFERENCE.foresee(dpo(DpoConfig(lora=LoraConfig(dora=True)), hardware))
+    assert adapted.seconds < weighed.seconds < whole.seconds  # type: ignore[operator]
+    assert adapted.memory < weighed.memory < whole.memory / 2  # type: ignore[operator]
     optimizer = OptimizerConfig(eight_bit=True)
     small = of_training.PREFERENCE.foresee(dpo(DpoConfig(optimizer=optimizer), hardware))
     assert small.memory < 0.8 * whole.memory  # type: ignore[operator]
