@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -406,7 +407,7 @@ def test_a_cache_of_transformers_that_is_not_right_is_not_used(
     ],
 )
 def test_completions_are_the_models_own_beyond_what_is_tried(
-    architecture: str, settings: dict[str, object], engine: str
+    architecture: str, settings: dict[str, Any], engine: str
 ) -> None:
     """A window that is longer than all prompts, and the tokens tried behind them, is exceeded."""
     model = tiny(architecture, **settings).float()
