@@ -239,9 +239,10 @@ def _some(model: PreTrainedModel, requests: Sequence[Request], tokens: int) -> l
     shortest = min(requests, key=lambda request: len(request.prompt_ids))
     tried = [longest, shortest]
     length = longest.longest_sequence
+    most = length + 1 - min(tokens, longest.max_new_tokens)
     for limit in _limits(model, length):
         others = cycle(chain.from_iterable(request.prompt_ids for request in requests))
-        before = max(1, min(limit + 1, length) - tokens // 2)
+        before = min(max(1, limit - tokens // 2), most)
         tried.append(replace(longest, prompt_ids=tuple(islice(others, before))))
     return [_short(request, k, tokens) for k, request in enumerate(tried)]
 
@@ -345,9 +346,10 @@ def _own_logits(
     count = len(finished.ids[-last:]) if last else len(finished.ids)
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
     takes = inspect.signature(model.forward).parameters  # all logits of a long sequence are large
-    fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
+    fewer = {"logits_to_keep": count} if "logits_to_keep" in takes else {}
+    read = ids[:, :-1]  # the last one may be beyond the model's positions
     with evaluating(model), attending(model, own_attention(model)):
-        logits = model(input_ids=ids, use_cache=False, **fewer).logits[0, -count - 1 : -1]
+        logits = model(input_ids=read, use_cache=False, **fewer).logits[0, -count:]
     return logits.double() - logits.double().amax(dim=-1, keepdim=True), ids[0, -count:, None]
 
 

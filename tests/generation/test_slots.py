@@ -429,6 +429,17 @@ def test_a_model_that_scales_by_place_writes_alone_where_completions_reach_it() 
     assert "scales a query by its place" in (choice.notice or "")
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neo"])  # the second one has a window of 12
+def test_a_completion_up_to_a_models_last_position_is_compared(architecture: str) -> None:
+    model = tiny(architecture, max_position_embeddings=40).float()
+    request = Request("long", 0, (5, 6, 7), 38)
+    choice = choose_engine(model, [request])
+    assert "all is read again" not in (choice.notice or "")
+    [done] = choice.engine.sample([request], "")
+    own = own_logps(model, request, done)
+    assert done.logps == pytest.approx(own.tolist(), abs=1e-3)
+
+
 def test_a_row_longer_than_a_table_of_positions_is_refused() -> None:
     requests = [Request("long", 0, (1,) * 50, NEW)]
     with pytest.raises(ValueError, match="row 'long' has 69 tokens"):
