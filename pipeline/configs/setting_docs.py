@@ -65,7 +65,7 @@ def explained(config: DictConfig, path: str = "", meaning: str = "") -> Iterator
 
 def _is_config(node: DictConfig) -> bool:
     kind = OmegaConf.get_type(node)
-    return not node._is_none() and not node._is_missing() and kind is not dict and len(node) > 0
+    return not node._is_none() and not node._is_missing() and kind is not dict
 
 
 def _one_of(value: Any) -> str:

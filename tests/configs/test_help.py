@@ -101,6 +101,13 @@ def test_help_of_a_recipe_is_called_as_the_recipe_is() -> None:
     assert "--data FILE" in out
 
 
+def test_a_choice_without_settings_is_listed_among_the_choices_alone() -> None:
+    out = temper("run", "sft", "-h").out
+    assert re.findall(r"^  loss = .*", out, re.MULTILINE) == [
+        "  loss = sft                                one of dft, sft"
+    ]
+
+
 def test_no_summary_of_a_command_is_cut() -> None:
     for asked in ("--help", "-h"):
         said = temper(asked)
