@@ -60,8 +60,8 @@ class Rollout:
     k: the number of the completion among those of its row.
     ids: the tokens after the prompt, including the stop token if there is one.
     scored: for each of `ids`, whether the policy sampled it; the output of a tool is context.
-    logps: for each of `ids`, its log-probability under the sampler, at the sampling temperature; 0
-        if it is not scored.
+    logps: for each of `ids`, its log-probability under the sampler, in the distribution that it was
+        drawn from; 0 if it is not scored.
     policy_logps: the log-probabilities under the trainer with the same weights; None until they are
         computed.
     rewards: the rewards by name; None of a checker without a verdict, or of a reward model without

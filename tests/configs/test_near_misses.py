@@ -63,7 +63,7 @@ def test_a_near_miss_names_what_was_meant(typed: str, meant: str, known: Known) 
     [
         (["rl.inner_epochs", "iterations"], "num_train_epochs=3", "iterations=N*P/rl.prompts"),
         (["rl.inner_epochs", "iterations"], "epochs=3", "iterations=N*P/rl.prompts"),
-        (["tokenize.lost", "sft.epochs"], "loss_type=nll", "SFT and reward models have one"),
+        (["tokenize.lost", "sft.epochs"], "loss_type=nll", "in the recipe sft, as in loss=dft"),
         (["tokenize.lost", "sft.epochs"], "num_train_epochs=3", "did you mean sft.epochs=3?"),
         (["tokenize.lost", "sft.epochs"], "eval_strategy=no", "--help lists every setting"),
     ],
