@@ -32,6 +32,9 @@ NUMBERS = 32
 _ELEMENTS = 2**24
 """The size of one piece of the table of probabilities: 128 MiB."""
 
+_VOCABULARY = 2**31
+"""No model has so many tokens, and any dtype holds the number."""
+
 _NUCLEUS = 512
 """How many of the likeliest tokens are sorted at first: most often top_p leaves no more."""
 
@@ -80,7 +83,7 @@ def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
 def cuts_of(requests: Sequence[Request]) -> Tensor:
     """The settings by which `draw` leaves out tokens for each request, float64 [N, 3]: top_k, top_p
     and min_p."""
-    cuts = [(request.top_k, request.top_p, request.min_p) for request in requests]
+    cuts = [(min(r.top_k, _VOCABULARY), r.top_p, r.min_p) for r in requests]
     return torch.tensor(cuts, dtype=torch.float64)
 
 

@@ -135,9 +135,12 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
 
 
 def require_whole_distribution(folder: Path) -> None:
-    """Raise ValueError unless a recording was sampled from the policy's own distribution."""
+    """Raise ValueError unless a recording was sampled from the policy's own distribution. In those
+    of other tools null, and a top_k of -1 (vLLM), leave out no token."""
     file = folder / _ENGINE
-    require_whole(json.loads(file.read_text()) if file.is_file() else {}, str(file))
+    told = json.loads(file.read_text()) if file.is_file() else {}
+    told = {name: value for name, value in told.items() if value is not None}
+    require_whole(told if told.get("top_k") != -1 else told | {"top_k": 0}, str(file))
 
 
 def require_ids(rows: Iterable[tuple[str, Sequence[int]]], vocabulary: int) -> None:

@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from steps.generation import draws
-from steps.generation.draws import NUMBERS, Streams, draw, stream_key, uniforms
+from steps.generation.draws import NUMBERS, Streams, cuts_of, draw, stream_key, uniforms
+from steps.generation.engine import Request
 
 LARGEST = 1 - 2.0**-53
 
@@ -175,7 +176,7 @@ def test_a_flat_distribution_of_which_many_tokens_are_needed_is_cut_right() -> N
     for cuts in ((0, 0.9, 0), (0, 0.1, 0), (6000, 0.9, 0.3)):
         (expected,) = by_transformers(logits, 1.0, cuts)
         assert (expected > 0).sum() > (draws._NUCLEUS if cuts[1] > 0.5 else 50)
-        tokens, logps = drawn_of_grid(logits, 1.0, cuts, 500)
+        tokens, logps = drawn_of_grid(logits, 1.0, cuts, 25)
         assert logps == pytest.approx(expected[tokens].log(), abs=1e-9)
 
 
@@ -233,6 +234,13 @@ def test_settings_that_leave_out_no_token_change_no_bit_and_greedy_draws_have_no
         cut, whole = draw(logits, heats, numbers, left), draw(logits, heats, numbers)
         assert torch.equal(cut[0], whole[0])
         assert torch.equal(cut[1], whole[1])
+
+
+@pytest.mark.parametrize("top_k", [2**53 + 1, 10**19, 10**400])
+def test_a_top_k_beyond_any_type_of_numbers_leaves_out_no_token(top_k: int) -> None:
+    logits, one = some_logits(1, 50), torch.tensor([0.7], dtype=torch.float64)
+    cuts = cuts_of([Request("row", 0, (1,), 1, top_k=top_k)])
+    assert draw(logits, one, one, cuts) == draw(logits, one, one)
 
 
 @pytest.mark.parametrize("cuts", SETTINGS.values(), ids=SETTINGS)

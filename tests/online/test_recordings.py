@@ -118,6 +118,14 @@ def test_a_recording_says_from_what_it_was_drawn(
             require_whole_distribution(work / "made")
 
 
+@pytest.mark.parametrize("told", [{"top_p": None, "min_p": None}, {"top_k": -1}])
+def test_a_recording_of_another_tool_says_in_its_way_that_no_token_was_left_out(
+    tmp_path: Path, told: dict[str, Any]
+) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(told))
+    require_whole_distribution(tmp_path)
+
+
 def test_a_plan_refuses_a_part_of_the_distribution_where_tokens_would_be_weighed(
     prompts: Path, policy: Path
 ) -> None:
