@@ -80,11 +80,20 @@ def _selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     before = _random_state(hidden)
+    result = checkpoint(_tried, forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    if result is not _WritesInPlace:
+        return result
+    _set_random_state(hidden, before)
+    return forward(*args, **kwargs)
+
+
+def _tried(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `forward` returns, or the class `_WritesInPlace` where it raises that: an error that
+    leaves a checkpoint does not end it before the error is gone (torch 2.11)."""
     try:
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-    except _WritesInPlace:
-        _set_random_state(hidden, before)
         return forward(*args, **kwargs)
+    except _WritesInPlace:
+        return _WritesInPlace
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
