@@ -92,13 +92,16 @@ def add_adapter(
     return cast("PeftModel", adapted)
 
 
+ALL_ARE_SAVED = (
+    "modules_to_save holds every layer that would get an adapter; name less, or leave out lora to "
+    "train all weights"
+)
+
+
 @execution_detail
 def _explained(error: ValueError, model: PreTrainedModel, config: LoraConfig) -> str:
     if config.modules_to_save and "exclude_modules" in str(error):
-        return (
-            "modules_to_save holds every layer that would get an adapter; name less, or leave out "
-            "lora to train all weights"
-        )
+        return ALL_ARE_SAVED
     if not config.dropout or "lora_dropout" not in str(error):  # which peft's ParamWrapper names
         return str(error)
     return (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from steps.models.adapters import add_adapter, takes_adapter
+from steps.models.adapters import ALL_ARE_SAVED, add_adapter, takes_adapter
 from steps.models.config import LoraConfig
 from steps.models.value_head import value_head
 from steps.models.workplace import Workplace
@@ -99,12 +99,15 @@ def reward_objective(pairs: Pairs, loss: BradleyTerry) -> Objective:
 
 def adapt(model: PreTrainedModel, lora: LoraConfig, seed: int) -> "PeftModel":
     """Add adapters to the linear layers of the model's body. The head is trained in full."""
-    linear = {
-        name.rpartition(".")[2]
+    linear = [
+        name
         for name, m in model.base_model.named_modules()
         if isinstance(m, nn.Linear | Conv1D) and takes_adapter(m)
-    }
-    targets = lora.target_modules or sorted(linear.difference(lora.modules_to_save))
+    ]
+    saved = [f".{name}." for name in lora.modules_to_save]
+    targets = lora.target_modules or [n for n in linear if not any(s in f".{n}." for s in saved)]
+    if not targets:
+        raise ValueError(ALL_ARE_SAVED)
     adapted = add_adapter(model, replace(lora, target_modules=targets), seed, task=None)
     value_head(model).weight.requires_grad_(True)
     return adapted

@@ -34,7 +34,7 @@ from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import load_reward_model, start_reward_model
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.reward_models.reward_scores import score_pairs
-from steps.reward_models.reward_training import run_reward_training
+from steps.reward_models.reward_training import adapt, run_reward_training
 from steps.training.config import OptimizerConfig, Schedule
 from steps.training.schedule import batch_indices
 from steps.views import open_model
@@ -213,6 +213,23 @@ def test_adapters_and_the_head_are_trained_and_merged(init: Path, tmp_path: Path
     with torch.no_grad():
         theirs = [model(input_ids=torch.tensor([ids])).logits.item() for ids in sequences(records)]
     assert scores_of(tmp_path / "model", records, tmp_path) == pytest.approx(theirs, abs=1e-5)
+
+
+def test_modules_to_save_are_trained_beside_adapters_and_the_head(
+    init: Path, tmp_path: Path
+) -> None:
+    lora = LoraConfig(r=4, modules_to_save=["layers.0.mlp"])
+    model = start_reward_model(init, Dtype.float32, False, None)
+    adapt(model, lora, seed=0)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    whole = {name for name in trained if ".lora_" not in name}
+    assert whole == {"score.weight"} | {
+        f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+    }
+    assert any("layers.0.self_attn.q_proj.lora_A" in name for name in trained)
+    assert not any("layers.0.mlp" in name for name in trained - whole)
+    with pytest.raises(ValueError, match="modules_to_save holds every layer"):
+        adapt(model, replace(lora, modules_to_save=["layers"]), seed=0)
 
 
 def test_bfloat16_with_masters_learns_and_scores(init: Path, tmp_path: Path) -> None:
