@@ -61,12 +61,14 @@ class LogpsModel(nn.Module):
         if self._head is None:
             scores: Tensor = self.model.score(rows)  # pyright: ignore[reportCallIssue]
             return scores[..., 0] if scores.shape[-1] == 1 else scores
-        logits = self._head.module(rows) * self._head.scale
+        own = self._head.module(rows)
+        logits = own * self._head.scale
         if self._head.soft_cap is not None:
             logits = torch.tanh(logits / self._head.soft_cap) * self._head.soft_cap
         targets = arrays.targets.long()
         logps = logits.log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
-        return with_hits(logps, gaps_of(logits, targets)) if hits else logps
+        # Not of transformed ones: a kernel may round these differently where it repeats them.
+        return with_hits(logps, gaps_of(own, targets)) if hits else logps
 
 
 class _Angles(nn.Module):
