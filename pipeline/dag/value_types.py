@@ -20,7 +20,6 @@ from pipeline.uncaught.misused import undecorated
 _INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
 _METACLASSES = (type, abc.ABCMeta)
 GENERATED = "<string>"
-"""The file of code that `dataclasses` writes."""
 """The file of the methods that :mod:`dataclasses` writes."""
 
 

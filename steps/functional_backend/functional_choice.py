@@ -25,6 +25,7 @@ class FunctionalTraining(TrainingBackend):
     """
 
     name: ClassVar[str] = "functional"
+    takes_more_than_adapters: ClassVar[bool] = True
 
     noise_scale: bool = False
 

@@ -244,7 +244,7 @@ def _some(model: PreTrainedModel, requests: Sequence[Request], tokens: int) -> l
         others = cycle(chain.from_iterable(request.prompt_ids for request in requests))
         before = min(max(1, limit - tokens // 2), most)
         tried.append(replace(longest, prompt_ids=tuple(islice(others, before))))
-    return [_short(request, k, tokens) for k, request in enumerate(tried)]
+    return [request.as_probe(k, tokens) for k, request in enumerate(tried)]
 
 
 def _limits(model: PreTrainedModel, tokens: int) -> list[int]:
@@ -254,12 +254,6 @@ def _limits(model: PreTrainedModel, tokens: int) -> list[int]:
     found = (value for name, value in vars(config).items() if "window" in name or "chunk" in name)
     limits = {value for value in found if isinstance(value, int) and 0 < value < tokens}
     return [*sorted(limits), tokens] if limits else []
-
-
-def _short(request: Request, k: int, tokens: int) -> Request:
-    tokens = min(request.max_new_tokens, tokens)
-    whole = request.of_all_tokens()
-    return replace(whole, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
 
 
 def _told(finished: Finished) -> str:

@@ -71,9 +71,19 @@ class Request:
         """Whether it leaves out tokens that the model finds possible."""
         return (self.top_p, self.top_k, self.min_p) != (1, 0, 0)
 
-    def of_all_tokens(self) -> "Request":
-        """The request that leaves out no token."""
-        return replace(self, top_p=1.0, top_k=0, min_p=0.0)
+    def as_probe(self, k: int, tokens: int) -> "Request":
+        """A request for at most so many tokens from the model's own distribution, whichever they
+        are, as completion number `k`."""
+        return replace(
+            self,
+            k=k,
+            max_new_tokens=min(self.max_new_tokens, tokens),
+            stop_ids=(),
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+        )
 
 
 @dataclass(frozen=True)

@@ -451,12 +451,7 @@ class SftLoss(Loss):
         """`per_token`; raises ValueError, which names the loss, unless each token has one, with a
         gradient."""
         losses = self.per_token(logps)
-        if (shape := getattr(losses, "shape", None)) != logps.shape:
-            was = "no tensor" if shape is None else f"shape {list(shape)}"
-            raise ValueError(
-                f"{type(self).__name__}.per_token returned {was} for {len(logps)} tokens; return "
-                "one loss for each token, without a mean or a sum"
-            )
+        _require_shape(f"{type(self).__name__}.per_token returned", losses, logps, "token")
         _require_gradient(self, losses, logps)
         return losses
 
@@ -489,13 +484,18 @@ def _require_one_each(
     if not isinstance(found, kind):
         raise TypeError(f"{method} must return {kind.__name__}, got {type(found).__name__}")
     for value, tensor in {**vars(found), **getattr(found, "metrics", {})}.items():
-        shape = getattr(tensor, "shape", None)
-        if shape != given.shape and value != "metrics":
-            was = "no tensor" if shape is None else f"shape {list(shape)}"
-            raise ValueError(
-                f"{method} returned {value} with {was} for {len(given)} {what}s; "
-                f"return one value for each {what}, without a mean or a sum"
-            )
+        if value != "metrics":
+            _require_shape(f"{method} returned {value} with", tensor, given, what)
+
+
+def _require_shape(returned: str, value: object, given: "Tensor", what: str) -> None:
+    shape = getattr(value, "shape", None)
+    if shape != given.shape:
+        was = "no tensor" if shape is None else f"shape {list(shape)}"
+        raise ValueError(
+            f"{returned} {was} for {len(given)} {what}s; "
+            f"return one value for each {what}, without a mean or a sum"
+        )
 
 
 def _require_gradient(loss: Loss, losses: "Tensor", given: "Tensor") -> None:

@@ -105,9 +105,13 @@ class OptimizerConfig:
 
 @dataclass  # not frozen: OmegaConf cannot replace None by a frozen dataclass
 class TrainingBackend:
-    """The engine that trains a model; `ScoringBackend` is its counterpart for scoring."""
+    """The engine that trains a model; `ScoringBackend` is its counterpart for scoring.
+
+    takes_more_than_adapters: whether `lora.dora` and `lora.modules_to_save` are trained, too.
+    """
 
     name: ClassVar[str]
+    takes_more_than_adapters: ClassVar[bool] = False
 
     @property
     def scoring(self) -> ScoringBackend:
@@ -262,12 +266,13 @@ class TrainConfig(UpdateConfig):
         if self.compile_layers:
             self._require_compilable()
         if self.lora is not None and self.backend is not None:
-            lora, is_torch = self.lora, self.backend.name == "functional"
-            for name in holding(
-                {"lora.dora": lora.dora, "lora.modules_to_save": bool(lora.modules_to_save)}
-            ):
+            more = {
+                "lora.dora": self.lora.dora,
+                "lora.modules_to_save": bool(self.lora.modules_to_save),
+            }
+            for name in holding(more):
                 rule = f"{name} needs backend=null (torch) or functional"
-                require(is_torch, rule, self.backend)
+                require(self.backend.takes_more_than_adapters, rule, self.backend)
 
     def _for_one_process(self) -> list[str]:
         compiled = ["compile_layers is for one device"] if self.compile_layers else []

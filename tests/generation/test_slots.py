@@ -111,7 +111,7 @@ def test_tokens_left_out_for_one_completion_do_not_matter_to_another() -> None:
     for request in requests:
         place = (request.row, request.k)
         assert draw(model, [request], slots=1)[place] == drawn[place]
-    whole = draw(model, [request.of_all_tokens() for request in requests])
+    whole = draw(model, [replace(r, top_p=1.0, top_k=0, min_p=0.0) for r in requests])
     for request in requests:
         place = (request.row, request.k)
         assert (drawn[place] == whole[place]) != request.is_truncated

@@ -59,16 +59,7 @@ def probe_requests(requests: Sequence[Request]) -> list[Request]:
     )
     count = min(_PROMPTS, len(by_length))
     places = [number * (len(by_length) - 1) // max(1, count - 1) for number in range(count)]
-    return [
-        replace(
-            by_length[place].of_all_tokens(),
-            k=number,
-            max_new_tokens=min(by_length[place].max_new_tokens, _TOKENS),
-            temperature=1.0,
-            stop_ids=(),
-        )
-        for number, place in enumerate(places)
-    ]
+    return [by_length[place].as_probe(number, _TOKENS) for number, place in enumerate(places)]
 
 
 def sync_weights(
