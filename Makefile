@@ -49,10 +49,8 @@ check: $(VENV)/with-dev  ## lint, format, types, which room uses which
 docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-size:  ## lines of Python per room
-	@for room in $$(ls -d pipeline/*/ steps/*/ | grep -v __pycache__) experiments/ benchmarks/ tests/; do \
-		printf '%7d  %s\n' "$$(find $$room -name '*.py' -exec cat {} + | wc -l)" "$$room"; \
-	done
+size:  ## lines of each package, and its budget
+	@$(PYTHON) tests/house/budgets.py $(ARGS)
 
 clean:  ## the environment, caches and the built site; never the store
 	rm -rf .venv .venv.* .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
