@@ -38,8 +38,6 @@ from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
 from pipeline.worker.libraries.hidden_packages import STARTED_WITH, Imported
-from pipeline.worker.libraries.known_methods import methods_known
-from pipeline.worker.libraries.known_models import models_known
 from pipeline.worker.libraries.warm_imports import (
     Choice,
     Traces,
@@ -73,8 +71,7 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         wanted = {**wanted, "functions": functions, "control": control.fileno()}
     packages = {package_of(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    libraries = {*map(package_of, choice.imports)}
-    with uncollected(), models_known(), methods_known(libraries):
+    with uncollected():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
         remember_unfit(unfit)
