@@ -17,7 +17,7 @@ Authors import what they need from here. The rooms, from the author to the machi
   ``installed``, which tells libraries from a project's code; ``processes``, whether one exists;
   ``redaction`` of secrets; ``references`` to definitions that a
   worker imports, and ``cells``, which writes the definitions of a notebook to a module;
-  ``taken_names``, for a user's file with the name of one of our packages or of another module;
+  ``taken_names``, for a user's package with the name of one of ours;
   ``text`` and ``html``, which format text.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
@@ -32,7 +32,6 @@ from pipeline.uncaught import excepthook
 
 excepthook.install()
 
-from pipeline import taken_names
 from pipeline.dag.adopt import adopt
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import added_field, execution_detail
@@ -47,8 +46,6 @@ from pipeline.store.layout import Store
 from pipeline.tuning.driver import tune
 
 __version__ = "0.2.0"
-
-taken_names.install()
 
 __all__ = [
     "Artifact",

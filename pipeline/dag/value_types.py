@@ -15,7 +15,6 @@ from typing import Any
 from pipeline.errors import TemperError
 from pipeline.installed import in_library
 from pipeline.references import reference_to
-from pipeline.uncaught.misused import undecorated
 
 _INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
 _METACLASSES = (type, abc.ABCMeta)
@@ -64,7 +63,10 @@ def dataclass_type(cls: type) -> DataclassType:
             f"{base.__name__} is in no field; make that a field of a plain dataclass"
         )
     if unset := _undecorated(cls):
-        raise TemperError(undecorated(cls, unset[0]))
+        raise TemperError(
+            f"{cls.__name__}.{unset[0]} is no setting: put @dataclass above the class, as it "
+            "stands above its base class"
+        )
     fields = dataclasses.fields(cls)
     own = "identity" not in known and callable(getattr(cls, "identity", None))
     names = frozenset(field.name for field in fields)

@@ -94,7 +94,7 @@ class StepTask(luigi.Task):
             return _PAUSED
         if isinstance(exception, StepFailed):
             return f"{exception}\n{exception.log}"
-        return f"{message_of(exception, places=[self.store]) or sentence(exception)}\n"
+        return f"{message_of(exception) or sentence(exception)}\n"
 
 
 def _task(step: Step, store: str) -> StepTask:

@@ -1,10 +1,9 @@
 """Decides which exceptions are messages for users, and shows those that nobody has caught.
 
-A message is one line, as Ctrl-C is. ``foreseen`` decides which exceptions are messages; ``misused``
-explains errors of Python for wrong uses of Temper's own definitions. ``excepthook`` shows what
-nobody has caught. It needs other modules, so until these are imported ``early`` shows Ctrl-C and
-files that hide a module; it also opens the streams that a program was started without.
+A message is one line, as Ctrl-C is. ``foreseen`` decides which exceptions are messages.
+``excepthook`` shows what nobody has caught. It needs other modules, so until these are imported
+``early`` shows Ctrl-C; it also opens the streams that a program was started without.
 
-Uses ``annotations``, ``extras``, ``installed``, ``redaction``, ``taken_names`` and ``text``;
+Uses ``extras``, ``installed``, ``redaction``, ``taken_names`` and ``text``;
 ``pipeline`` installs both hooks when it is imported.
 """

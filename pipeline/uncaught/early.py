@@ -1,5 +1,5 @@
 """What a program does first: three open streams, and one line instead of a traceback for Ctrl-C in
-its first moments and for a file that hides one of Python's modules.
+its first moments.
 
 ``pipeline`` imports this module before any other, so that this happens early; therefore this module
 imports next to nothing. :mod:`pipeline.uncaught.excepthook` replaces the hook.
@@ -7,8 +7,6 @@ imports next to nothing. :mod:`pipeline.uncaught.excepthook` replaces the hook.
 
 import os
 import sys
-
-from pipeline import taken_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ def install() -> None:
 def show(kind: type[BaseException], error: BaseException, place: "TracebackType | None") -> None:
     if issubclass(kind, KeyboardInterrupt):
         print(STOPPED, file=sys.stderr)
-    elif told := taken_names.hidden(error):
-        print(f"error: {told}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, place)
 

@@ -7,37 +7,34 @@ An exception is a message if its text was written for the user:
   libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
-- an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.uncaught.misused`),
-  or due to a file that hides a library (:mod:`pipeline.taken_names`);
-- an error because this user may not use a file that Temper opened itself;
-- an error because of a limit of the machine, such as a full disk, or because a package of one of
-  our extras is missing, wherever it is raised.
+- an error of Python's while a config dataclass of Temper checks its values;
+- a module of Temper that another package with the name of ours hides;
+- an error of the operating system that Temper's own code met, directly or through libraries;
+- a full disk or memory, or a missing package of one of our extras, wherever it is raised.
 
+A message keeps the words of Python, of the operating system or of the library.
 Any other exception is a bug, or a problem that nobody foresaw.
 """
 
 import dis
 import errno
 import os
-import pwd
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from pipeline.errors import TemperError, text_of
 from pipeline.extras import how_to_install, is_extra
 from pipeline.installed import in_library
-from pipeline.processes import working_folder
-from pipeline.taken_names import hidden
-from pipeline.uncaught.misused import SHIPPED, explained
+from pipeline.taken_names import taken
+from pipeline.text import cut
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ("pipeline", "steps")
+"""The packages of Temper."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NO_FILE = (errno.EMFILE, errno.ENFILE)
 _SAID_OF_NO_ROOM = (
     "No space left on device",
     "StorageFull",
@@ -45,42 +42,47 @@ _SAID_OF_NO_ROOM = (
     "No usable temporary directory",
 )
 """Texts of such errors in libraries whose exceptions have no error number."""
-_SAID_OF_NO_THREAD = "can't start new thread"
+_LONGEST_CAUSE = 120
+"""How much of a library's own words a message about a full disk or memory keeps."""
 _PLAIN = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Python's exceptions whose names add nothing to their messages."""
 
 
 def message_of(
-    error: BaseException,
-    is_ours: Callable[[FrameType], bool] | None = None,
-    places: Iterable[str] = (),
+    error: BaseException, is_ours: Callable[[FrameType], bool] | None = None
 ) -> str | None:
     """The message of an exception, as one sentence; ``None`` if it is no message.
 
     Args:
         is_ours: whether a ``raise`` in a frame counts; by default, one in Temper's own code.
-        places: folders that the program writes to, to report which of them are full.
     """
     if isinstance(error, TemperError):
         return sentence(error)
-    if (limit := _limit(error, places)) is not None:
-        return limit
-    if isinstance(error, ModuleNotFoundError):
-        if told := hidden(error):  # first: what says which packages are extras may be hidden too
-            return told
-        if is_extra(package := str(error.name)):
-            return f"the package {package} is not installed here: {how_to_install(package)}"
-    has_name = isinstance(getattr(error, "filename", None), str | bytes)  # not a descriptor
-    if isinstance(error, OSError) and has_name and _is_met_by_temper(error):
-        if isinstance(error, PermissionError):
-            allow = permit(Path(os.fsdecode(error.filename)))
-            return f"{error.filename}: {error.strerror}; {allow}"
-        if error.errno == errno.EROFS:
-            return f"{error.filename}: {error.strerror}; mount it to write, or name another folder"
+    for link in _chain(error):
+        if _is_no_room(link):
+            return (
+                f"no space is left on a disk ({_in_short(link)}); make room there (temper gc shows "
+                "what nobody needs), or name another with store=FOLDER or TMPDIR"
+            )
+        if _is_no_memory(link):
+            return (
+                f"there was not enough memory ({_in_short(link)}); give the step a larger machine, "
+                "or less to hold at a time, as with a lower tokens_per_forward"
+            )
+    if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
+        return f"the package {package} is not installed here: {how_to_install(package)}"
+    if isinstance(error, ImportError) and (told := taken(error)):
+        return told
+    if isinstance(error, OSError) and error.errno and _is_met_by_temper(error):
+        if not isinstance(error.filename, str | bytes):  # none, or a descriptor
+            return sentence(error)
+        place = os.fsdecode(error.filename)
+        advice = f"; {permit(Path(place))}" if isinstance(error, PermissionError) else ""
+        return f"{place}: {error.strerror}{advice}"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)
-    return explained(error, [frame for frame, _ in frames_of(error)]) or hidden(error) or None
+    return _of_a_check(error)
 
 
 def sentence(error: BaseException) -> str:
@@ -113,29 +115,13 @@ LET_READ = "let this user read it (chmod), or copy it"
 
 
 def permit(file: Path) -> str:
-    """What permits an access that was refused, and whose file or folder it is, if another user's.
-    It was for reading, unless the user may read the file, or could see that there is none."""
+    """What permits an access that was refused. It was for reading, unless the user may read the
+    file, or could see that there is none."""
     is_there = _may(file, os.F_OK)
     if not _may(file, os.R_OK) and (is_there or not _may(file.parent, os.X_OK)):
-        return LET_READ + _owner(file)
+        return LET_READ
     place = "it" if is_there else f"in {file.parent}"
-    return f"let this user write {place} (chmod), or name another folder{_owner(file)}"
-
-
-def _owner(file: Path) -> str:
-    """Whose a file is that another user has, or the nearest folder that can be seen."""
-    for place in (file, *file.parents):
-        try:
-            uid = place.lstat().st_uid
-        except OSError:  # it lies in a folder that may not be searched, or there is none
-            continue
-        if uid == os.geteuid():
-            return ""
-        try:
-            return f"; it belongs to {pwd.getpwuid(uid).pw_name}"
-        except KeyError:
-            return f"; it belongs to user {uid}"
-    return ""
+    return f"let this user write {place} (chmod), or name another folder"
 
 
 def _may(file: Path, mode: int) -> bool:
@@ -197,33 +183,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             ahead.extend(link.exceptions)
 
 
-def _limit(error: BaseException, places: Iterable[str]) -> str | None:
-    """The limit of this machine that an exception ran into, and what to do; ``None`` if none."""
-    chain = list(_chain(error))
-    if any(map(_is_no_room, chain)):
-        return _no_room(error, places)
-    if any(map(_is_no_memory, chain)):
-        return (
-            f"there was not enough memory ({sentence(error)}); give the step a larger machine, or "
-            "less to hold at a time, as with a lower tokens_per_forward"
-        )
-    if any(text_of(e) == _SAID_OF_NO_THREAD for e in chain):
-        return (
-            "no further thread can be started here: memory or the number of processes has come to "
-            "a limit (ulimit -v, ulimit -u); raise it, or run less beside this"
-        )
-    if any(isinstance(e, OSError) and e.errno in _NO_FILE for e in chain):
-        return (
-            "no further file can be opened here: a limit has been reached (ulimit -n); raise it, "
-            "or run fewer steps at once (jobs=)"
-        )
-    if any(isinstance(e, OSError) and e.errno == errno.EFBIG for e in chain):
-        return "a file may not become larger here (ulimit -f); raise the limit, and run again"
-    if (
-        any(isinstance(e, FileNotFoundError) and not e.filename for e in chain)
-        and not working_folder()
-    ):
-        return "the working folder is no longer there; change to another one (cd), and run again"
+def _of_a_check(error: BaseException) -> str | None:
+    """The message if Python refuses what a check of a config of Temper's does with a value, such as
+    to compare a text with a number; ``None`` for other errors."""
+    frames = [frame for frame, _ in frames_of(error)]
+    if not isinstance(error, TypeError) or not frames or not is_shipped(frames[-1]):
+        return None
+    for frame in frames:
+        if frame.f_code.co_name == "__post_init__" and is_shipped(frame):
+            return f"a setting of {type(frame.f_locals.get('self')).__name__}: {text_of(error)}"
     return None
 
 
@@ -239,15 +207,6 @@ def _is_no_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def _no_room(error: BaseException, places: Iterable[str]) -> str:
-    free = []
-    temporary = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
-    for place in dict.fromkeys([*places, temporary, working_folder() or temporary]):
-        try:
-            free.append(f"{place} has {shutil.disk_usage(place).free / 2**20:,.0f} MiB free")
-        except OSError:
-            continue
-    return (
-        f"no space is left on a disk ({sentence(error)}; {', '.join(free)}); make room there "
-        "(temper gc shows what nobody needs), or name another with store=FOLDER or TMPDIR"
-    )
+def _in_short(error: BaseException) -> str:
+    """The beginning of what an exception says: some libraries nest a whole traceback in it."""
+    return cut(sentence(error), _LONGEST_CAUSE)

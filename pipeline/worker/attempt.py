@@ -144,8 +144,7 @@ def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) 
     made this node fail.
     """
     was_asked = stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
-    places = [store.root] if store.is_local else []
-    failure = failure_of(error, spec.function.partition(":")[0], places)
+    failure = failure_of(error, spec.function.partition(":")[0])
     if store.is_local and spec.nodes == 1:  # a full disk has no room for log and report
         shutil.rmtree(Path(spec.attempt, "content"), ignore_errors=True)
     failure.show(was_asked)

@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -50,12 +50,11 @@ class FailedElsewhere(Exception):
         self.failure = failure
 
 
-def failure_of(error: Exception, home: str, places: Sequence[str] = ()) -> Failure:
+def failure_of(error: Exception, home: str) -> Failure:
     """The description of an exception.
 
     Args:
         home: the module of the step function; its package is project code wherever it lies.
-        places: folders that the step writes to.
     """
     if isinstance(error, FailedElsewhere):
         return error.failure
@@ -63,7 +62,7 @@ def failure_of(error: Exception, home: str, places: Sequence[str] = ()) -> Failu
     def is_ours(frame: FrameType) -> bool:
         return is_shipped(frame) or _is_project(frame, home)
 
-    message = message_of(error, is_ours, places)
+    message = message_of(error, is_ours)
     if message is not None:
         return Failure(message)
     text, name = sentence(error), type(error).__name__

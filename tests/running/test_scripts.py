@@ -2,8 +2,6 @@
 
 import base64
 import hashlib
-import importlib.util
-import itertools
 import os
 import subprocess
 import sys
@@ -13,8 +11,6 @@ from pathlib import Path
 
 import pytest
 from drivers import Driver
-
-from pipeline import taken_names
 
 SCRIPT = """
 from pipeline import Metrics, Output, run, step
@@ -251,68 +247,16 @@ def test_a_helper_may_have_the_name_of_a_library_that_the_step_does_not_use(
     assert script.run() == ("8", True)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_script"),
-    [
-        *itertools.product(("random", "fsspec"), (True, False)),
-        ("collections", False),  # which Temper imports before most others
-        ("email", False),  # which tells what is installed
-    ],
-)
-def test_a_file_that_hides_a_module_which_a_library_imports_is_named(
-    tmp_path: Path, name: str, is_script: bool
-) -> None:
-    script = Script(tmp_path, "", "1")
-    file = tmp_path / f"{name}.py"
-    script.write(file.name, (tmp_path / "script.py").read_text() if is_script else "")
-    started = file.name if is_script else "script.py"
+@pytest.mark.parametrize("name", ["steps", "experiments"])
+def test_a_package_with_the_name_of_one_of_ours_is_named(tmp_path: Path, name: str) -> None:
+    script = Script(tmp_path, f"import {name}.train_dpo", "1")
+    script.write(f"{name}/__init__.py", "")
     done = subprocess.run(
-        [sys.executable, started], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    whose = "the library" if name == "fsspec" else "Python's own"
-    told = f"error: {file} is imported in place of {whose} {name}; rename it, as in my_{name}, and"
     (line,) = done.stderr.splitlines()
-    assert line.startswith(told)
-
-
-def test_an_ordinary_fault_in_a_file_with_such_a_name_is_no_matter_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "code.py").write_text("def score(row):\n    return row.code\n")
-    spec = importlib.util.spec_from_file_location("code", tmp_path / "code.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "code", module)
-    spec.loader.exec_module(module)
-    with pytest.raises(AttributeError) as found:
-        module.score(None)
-    assert taken_names.hidden(found.value) == ""
-
-
-@pytest.mark.parametrize("depth", [pytest.param("", marks=pytest.mark.slow), "inner/"])
-def test_a_file_with_relative_imports_is_started_as_a_part_of_its_package(
-    tmp_path: Path, depth: str
-) -> None:
-    script = Script(tmp_path, "from .helper import VALUE", "VALUE")
-    text = (tmp_path / "script.py").read_text()
-    for folder in {"mine/", f"mine/{depth}"}:
-        script.write(f"{folder}__init__.py", "")
-    script.write(f"mine/{depth}helper.py", "VALUE = 7\n")
-    script.write(f"mine/{depth}train.py", text)
-    module = f"mine/{depth}train".replace("/", ".")
-
-    def start(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    (line,) = start(
-        "-c",
-        f"import pipeline; import runpy; runpy.run_path('mine/{depth}train.py', "
-        "run_name='__main__')",
-    ).stderr.splitlines()
-    assert f"python -m {module}, in {tmp_path}" in line
-    assert "seen: 7" in start("-m", module).stdout
+    assert f"No module named '{name}.train_dpo': Temper has a package {name}, too" in line
+    assert f"rename {tmp_path / name}, as in my_{name}" in line
 
 
 def test_steps_in_an_archive_are_refused_with_what_to_do(tmp_path: Path) -> None:
