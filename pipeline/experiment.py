@@ -56,6 +56,7 @@ from rich.text import Text
 
 from pipeline.configs.called import Called
 from pipeline.configs.demo_rows import refuse_mixed_rows
+from pipeline.configs.field_types import as_text
 from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
 from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
@@ -157,9 +158,8 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         if call.has_begun or call.folder is None:
             raise
-        from pipeline.configs.own_config import unreadable
-
-        _fail(unreadable(call.folder, error))
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        _fail(f"a YAML file in {call.folder} cannot be read, or names itself: {said}")
     except ValueError as error:
         if call.has_begun:
             raise
@@ -197,7 +197,8 @@ class _Call:
         self.called = CALLED[0] if CALLED else Called([sys.orig_argv[0], sys.argv[0]])
         self.loud = [argument for argument in sys.argv[1:] if argument in _VERBOSITY]
         self.asked, arguments = _without_help(sys.argv)
-        sys.argv = _hydra_arguments(arguments)
+        typed = [arguments[0], *(as_text(a, self.schema, choices) for a in arguments[1:])]
+        sys.argv = _hydra_arguments(typed)
         self.settings = [a for a in sys.argv[1:] if a not in _HYDRA_QUIET]
         self.failures: list[str] = []
         self.has_begun = False
@@ -305,21 +306,39 @@ class _Call:
         from pipeline.configs.near_misses import config_error
 
         known = self.known()
-        if self.folder is not None and self.own is not None:
-            from pipeline.configs.own_config import fault_in_file
+        unknown = self._unknown_settings(error)
+        if len(unknown) > 1:
+            from pipeline.configs.near_misses import unknown_settings
 
-            if told := fault_in_file(error, self.folder, self.own.stem, known, self.settings):
-                return told
+            return self.placed(unknown_settings(unknown, known, self.settings))
         return self.placed(config_error(error, known, self.settings))
+
+    def _unknown_settings(self, error: Exception) -> list[str]:
+        """The settings that Hydra does not know: it names one, so the others are composed again."""
+        from pipeline.configs.near_misses import unknown_of
+
+        found: list[str] = []
+        left = self._overrides()
+        while (key := unknown_of(error)) and key not in found:
+            found.append(key)
+            left = [o for o in left if o.lstrip("+~").partition("=")[0] != key]
+            try:
+                with _initialized(self.folder):
+                    compose(self.name, [*left, *_HYDRA_UNUSED])
+            except (HydraException, OmegaConfBaseException) as further:
+                error = further
+            except Exception:  # one of another kind, which the next attempt shows
+                break
+            else:
+                break
+        return found
 
     def placed(self, message: str, is_of_settings: bool = True) -> str:
         """The message, after the place of the setting that it is about: in a recipe's file, or in
         the experiment's own config."""
         if self.called.file or not is_of_settings or self.own is None or not self.own.is_file():
             return self.called.placed(message, is_of_settings)
-        from pipeline.configs.own_config import placed
-
-        return placed(message, self.own, self.settings)
+        return Called.of_file(self.own, self.settings).placed(message, is_of_settings=False)
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:

@@ -203,17 +203,17 @@ class PartData:
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Preference pairs from your own files, from a dataset on the Hub, or from a mixture.
+    """Rows from your own files, from a dataset on the Hub, or from a mixture.
 
     Args:
         path: a file, a folder or a glob pattern, as a local path or an fsspec URL.
             :mod:`steps.data.load.shards` lists the file formats.
-        test_path: held-out pairs; without it, the share ``test_fraction`` of prompts is held out.
+        test_path: held-out rows; without it, the share ``test_fraction`` of prompts is held out.
         hub: a Hub dataset, at the commit ``revision``, with its splits.
         mixture: several sources by name, each with its weight; ``until`` sets when reading ends.
         test_fraction: the share of prompts that is held out if the data has no test split; 0: none,
             where nothing is evaluated.
-        max_train, max_test: the most pairs of a split; the first ones are kept.
+        max_train, max_test: the most rows of a split; the first ones are kept.
         format: one of :data:`steps.data.formats.by_name.FORMATS`, or ``auto``.
         fields: the names of fields that differ from the format's: ``{prompt: question}``.
         system: a system prompt for every conversation that has none.

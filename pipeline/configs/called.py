@@ -1,8 +1,12 @@
 """How an experiment was called, for messages: its command, and the file that holds its settings."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.configs.yaml_files import read_settings
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,13 @@ class Called:
     file: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_file(cls, own: Path, typed: Sequence[str]) -> "Called":
+        """The call of an experiment with a config of its own."""
+        file = Path(os.path.relpath(own)) if own.is_relative_to(Path.cwd()) else own
+        lines = read_settings(file)[1]
+        return cls((), typed, str(file), dict.fromkeys(lines, ""), lines)
 
     def placed(self, message: str, is_of_settings: bool = True) -> str:
         """The message, after the place in the file of the setting that it is about.

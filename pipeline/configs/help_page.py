@@ -20,7 +20,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.configs.groups import Choices
 from pipeline.configs.setting_docs import Group, Setting, explained, source_of, summary_of
@@ -100,6 +100,9 @@ def _about(experiment: Experiment, about: str) -> Iterator[str]:
             yield f"{group} = {option or 'none'}"
             for name, meaning in _options(experiment, group).items():
                 yield from _entry(f"{group}={name}", meaning)
+            for kind in experiment.choices.get(path, {}).values() if option is None else ():
+                for inner in explained(OmegaConf.structured(kind), path):
+                    yield from _group(experiment, inner, inner.settings)
     below = [g for g in groups if f"{g.path}.".startswith(f"{path}.")]
     for group in below:
         yield from _group(experiment, group, group.settings)
@@ -115,13 +118,18 @@ def _group(experiment: Experiment, group: Group, settings: Sequence[Setting]) ->
     if not settings:
         return
     is_chosen = group.path in experiment.choices
-    source = source_of(group.kind) if is_chosen else ""
-    what = source if re.search(r"\d{4}", source) else summary_of(group.kind)
+    what = _what(group.kind) if is_chosen else summary_of(group.kind)
     means = " ".join(filter(None, (group.meaning, what)))
     heading = ": ".join(filter(None, (group.path or "the run", means)))
     yield from ("", *textwrap.wrap(heading, _width()))
     for setting in settings:
         yield from _entry(f"{setting.name} = {_value(setting.value)}", setting.meaning)
+
+
+def _what(kind: type) -> str:
+    """What a type that can be chosen is: the first line of its module if that names a paper."""
+    source = source_of(kind)
+    return source if re.search(r"\d{4}", source) else summary_of(kind) or source
 
 
 def _entry(name: str, meaning: str) -> Iterator[str]:
@@ -166,7 +174,7 @@ def _is_open(option: str | None, options: Collection[str]) -> bool:
 def _options(experiment: Experiment, group: str) -> dict[str, str]:
     """The options of a choice, each with a sentence."""
     types = experiment.choices.get(group.replace("/", "."), {})
-    found = {name: source_of(kind) for name, kind in types.items()}
+    found = {name: _what(kind) for name, kind in types.items()}
     with contextlib.suppress(OSError):  # the group exists only as YAML
         names = ConfigStore.instance().list(group)
         of_temper = ((name, CONF / group / name) for name in names if name.endswith(".yaml"))

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.configs.field_types import annotations_at
 from pipeline.configs.groups import Choices
+from pipeline.configs.setting_docs import meanings_of
 from pipeline.configs.shipped import EXPERIMENTS, names_of_options, read_yaml, shipped_groups
 from pipeline.errors import TemperError
 from pipeline.text import did_you_mean
@@ -83,7 +85,7 @@ Multiple values for ([\w./]+)\. To override
 Ambiguous value for argument '([\w./]+/\w+=.*?)'
     \1 names several choices; -m \1 tries each
 Ambiguous value for argument '([\w.]+)=(.*?)'
-    \1 was given several values; -m \1=\2 tries each, \1=[\2] is a list
+    \1 was given several values; -m \1=\2 tries each
 Sweep parameters '(.*)' requires --multirun
     \1 stands for several values; -m \1 tries each
 BasicSweeper does not support
@@ -130,6 +132,8 @@ class Known:
     keys: Sequence[str]
     groups: Mapping[str, Sequence[str]]
     unchosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    schema: type | None = None
+    choices: Choices = field(default_factory=dict)
 
     @classmethod
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
@@ -147,7 +151,23 @@ class Known:
             if chosen and chosen[-1] in types:
                 keys = [key for key in keys if not key.startswith(f"{path}.")]
                 keys += _keys_of(types[chosen[-1]], path)
-        return cls(keys, groups, {k: c for k, c in unchosen.items() if k not in keys})
+        unchosen = {k: c for k, c in unchosen.items() if k not in keys}
+        return cls(keys, groups, unchosen, schema, choices)
+
+    def takes_list(self, key: str) -> bool:
+        """Whether a setting takes several values at once."""
+        found = annotations_at(self.schema, self.choices, key) if self.schema else ()
+        return any((get_origin(kind) or kind) in (list, tuple) for kind in found)
+
+    def about(self, group: str, word: str) -> str:
+        """An option of a group with the setting of it whose meaning has this word; empty if there
+        is none."""
+        path = group.replace("/", ".")
+        for option, kind in self.choices.get(path, {}).items():
+            for name, meaning in meanings_of(kind).items():
+                if re.search(rf"\b{re.escape(word)}\b", meaning, re.IGNORECASE):
+                    return f"{group}={option} with {path}.{name}"
+        return ""
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
@@ -235,6 +255,21 @@ def unknown_setting(key: str, value: str, known: Known) -> str:
     return f"unknown config key {key!r}; {meant}"
 
 
+def unknown_of(error: Exception) -> str:
+    """The setting that an error of Hydra's calls unknown; empty for other errors."""
+    found = re.search(r"Could not override '([\w.]+)'", str(error))
+    return found[1] if found else ""
+
+
+def unknown_settings(keys: Sequence[str], known: Known, arguments: Sequence[str]) -> str:
+    """The error for several settings that do not exist, each with what was probably meant."""
+    told = []
+    for key in keys:
+        said = unknown_setting(key, _value_of(key, arguments), known)
+        told.append(f"{key} ({said.removeprefix(f'unknown config key {key!r}; ')})")
+    return f"unknown config keys: {', '.join(told)}"
+
+
 def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> None:
     """Refuse arguments that are neither options nor settings.
 
@@ -292,7 +327,18 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
             similar = did_you_mean(option[1], known.groups)
             return f"{option[1]}={option[2]}: there is no choice {option[1]}{similar}"
         similar = did_you_mean(option[2].lower(), options)
+        if meant := known.about(option[1], option[2]):
+            similar = f"; did you mean {meant}?"
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
+    several = re.search(r"Ambiguous value for argument '([\w.]+)=(.*?)'", lines[0])
+    if several and known.takes_list(several[1]):
+        return f"{several[1]} takes a list: {several[1]}=[{several[2]}]"
+    if file := re.match(r"In '(.+)': \w+ raised while composing config:$", lines[0]):
+        named = re.search(r"full_key: ([^\s\[]+)", str(error))
+        said = f"{named[1]}: {lines[1]}" if named else lines[1]
+        if named and said.startswith(f"{named[1]}: Key '") and "incompatible" not in said:
+            said = unknown_setting(named[1], "", known)
+        return f"{file[1]}.yaml: {said}"
     if told := of_value("; ".join(lines), known):
         return told
     unknown = re.search(r"Could not override '([^']+)'", lines[0])

@@ -63,10 +63,7 @@ def dataclass_type(cls: type) -> DataclassType:
             f"{base.__name__} is in no field; make that a field of a plain dataclass"
         )
     if unset := _undecorated(cls):
-        raise TemperError(
-            f"{cls.__name__}.{unset[0]} is no setting: put @dataclass above the class, as it "
-            "stands above its base class"
-        )
+        raise TemperError(f"{cls.__name__}.{unset[0]} is no field: put @dataclass above the class")
     fields = dataclasses.fields(cls)
     own = "identity" not in known and callable(getattr(cls, "identity", None))
     names = frozenset(field.name for field in fields)

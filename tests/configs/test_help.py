@@ -121,3 +121,21 @@ def test_the_page_offers_no_choice_that_another_choice_implies() -> None:
     assert "kl/light" not in said
     assert "rl.method.kl=none rl.method.kl_weight=0" in said, "how to do without"
     assert "kl/light=policy_gradient" in temper("run", "rlhf", "--help", "kl/light").out
+
+
+def test_help_about_a_choice_that_is_not_made_explains_its_settings() -> None:
+    out = script(DPO, "--help", "dpo/lora").out
+    assert re.search(r"dpo/lora=lora +Low-rank adapters", out)
+    assert re.search(r"^  dpo\.lora\.r = 16 +the rank", out, re.MULTILINE)
+
+
+def test_help_about_the_data_of_any_recipe_speaks_of_rows() -> None:
+    assert re.search(
+        r"^data: Rows from your own files", temper("run", "sft", "--help", "data").out, re.M
+    )
+
+
+def test_a_setting_that_takes_a_text_has_it_as_typed() -> None:
+    out = script(DPO, "data.revision=6e39871", "data.train_split=1e3", "--cfg", "job").out
+    assert "revision: '6e39871'" in out
+    assert "train_split: '1e3'" in out

@@ -174,7 +174,13 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
     (["dpo.loss.beta=much"], ["dpo.loss.beta=much"]),
     (["dpo.loss.beta="], ["dpo.loss.beta=", "a number is needed"]),
-    (["dpo.loss.beta=0,1"], ["several values", "-m dpo.loss.beta=0,1"]),
+    (["dpo.loss.beta=0,1"], ["several values; -m dpo.loss.beta=0,1 tries each"]),
+    (["only=a,b"], ["only takes a list: only=[a,b]"]),
+    (["dpo/lora=qlora"], ["did you mean dpo/lora=lora with dpo.lora.quantization?"]),
+    (
+        ["num_epochs=3", "dpo.bta=1", "dpo.loss.nope=2"],
+        ["unknown config keys: num_epochs (did you mean", "dpo.bta (did you", "dpo.loss.nope ("],
+    ),
     (["data.path=a=(b"], ["data.path=a=(b cannot be read as a setting", "in quotes"]),
     (["+dpo.bta=1"], ["dpo.bta"]),
     (["dpo.loss.beta", "0.1"], ["did you mean dpo.loss.beta=0.1?"]),
@@ -435,7 +441,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a config that is no dataclass": (lambda: main(undecorated), ["put @dataclass above it"]),
     "a loss that is no dataclass of its own": (
         lambda: evaluate(tokens()["test"], model=model(), loss=Undeclared()),
-        ["Undeclared.shift is no setting: put @dataclass above the class"],
+        ["Undeclared.shift is no field: put @dataclass above the class"],
     ),
     "an experiment of two configs": (lambda: main(as_any(of_two)), ["takes its config alone"]),
     "no steps": (lambda: run({}), ["no step is wanted"]),
