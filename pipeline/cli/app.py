@@ -68,37 +68,8 @@ class Whole(TyperGroup):
             formatter.write_dl(rows)
 
 
-_ELSEWHERE = {
-    **dict.fromkeys(("train", "launch", "finetune"), "temper run RECIPE trains"),
-    **dict.fromkeys(("inference", "generate", "infer", "webchat"), "temper chat NAME answers"),
-    **dict.fromkeys(("webui", "dashboard"), "temper ui shows runs in a browser"),
-    **dict.fromkeys(
-        ("eval", "evaluate", "lm-eval"),
-        "recipes evaluate what they train; temper serve lets other programs do it",
-    ),
-    **dict.fromkeys(("api", "deploy", "vllm-serve"), "temper serve NAME answers OpenAI's clients"),
-    **dict.fromkeys(
-        ("merge-lora", "merge", "merge-adapter"), "an exported model has its adapters merged"
-    ),
-    "quantize": "a recipe writes a GGUF file with export_gguf=q8_0",
-    "preprocess": "temper run makes each step once, and temper show STEP --row ID shows a row",
-    "fetch": "temper recipes copy RECIPE FILE",
-    "upload": "temper push NAME OWNER/MODEL uploads a result",
-    "search": "temper tune looks for the best settings",
-    "sweep": "temper run RECIPE -m SETTING=1,2 tries each; temper tune looks for the best",
-    "clean": "temper gc",
-    "rm": "temper evict STEP deletes data; temper gc deletes what nobody needs",
-    "ls": "temper list",
-    "export": "temper run dpo exports its model; export_hf and export_gguf are steps",
-    "results": "temper report shows results, and temper list artifacts",
-    "resume": "run the same command again, and it goes on",
-    "help": "temper -h, and temper COMMAND -h",
-}
-"""What does the work of commands that other tools have."""
-
-
 class Commands(Whole):
-    """The commands of ``temper``; an unknown one is answered with the one that does its work."""
+    """The commands of ``temper``; an unknown one is answered with one of a like name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0].partition("=")[0] == "--store":
@@ -109,7 +80,7 @@ class Commands(Whole):
         asked = args[0] if args else ""
         is_command = asked and not asked.startswith("-") and not ctx.resilient_parsing
         if is_command and self.get_command(ctx, asked) is None:
-            advice = _ELSEWHERE.get(asked, f"temper run {asked}" if asked in recipes() else "")
+            advice = f"temper run {asked}" if asked in recipes() else ""
             similar = did_you_mean(asked, self.list_commands(ctx)) or "; temper -h lists them"
             raise TemperError(f"there is no command {asked}{f': {advice}' if advice else similar}")
         return super().resolve_command(ctx, args)

@@ -218,21 +218,6 @@ def _replaced(arguments: Sequence[str]) -> dict[str, str]:
     return {name: values[-1] for name, values in given.items() if len({*values}) > 1}
 
 
-_ELSEWHERE = {
-    "ppo": (
-        "Temper trains no value model; temper run grpo learns from rewards without one, and temper "
-        "run rlhf from a reward model"
-    ),
-    "rm": "temper run reward trains a reward model",
-    "reward_model": "temper run reward trains a reward model",
-    **dict.fromkeys(
-        ("lora", "qlora"), "adapters are a setting of any recipe: temper run sft sft/lora=lora"
-    ),
-    **dict.fromkeys(("pt", "cpt", "pretrain"), "temper run sft trains on answers to prompts alone"),
-}
-"""What to do in place of recipes that other tools have."""
-
-
 def find_recipe(name: str) -> Recipe:
     """A recipe by its name, or by the name of its script.
 
@@ -252,8 +237,6 @@ def find_recipe(name: str) -> Recipe:
     plain = name.lower().replace("-", "_")
     if plain in names_of_options("rl"):
         meant = f"a method is a setting: temper run grpo rl={plain}"
-    if plain in _ELSEWHERE:
-        meant = _ELSEWHERE[plain]
     losses = [*EXPERIMENTS.parent.glob(f"steps/losses/**/{name.replace('-', '_')}.py")]
     if name.isidentifier() and losses:
         meant = f"a loss is a setting: temper run dpo dpo/loss={name}"

@@ -143,9 +143,7 @@ def test_all_recipes_are_listed_with_a_sentence() -> None:
     ("words", "error"),
     [
         (["run", "dop"], "there is no recipe dop; did you mean dpo"),
-        (["run", "ppo"], "temper run grpo learns from rewards"),
         (["run", "rloo"], "a method is a setting: temper run grpo rl=rloo"),
-        (["run", "qlora"], "temper run sft sft/lora=lora"),
         (["run", "simpo"], "a loss is a setting: temper run dpo dpo/loss=simpo"),
         (["run", "xyz"], "there is no recipe xyz; there are sft, dpo,"),
         (["run", "--plan"], "name a recipe or a .yaml file first"),

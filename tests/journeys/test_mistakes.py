@@ -744,11 +744,8 @@ SHELL: list[tuple[list[str], list[str]]] = [
     (["plan", "nope.py"], ["no script nope.py"]),
     (["plan", "dpo"], ["a recipe: temper run dpo --plan"]),
     (["sft"], ["there is no command sft: temper run sft"]),
-    (["merge-lora", "model"], ["has its adapters merged"]),
-    (["lm-eval"], ["temper serve"]),
     (["lst"], ["there is no command lst; did you mean list?"]),
     (["frobnicate"], ["temper -h lists them"]),
-    (["export"], ["there is no command export", "export_hf"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),
 ]
