@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_nothing_half_and_is_named(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
-        assert "no space is left on a disk ([Errno 28] No space left on device; " in (
+        assert "no space is left on a disk ([Errno 28] No space left on device); make room" in (
             said := temper(*words).error
         )
     assert f"{desk} has" in said
