@@ -661,11 +661,53 @@ def test_a_hub_data_set_gives_the_records_that_its_files_do(
     assert isinstance(source.shards[0], HubShard)
 
 
+CALL = {"function": {"name": "warm", "arguments": {"city": "Oslo", "unit": None}}}
+MIXED = [
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [CALL]}],
+     "tools": ["a", {"b": 1}], "chosen": [{"role": "assistant", "content": "hi"}], "prompt": "hi"},
+    {"messages": [{"role": "user", "content": ["a", {"text": "b"}]}],
+     "tools": [1], "chosen": [{"role": "assistant", "content": {"text": "no"}}], "prompt": ["hi"]},
+]  # fmt: skip
+"""Columns whose values differ in type, which `datasets` stores as JSON."""
+
+
+@pytest.mark.parametrize("stored", ["hub", "rows.parquet", "saved", "no extension.parquet"])
+def test_columns_that_datasets_stores_as_json_have_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    data = datasets.Dataset.from_list(MIXED, on_mixed_types="use_json")
+    (tmp_path / "repo").mkdir()
+    path = tmp_path / "repo" / stored
+    if stored == "saved":
+        data.save_to_disk(str(path))
+    else:
+        data.to_parquet(str(path if path.suffix else tmp_path / "repo" / "train.parquet"))
+    if stored.startswith("no"):  # a program that knows no JSON keeps texts and the metadata
+        table = pq.read_table(path, arrow_extensions_enabled=False)
+        pq.write_table(table, path, store_schema=False)
+    if stored == "hub":
+        source = hub_source(str(tmp_path / "repo"), "0" * 40, "train")
+    else:
+        source = source_of(str(path))
+
+    assert [item[1] for _, item in take(Reader(source))] == MIXED
+
+
+def test_a_text_that_should_be_json_costs_its_row(tmp_path: Path) -> None:
+    texts = pa.array([["1"], ["{"], ['"' + "a" * 9 + '"'], None], pa.list_(pa.string()))
+    table = pa.table({"tools": texts.cast(pa.list_(pa.json_()))})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    found = [{"tools": [1]}, "unreadable value", {"tools": ["a" * 9]}, {"tools": None}]
+    assert [row for _, row in read(tmp_path / "rows.parquet")] == found
+
+
 def test_classes_of_a_hub_data_set_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes, rows = SimpleNamespace(names=["good", "bad"]), [{"label": 0, "n": 1}]
-    streamed = SimpleNamespace(
-        features={"label": classes, "n": object()}, skip=lambda start: rows[start:]
-    )
+    datasets = pytest.importorskip("datasets")
+    classes, rows = datasets.ClassLabel(names=["good", "bad"]), [{"label": 0, "n": 1}]
+    features = datasets.Features({"label": classes, "n": datasets.Value("int64")})
+    streamed = SimpleNamespace(features=features, skip=lambda start: rows[start:])
     monkeypatch.setattr("steps.data.load.shards._streamed", lambda *of: streamed)
     shard = HubShard("someone/preferences", "0" * 40, "train", 0, 1)
     assert list(open_shard(shard)) == [(1, {"label": "good", "n": 1})]

@@ -32,8 +32,8 @@ from steps.data.load.split_names import require_one
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
 from steps.data.readers.cells import separated_values
-from steps.data.readers.class_labels import named
-from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
+from steps.data.readers.columns import arrow_rows, parquet_rows
+from steps.data.readers.features import decoders, plain_row
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
 from steps.data.rows.ledger import LONE
@@ -488,7 +488,7 @@ def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
     rows = _streamed(shard.repo, shard.revision, shard.split)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
-    kinds = (rows.features or {}).items()
-    classes = {column: kind.names for column, kind in kinds if getattr(kind, "names", None)}
-    records = (named(without_nulls(record), classes) for record in rows.skip(start_row - 1))
+    features = rows.features
+    decode = decoders(features.arrow_schema, is_decoded=True) if features else {}
+    records = (plain_row(record, decode) for record in rows.skip(start_row - 1))
     yield from enumerate(records, start=start_row)

@@ -2,20 +2,15 @@
 
 A row with a value that Python cannot represent is malformed. In a damaged row group, all rows are
 malformed, each with its number. A table with a damaged index gives no rows.
-
-In a column of objects, every row has all keys, and keys that a row does not set are null.
-`without_nulls` removes these, so that a tool call has only its own arguments. An intended null
-cannot be distinguished from them; if it matters, the table must hold JSON text. A map is an object,
-too. Older versions of `datasets` save a list of messages as an object that has a list for each of
-their keys; `without_nulls` gives the messages.
+A map is an object. `features` makes the values plain.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
-from steps.data.readers.class_labels import class_names, named
+from steps.data.readers.features import decoders, plain_row
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
 from steps.data.rows.reasons import MalformedRow
 
@@ -57,38 +52,6 @@ def arrow_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
             done += batch.num_rows
     except CutOff as error:
         yield from _from(start, [(done + 1, cut_off(error, f"row {done}"))])
-
-
-def without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a table without the nulls within its objects; its columns stay."""
-    return {column: _set_keys(_listed(value)) for column, value in record.items()}
-
-
-def _listed(value: Any) -> Any:
-    """The messages of an object that has a list for each of their keys; any other value as it is.
-
-    Objects of other keys stay, since answers with their places (`text`, `answer_start`) are no list
-    of messages.
-    """
-    if not isinstance(value, dict) or not any(keys <= value.keys() for keys in _SAID):
-        return value
-    lists = {key: each for key, each in value.items() if each is not None}
-    if not all(isinstance(each, list) for each in lists.values()):
-        return value
-    if len({len(each) for each in lists.values()}) > 1:
-        return value
-    return [dict(zip(lists, item, strict=True)) for item in zip(*lists.values(), strict=True)]
-
-
-_SAID = ({"role", "content"}, {"from", "value"})
-
-
-def _set_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _set_keys(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_set_keys(item) for item in value]
-    return value
 
 
 def _from(start: int, items: Iterable[Item]) -> Iterator[Item]:
@@ -142,14 +105,10 @@ def _require_names_once(schema: "pa.Schema") -> None:
 
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
-    is_sound, classes = _is_sound(batch), class_names(batch.schema.metadata)
+    is_sound = _is_sound(batch)
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
-        for number, record in enumerate(_records(part, is_sound), start=before + offset + 1):
-            if classes and not isinstance(record, MalformedRow):
-                yield number, named(record, classes)
-            else:
-                yield number, record
+        yield from enumerate(_records(part, is_sound), start=before + offset + 1)
 
 
 def _is_sound(batch: "pa.RecordBatch") -> bool:
@@ -164,14 +123,14 @@ def _is_sound(batch: "pa.RecordBatch") -> bool:
     return True
 
 
-def _records(batch: "pa.RecordBatch", is_sound: bool) -> list[Mapping | MalformedRow]:
+def _records(batch: "pa.RecordBatch", is_sound: bool) -> Sequence[Mapping[str, Any] | MalformedRow]:
     import pyarrow as pa
 
     try:
         if not is_sound:
             batch.validate(full=True)
         if batch.nbytes <= MAX_ROW_BYTES:
-            return [without_nulls(record) for record in _objects(batch)]
+            return _plain_rows(batch, _objects(batch))
     except (ValueError, OverflowError, pa.ArrowException):
         pass  # the code below finds the invalid row
     return [_record(batch.slice(index, 1), is_sound) for index in range(batch.num_rows)]
@@ -187,7 +146,7 @@ def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
         # Rows can share values (dictionaries, views): Arrow then counts those of all rows.
         if row.nbytes > MAX_ROW_BYTES and (size := _size(record)) > MAX_ROW_BYTES:
             return too_large(size)
-        return without_nulls(record)
+        return _plain_rows(row, [record])[0]
     except (ValueError, OverflowError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)
@@ -200,6 +159,11 @@ def _objects(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
         return batch.to_pylist(maps_as_pydicts="strict" if has_maps else None)
     except KeyError as error:
         raise ValueError("a map has a key twice") from error
+
+
+def _plain_rows(batch: "pa.RecordBatch", records: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    decode = decoders(batch.schema)
+    return [plain_row(record, decode) for record in records]
 
 
 def _size(value: Any) -> int:
