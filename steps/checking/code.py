@@ -1,6 +1,7 @@
 """A program that passes tests, run in a process with limits."""
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -10,10 +11,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from steps.checking import sandbox
+from steps.checking.programs import MARK, functions_in, program_in, read_tests
 from steps.checking.verdicts import (
     Answered,
     Checker,
@@ -25,23 +29,28 @@ from steps.checking.verdicts import (
 )
 from steps.shared.checks import require, require_count
 
-_BLOCK = re.compile(r"```[ \t]*([^\n`]*)\n(.*?)```", re.DOTALL)
-
 
 @dataclass(frozen=True)
 class Code(Checker):
     """Right if the program in a text passes the tests in the row's answer.
 
-    The program is the last code block of the text that is marked as Python's; without one, the last
-    that is not marked as anything; without any, the whole text. The tests
-    are Python statements such as ``assert add(2, 3) == 5``, or a list of them in JSON, which run
-    after the program. Without such tests there is no verdict.
+    The program is the last code block that defines what the tests use, with the earlier blocks that
+    it needs (:mod:`steps.checking.programs`). The tests run by what they are:
+
+    - Statements such as ``assert add(2, 3) == 5``, or a list of them in JSON, run after it.
+    - HumanEval's ``check(candidate)`` gets the last function of the prompt that the program
+      defines, or its only function. JSON may name it: ``{"test": …, "entry_point": …}``.
+    - ``unittest.TestCase`` classes run by unittest, examples behind ``>>>`` by doctest.
+    - Functions ``test_…`` are called; those with parameters, marks or classes need pytest.
+
+    Tests may import the program as ``solution``. Tests that asserted nothing, use nothing of the
+    program or import what is not installed give no verdict.
 
     The program runs in a separate interpreter: without the user's environment variables, in an
     empty folder, without a network, within `seconds` and `memory_mb`, and without the right to
     write large files. This protects a machine from a model's mistakes, but not from malice: the
-    program can read the user's files. Run hostile programs in a container. If these limits cannot
-    be set, there is no verdict.
+    program can read the user's files, and its objects may claim to equal anything. Run hostile
+    programs in a container. If these limits cannot be set, there is no verdict.
 
     Args:
         seconds: the time limit of the program.
@@ -63,16 +72,22 @@ class Code(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no tests")
-        tests = _tests(answered.answer)
-        if tests is None:
+        told_tests, entry = _tests(answered.answer)
+        if told_tests is None:
             return no_verdict("the row's answer has values and no tests, so any program passes")
-        try:
-            compile(tests, "tests", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
-            return no_verdict(f"the row's tests are no Python: {error}")
+        tests = read_tests(told_tests)
+        if tests.lacks:
+            return no_verdict(f"the row's tests {tests.lacks}")
+        asked = str(answered.prompt[-1].get("content", "")) if answered.prompt else ""
+        names = [entry] if entry else functions_in(asked)
+        uses = tests.uses | {re.split(r"\W", name)[0] for name in names}
         told = {
-            "program": _program(answered.text),
-            "tests": tests,
+            "program": program_in(answered.text, uses),
+            "tests": tests.text,
+            "form": tests.form,
+            "called": tests.called,
+            "names": names,
+            "mark": MARK,
             "passed": secrets.token_hex(),
             "seconds": self.seconds,
             "memory": self.memory_mb * 2**20,
@@ -82,21 +97,15 @@ class Code(Checker):
             return _run(told, Path(folder), self.seconds)
 
 
-def _tests(answer: str) -> str | None:
-    """The statements of an answer, or of those in its list; None if it holds only values."""
+def _tests(answer: str) -> tuple[str | None, str]:
+    """The statements of an answer, or of those in its list; None if it holds only values. And the
+    function that they test, where the answer names it."""
     held = held_in(answer)
     if listed := assertions(held):
-        return "\n".join(map(textwrap.dedent, listed))
-    return answer if held is None else None
-
-
-def _program(text: str) -> str:
-    blocks: dict[bool, str] = {}
-    for mark, block in _BLOCK.findall(text):
-        language = mark.strip().lower()
-        if language in ("", "py", "python", "python3"):
-            blocks[bool(language)] = textwrap.dedent(block)  # it may be in a list
-    return blocks.get(True, blocks.get(False, text))
+        return "\n".join(map(textwrap.dedent, listed)), ""
+    if isinstance(held, Mapping) and isinstance(held.get("test"), str):
+        return held["test"], str(held.get("entry_point") or "")
+    return (answer if held is None else None), ""
 
 
 def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:
@@ -133,9 +142,10 @@ def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:
         return no_verdict("the system lets no process leave its network; set allow_network")
     if state != b"started":
         return no_verdict(f"the sandbox failed before the program began: {reason}")
-    if not late and output.read_bytes().endswith(str(told["passed"]).encode()):
-        return judged(True)
-    return judged(False, reason)
+    _, passed, said = output.read_bytes().rpartition(str(told["passed"]).encode())
+    if late or not passed:
+        return judged(False, reason)
+    return no_verdict(said.decode()) if said else judged(True)
 
 
 def _last_line(path: Path) -> str:
@@ -147,38 +157,4 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 """A set has one order in each run, and an import of numpy takes the memory of one thread: a verdict
 does not depend on a random seed or on the machine's cores."""
 
-_SANDBOX = """
-import ctypes, json, os, resource, sys
-
-start = int(sys.argv.pop())
-told = json.load(sys.stdin)
-passed, tests = told["passed"], told["tests"]
-dies_with_parent = 1
-ctypes.CDLL(None).prctl(dies_with_parent, 9)
-if not told["network"]:
-    new_user, new_network = 0x10000000, 0x40000000
-    if ctypes.CDLL(None).unshare(new_user | new_network):
-        os.write(start, b"no network")
-        os._exit(1)
-seconds = int(told["seconds"]) + 1
-for limit, value in (
-    (resource.RLIMIT_CPU, seconds),
-    (resource.RLIMIT_AS, told["memory"]),
-    (resource.RLIMIT_FSIZE, 2**24),
-    (resource.RLIMIT_CORE, 0),
-):
-    resource.setrlimit(limit, (value, value))
-space = {"__name__": "__main__"}
-program = told.pop("program")
-del told
-os.write(start, b"started")
-os.close(start)
-exec(compile(program, "program", "exec"), space)
-exec(compile(tests, "tests", "exec"), space)
-sys.stdout.flush()
-os.write(1, passed.encode())
-os._exit(0)
-"""
-"""The script that limits its own process and then runs program and tests. A program that exits
-early does not pass, because the script writes the secret word of success only after the tests. No
-program can feign a failure of the sandbox, because the pipe that tells its start is closed then."""
+_SANDBOX = inspect.getsource(sandbox)

@@ -1,0 +1,197 @@
+"""Which part of a text is the program, and which form its tests have. Nothing runs here."""
+
+import ast
+import builtins
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+MARK = "__assertion_begins__"
+"""The function that instrumented tests call before each assertion."""
+PROGRAM = "solution"
+"""The module as which tests may import the program."""
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([^\n`]*)$")
+_DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_ASSERTS = re.compile(r"_?assert|raises$|fail$")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Tests as they run.
+
+    text: statements that call `MARK` before each assertion; of doctests, the examples.
+    form: ``statements``, ``pytest`` or ``doctest``.
+    called: the functions of the tests that nothing in the tests calls.
+    uses: the names that they take from the program.
+    lacks: why they say nothing about a program; empty if they do.
+    """
+
+    text: str = ""
+    form: str = "statements"
+    called: Sequence[str] = ()
+    uses: Set[str] = frozenset()
+    lacks: str = ""
+
+
+def read_tests(text: str) -> Tests:
+    """Tests of any form."""
+    if re.search(r"^\s*>>> ", text, re.MULTILINE) and _parsed(text) is None:
+        used = set(re.findall(r"[A-Za-z_]\w*", text))
+        return Tests(textwrap.dedent(text), "doctest", uses=used)
+    try:
+        tree = ast.parse(text)
+        compile(text, "tests", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return Tests(lacks=f"are no Python: {error}")
+    if missing := _missing(tree):
+        return Tests(lacks=f"import {missing}, which is not installed; install {missing}")
+    loaded = _loaded(tree)
+    functions = [node for node in tree.body if isinstance(node, _Function)]
+    tests = [f for f in functions if f.name.startswith("test") and f.name not in loaded]
+    checks = [f for f in functions if f.name == "check" and f.name not in loaded and f.args.args]
+    imports = {name.partition(".")[0] for name in _imported(tree)}
+    cases = [c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.startswith("Test")]
+    plain = [c for c in cases if not c.bases and c.name not in loaded]
+    special = [f for f in tests if f.decorator_list or f.args.args or f.args.kwonlyargs]
+    is_pytest = bool(special or plain or ("pytest" in imports and tests))
+    if is_pytest and find_spec("pytest") is None:
+        return Tests(lacks="need pytest, which is not installed; install pytest")
+    uses = frozenset((loaded | _from_program(tree)) - _defined(tree) - vars(builtins).keys())
+    if not uses and not checks and PROGRAM not in imports:
+        return Tests(lacks="use nothing of the program")
+    marked = ast.fix_missing_locations(_Marked().visit(tree))
+    form, called = ("pytest", ()) if is_pytest else ("statements", (*checks, *tests))
+    return Tests(ast.unparse(marked), form, [each.name for each in called], uses)
+
+
+def functions_in(prompt: str) -> list[str]:
+    """The names of a prompt's functions, the last first, as HumanEval puts helpers before."""
+    return list(dict.fromkeys(reversed(re.findall(r"\bdef[ \t]+(\w+)[ \t]*\(", prompt))))
+
+
+def program_in(text: str, uses: Set[str]) -> str:
+    """The last block that defines something that is used, behind earlier ones that it needs.
+
+    Blocks that are marked as Python's come before those without a mark. Where no block defines what
+    is used, the last one is the program; where there is no block, the text.
+    """
+    blocks = _blocks(text)
+    chosen = [block for block, mark in blocks if mark] or [block for block, _ in blocks]
+    program: list[str] = []
+    wanted = set(uses)
+    for block in reversed(chosen):
+        tree = _parsed(block)
+        defined = set(_DEFINED.findall(block)) if tree is None else _defined(tree)
+        if defined & wanted:
+            program.insert(0, block)
+            wanted |= set() if tree is None else _loaded(tree) - vars(builtins).keys()
+            wanted -= defined
+    return "\n".join(program or chosen[-1:] or [text])
+
+
+def _blocks(text: str) -> list[tuple[str, bool]]:
+    """Blocks of a text, with whether they are marked as Python's.
+
+    A fence with a mark always opens a block. The text's end closes one, and a fence that closes
+    nothing ends a program at the start.
+    """
+    found: list[tuple[str, str]] = []
+    mark: str | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        fence = _FENCE.match(line)
+        if not fence:
+            lines.append(line)
+            continue
+        block = textwrap.dedent("\n".join(lines))
+        if mark is not None or (not found and not fence[1] and _parsed(block) and block.strip()):
+            found.append((block, mark or ""))
+            mark = fence[1].strip().lower() or None
+        else:
+            mark = fence[1].strip().lower()
+        lines = []
+    if mark is not None and "\n".join(lines).strip():
+        found.append((textwrap.dedent("\n".join(lines)), mark))
+    languages = ("", "py", "python", "python3")
+    return [(block, bool(mark)) for block, mark in found if mark in languages]
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _loaded(tree: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Names that the statements bind, arguments of their functions included."""
+    nodes = list(ast.walk(tree))
+    found = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    found |= {n.name for n in nodes if isinstance(n, _Function | ast.ClassDef)}
+    found |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    found |= {n.name for n in nodes if isinstance(n, ast.ExceptHandler) and n.name}
+    imports = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
+    imports = [n for n in imports if not (isinstance(n, ast.ImportFrom) and n.module == PROGRAM)]
+    return found | {(a.asname or a.name).partition(".")[0] for n in imports for a in n.names}
+
+
+def _from_program(tree: ast.Module) -> set[str]:
+    froms = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == PROGRAM)
+    return {alias.name for node in froms for alias in node.names}
+
+
+def _imported(tree: ast.Module) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+    return found
+
+
+def _missing(tree: ast.Module) -> str:
+    for name in _imported(tree):
+        root = name.partition(".")[0]
+        if root not in (PROGRAM, *sys.builtin_module_names) and find_spec(root) is None:
+            return root
+    return ""
+
+
+class _Marked(ast.NodeTransformer):
+    """Calls `MARK` before each statement that can find a program wrong."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.AST]:
+        return [_mark(), node]
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
+        return [_mark(), node] if _asserts(node.value) else node
+
+    def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
+        self.generic_visit(node)
+        return [_mark(), node] if any(_asserts(i.context_expr) for i in node.items) else node
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
+        raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
+        self.generic_visit(node)
+        return [_mark(), node] if raises else node
+
+    visit_Try: Callable[..., ast.AST | list[ast.AST]] = visit_If
+
+
+def _mark() -> ast.stmt:
+    return ast.Expr(ast.Call(ast.Name(MARK, ast.Load()), [], []))
+
+
+def _asserts(node: ast.AST) -> bool:
+    called = node.func if isinstance(node, ast.Call) else None
+    name = getattr(called, "attr", getattr(called, "id", ""))
+    return bool(_ASSERTS.match(name))
