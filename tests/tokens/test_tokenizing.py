@@ -439,7 +439,7 @@ def calls_trained_on(writing: str, arguments: Any) -> str:
     template = CALLS_AFTER.replace(f"{{{{ {GIVEN}.x }}}}", writing)
     call = {"type": "function", "function": {"name": "foo", "arguments": arguments}}
     answer: Message = {"role": "assistant", "content": "a", "tool_calls": [call]}
-    finder = tokenization(letters(template), ROOMY).outlines.finder
+    finder = tokenization(letters(template), ROOMY).finder
     found = finder.render(Chat((*PROMPT, answer)), [len(PROMPT)])
     return found.text[slice(*found.spans[0])]
 

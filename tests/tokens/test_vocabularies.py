@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import random
 import shutil
 from collections.abc import Callable
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from chat_families import families
 from step_output import Folder
 from tiny_models import model_folder, pair_records, token_files, unpaired_records, word_tokenizer
 from tokenizers import Tokenizer, models
@@ -18,6 +20,7 @@ import steps
 from pipeline import Artifact
 from pipeline.dag.step import StepFunction
 from steps.data.rows.parquet import write_rows
+from steps.data.tokens.encoding import encoder
 from steps.data.tokens.token_tables import COMPLETION_TOKENS, CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.vocabularies import (
     copy_tokenizer,
@@ -298,3 +301,23 @@ def test_templates_may_be_several_and_lie_in_the_config_of_a_tokenizer(
     (bare := tmp_path / "bare").mkdir()
     (bare / "special_tokens_map.json").write_text("{}")  # as a user's own step may leave a model
     assert not hand_template_on(tmp_path / "model", bare)
+
+
+TEXTS = (
+    "Yes.", "Is it so?", " and so on ", "two\n\nlines", "\u3000wide\u00a0", "</think>\n\nYes.",
+    "<think>no</think>yes", "a<|im_end|>b", "<|im_end", "|>", "TemperOutline0x", "Slot0x1c1x", "",
+    " ", "東京 é ½", "'s", "{{ x }}", "<s>", "[INST]", "user", "tool_call", "\x1c", "\u200b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3"])  # GPT-2's pattern, and Llama 3's
+def test_words_have_the_ids_that_they_have_in_the_text(name: str) -> None:
+    tokens = encoder(families()[name].tokenizer)
+    assert tokens._words is not None
+    drawn = random.Random(0)
+    parts = (
+        *TEXTS, " ", "  ", "\n", " \n ", "\t", "\r\n", "\x85", "\u2028", "a", "1", ".", "\u0301",
+        "don't", "f(x_1)", "<b", "'", "23", "\u037e", "\u0338",
+    )  # fmt: skip
+    texts = ["".join(drawn.choices(parts, k=9)) for _ in range(2000)]
+    assert tokens._words.ids(texts) == tokens.whole_ids(texts)

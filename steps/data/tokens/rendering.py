@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from steps.data.images.finding import MARK, parts_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
-from steps.data.templates.arguments import Call, Way, as_function, fitted, way_of
+from steps.data.tokens.call_arguments import Call, Way, as_function, fitted, way_of
 from steps.shared.beginnings import shared_length
 
 if TYPE_CHECKING:
+    from jinja2 import nodes
     from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
@@ -348,18 +349,30 @@ def _templates(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return list(written.values()) if isinstance(written, dict) else [str(written)]
 
 
+def _program_of(template: str) -> "nodes.Template | None":
+    """The parsed template; None for one that refuses every row, and each row says so."""
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # slow to import
+
+    try:
+        return _compile_jinja_template(template).environment.parse(template)
+    except (TemplateError, SyntaxError):
+        return None
+
+
 def _marks_generation(template: str) -> bool:
     """Whether a template has `{% generation %}` blocks, all outside captured text. In a macro,
     `{% set %}`, `{% call %}`, `{% filter %}` or recursive loop, jinja's positions of the blocks are
     wrong, as they count from the last piece written outside."""
     from jinja2 import nodes
 
-    from steps.data.templates.programs import is_generation, program_of
+    def is_generation(block: nodes.CallBlock) -> bool:
+        return getattr(block.call.node, "name", "") == "_generation_support"
 
     def blocks(within: nodes.Node) -> list[nodes.CallBlock]:
         return list(filter(is_generation, within.find_all(nodes.CallBlock)))
 
-    if (program := program_of(template)) is None:
+    if (program := _program_of(template)) is None:
         return False
     kinds = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.For)
     capturing = (
@@ -374,10 +387,8 @@ def _looked_for(templates: list[str], also: set[str]) -> re.Pattern[str]:
     """The texts that a template holds as values, with a sign in them, in a group of their own."""
     from jinja2 import nodes
 
-    from steps.data.templates.programs import program_of
-
     found = {"<think>", "</think>", *also}
-    for program in filter(None, map(program_of, templates)):
+    for program in filter(None, map(_program_of, templates)):
         values = (str(node.value).strip() for node in program.find_all(nodes.Const))
         found |= {value for value in values if _MARK.fullmatch(value)}
     return re.compile(f"({any_of(found)})")

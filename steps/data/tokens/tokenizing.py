@@ -10,9 +10,9 @@ This module tokenises whole conversations and single completions of a prompt.
 
 import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +24,6 @@ from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
 from steps.data.tokens.config import Inserted, Lost, TokenizeConfig, TrainOn
 from steps.data.tokens.encoding import Encoder, Pieces, encoder
 from steps.data.tokens.lengths import RowTooLong, fit
-from steps.data.tokens.outlines import Headers, Outlines
 from steps.data.tokens.rendering import Chat, ChatFormat, Span, chat_format, render
 from steps.data.tokens.spans import Rendered, SpanFinder, assistant_turns
 from steps.shared.execution_detail import kept
@@ -136,10 +135,6 @@ class Tokenization:
     images: Placeholders | None = None
 
     @cached_property
-    def outlines(self) -> Outlines:
-        return Outlines(self.finder)
-
-    @cached_property
     def ends(self) -> frozenset[int]:
         """The tokens that end a turn or the whole text."""
         found = (self.encoder.core.token_to_id(end) for end in self.finder.ends)
@@ -189,7 +184,7 @@ def tokenize_conversations(
     def render_row(row: ConversationRow) -> Rendered:
         turns = _trained_turns(row.messages, tokenization.config.train_on)
         chat = Chat(_without_trained(row.messages), row.tools, row.template_kwargs)
-        return _rendered(tokenization, chat.until(turns[-1] + 1), turns, turns[-1:])
+        return _rendered(tokenization, chat.until(turns[-1] + 1), turns)
 
     def finish(row: ConversationRow, text: Rendered, pieces: Pieces) -> TokenizedConversation:
         start = text.spans[0][0]
@@ -381,17 +376,16 @@ class Answered:
         return self.own == len(self.spans) - 1
 
 
-def headers_of(tokenization: Tokenization, prompt: Chat) -> Headers:
-    """The rendering of `prompt` with generation prompt, by its number of messages; made once, when
-    it is needed."""
-    return cache(lambda: {len(prompt.messages): render(tokenization.format, prompt, header=True)})
+def headers_of(tokenization: Tokenization, prompt: Chat) -> Mapping[int, str]:
+    """The rendering of `prompt` with generation prompt, by its number of messages."""
+    return {len(prompt.messages): render(tokenization.format, prompt, header=True)}
 
 
 def render_answered(
     tokenization: Tokenization,
     prompt: Chat,
     response: Messages,
-    headers: Headers,
+    headers: Mapping[int, str],
     answer: Collection[int],
 ) -> Answered:
     """Render `prompt` with one response, whose messages `answer` are the answer; `headers` comes
@@ -406,7 +400,7 @@ def render_answered(
         case TrainOn.answer:
             turns = [turn for turn in turns if turn - before in answer] or turns[-1:]
     until = chat.until(turns[-1] + 1)
-    rendered = _rendered(tokenization, until, turns, [before], headers)
+    rendered = _rendered(tokenization, until, turns, headers)
     return Answered(rendered, sum(turn < before for turn in turns))
 
 
@@ -414,10 +408,9 @@ def _rendered(
     tokenization: Tokenization,
     chat: Chat,
     turns: Sequence[int],
-    asked: Sequence[int],
-    headers: Headers = lambda: None,
+    headers: Mapping[int, str] | None = None,
 ) -> Rendered:
-    rendered = tokenization.outlines.render(chat, turns, asked, headers)
+    rendered = tokenization.finder.render(chat, turns, headers)
     is_whole = rendered.shows_messages and rendered.shows_calls
     if tokenization.config.lost == Lost.dropped and not is_whole:
         what = "a call" if rendered.shows_messages else "a message"
