@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import (
     RULE,
     Answered,
@@ -15,6 +14,7 @@ from steps.checking.verdicts import (
     is_rule,
     judged,
     no_verdict,
+    plain_numerals,
 )
 
 _BRACE = re.compile(r"\\(boxed|fbox)\s*\{|\\[{}]|[{}]")

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from steps.checking.boxed import boxed_answer
-from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import (
     RULE,
     Answered,
@@ -17,6 +16,7 @@ from steps.checking.verdicts import (
     is_rule,
     judged,
     no_verdict,
+    plain_numerals,
 )
 
 

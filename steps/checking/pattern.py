@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import (
     RULE,
     Answered,
@@ -13,6 +12,7 @@ from steps.checking.verdicts import (
     is_rule,
     judged,
     no_verdict,
+    plain_numerals,
 )
 from steps.shared.checks import require
 

@@ -133,3 +133,14 @@ def judged(is_right: bool, reason: str = "") -> Judgement:
 def no_verdict(reason: str) -> Judgement:
     """A judgement without a verdict."""
     return Judgement(Verdict.none, reason)
+
+
+_DIGIT, _MINUS = re.compile(r"\d"), re.compile(r"[−﹣－]|(?<!\w)–(?=\d)")
+
+
+def plain_numerals(text: str) -> str:
+    """The text with ASCII's digits and hyphens in place of other decimal digits and minus signs.
+
+    `²` and `½` are no decimal digits, and stay.
+    """
+    return _MINUS.sub("-", _DIGIT.sub(lambda digit: str(int(digit[0])), text))
