@@ -169,8 +169,10 @@ def by_pytest(tests: str, own: dict) -> None:
 
     builtins.__dict__["__program__"] = own
     with open("test_row.py", "w", encoding="utf-8") as file:
-        file.write("globals().update({k: v for k, v in __program__.items() if k[:2] != '__'})\n")
-        file.write(tests)
+        first = [line for line in tests.splitlines() if line.startswith("from __future__")]
+        names = "globals().update({k: v for k, v in __program__.items() if k[:2] != '__'})"
+        file.write("\n".join([*first, names, ""]))
+        file.write("\n".join(line for line in tests.splitlines() if line not in first))
     plugin = Plugin()
     quiet = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain", "test_row.py"]
     status = pytest.main(quiet, plugins=[plugin])

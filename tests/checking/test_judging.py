@@ -277,7 +277,7 @@ os._exit(113)
 
 
 def test_a_program_sees_sets_in_the_same_order_each_time() -> None:
-    program = "import sys\nsys.exit(str(set('abcdefghij')))"
+    program = "import sys\nx = 1\nsys.exit(str(set('abcdefghij')))"
     code = Code(seconds=60, allow_network=True)
     assert len({code.check(Answered(program, TESTS)).reason for _ in range(3)}) == 1
 
