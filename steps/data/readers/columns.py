@@ -5,12 +5,12 @@ malformed, each with its number. A table with a damaged index gives no rows.
 A map is an object. `features` makes the values plain.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
-from steps.data.readers.features import decoders, plain_row
+from steps.data.readers.features import Decode, decoders, plain_row
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
 from steps.data.rows.reasons import MalformedRow
 
@@ -105,10 +105,10 @@ def _require_names_once(schema: "pa.Schema") -> None:
 
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
-    is_sound = _is_sound(batch)
+    is_sound, decode = _is_sound(batch), decoders(batch.schema)
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
-        yield from enumerate(_records(part, is_sound), start=before + offset + 1)
+        yield from enumerate(_records(part, is_sound, decode), start=before + offset + 1)
 
 
 def _is_sound(batch: "pa.RecordBatch") -> bool:
@@ -123,20 +123,25 @@ def _is_sound(batch: "pa.RecordBatch") -> bool:
     return True
 
 
-def _records(batch: "pa.RecordBatch", is_sound: bool) -> Sequence[Mapping[str, Any] | MalformedRow]:
+def _records(
+    batch: "pa.RecordBatch", is_sound: bool, decode: Mapping[str, Decode]
+) -> list[Mapping[str, Any] | MalformedRow]:
     import pyarrow as pa
 
     try:
         if not is_sound:
             batch.validate(full=True)
         if batch.nbytes <= MAX_ROW_BYTES:
-            return _plain_rows(batch, _objects(batch))
+            return [plain_row(record, decode) for record in _objects(batch)]
     except (ValueError, OverflowError, pa.ArrowException):
         pass  # the code below finds the invalid row
-    return [_record(batch.slice(index, 1), is_sound) for index in range(batch.num_rows)]
+    slices = (batch.slice(index, 1) for index in range(batch.num_rows))
+    return [_record(row, is_sound, decode) for row in slices]
 
 
-def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
+def _record(
+    row: "pa.RecordBatch", is_sound: bool, decode: Mapping[str, Decode]
+) -> Mapping[str, Any] | MalformedRow:
     import pyarrow as pa
 
     try:
@@ -146,7 +151,7 @@ def _record(row: "pa.RecordBatch", is_sound: bool) -> Mapping | MalformedRow:
         # Rows can share values (dictionaries, views): Arrow then counts those of all rows.
         if row.nbytes > MAX_ROW_BYTES and (size := _size(record)) > MAX_ROW_BYTES:
             return too_large(size)
-        return _plain_rows(row, [record])[0]
+        return plain_row(record, decode)
     except (ValueError, OverflowError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)
@@ -159,11 +164,6 @@ def _objects(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
         return batch.to_pylist(maps_as_pydicts="strict" if has_maps else None)
     except KeyError as error:
         raise ValueError("a map has a key twice") from error
-
-
-def _plain_rows(batch: "pa.RecordBatch", records: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
-    decode = decoders(batch.schema)
-    return [plain_row(record, decode) for record in records]
 
 
 def _size(value: Any) -> int:
