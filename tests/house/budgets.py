@@ -1,11 +1,10 @@
 """Counts the lines of each package and compares them with ``budgets.toml``.
 
     make size                  lines, budget, and what is over
-    make size ARGS=--write     today's lines become the budgets
+    make size ARGS=--write     budgets fall to today's lines
 
-A budget is what was reached, and goes down only. A raise is an edit of the table by hand, with its
-reason in a comment at the end of the line. ``--write`` keeps comments, adds packages that are new
-and removes those that are gone. Look at the difference before you commit it.
+A budget only falls. A raise is an edit of the table by hand, its reason in a comment.
+``--write`` keeps comments, adds packages that are new and removes those that are gone.
 """
 
 import re
@@ -43,14 +42,14 @@ def budgets() -> dict[str, int]:
 
 
 def rewritten(table: str, lines: dict[str, int]) -> str:
-    """The table with these lines as budgets."""
+    """The table with these lines as budgets, except where they are more than a budget allows."""
     new, kept = dict(lines), []
     for line in table.splitlines():
         entry = _ENTRY.fullmatch(line)
         if not entry:
             kept.append(line)
         elif entry[1] in lines:
-            kept.append(f'"{entry[1]}" = {new.pop(entry[1])}{entry[3]}')
+            kept.append(f'"{entry[1]}" = {min(int(entry[2]), new.pop(entry[1]))}{entry[3]}')
     return "\n".join([*kept, *(f'"{name}" = {count}' for name, count in sorted(new.items())), ""])
 
 

@@ -15,4 +15,5 @@ def test_the_table_names_no_package_that_is_gone() -> None:
 
 def test_writing_the_table_keeps_its_comments_and_follows_the_packages() -> None:
     table = '# reason\n"a" = 5  # why\n"gone" = 1\n'
+    assert budgets.rewritten('"a" = 5\n', {"a": 6}) == '"a" = 5\n'  # a raise is by hand
     assert budgets.rewritten(table, {"a": 4, "new": 2}) == '# reason\n"a" = 4  # why\n"new" = 2\n'
