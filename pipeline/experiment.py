@@ -438,7 +438,6 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
         roots = chosen(make_plan(roots, catalog.store, (), catalog), config.only)
     plan = make_plan(roots, catalog.store, config.force, catalog)
     prices = prices_of(plan, catalog, config.launcher, config.jobs)
-    prices.wait(0)
     show_plan(make_console(), plan, prices=prices, jobs=config.jobs)
     note_plan()
     require_sinks(config.sinks)

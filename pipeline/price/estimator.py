@@ -93,9 +93,6 @@ class Foreseen:
         scratch: bytes of checkpoints and other files that are deleted once the artifact exists.
         capacity: bytes of memory of such an accelerator, if its model determines that.
         note: a phrase for the plan, such as how to make an amount known.
-        wait: ends when an amount that takes long to estimate is known, or after so many seconds. A
-            run calls it before it starts any step, and estimates again; a plan calls it with 0, for
-            which the work goes on behind it.
     """
 
     sizes: Sizes = field(default_factory=dict)
@@ -104,7 +101,6 @@ class Foreseen:
     scratch: float = 0.0
     capacity: float | None = None
     note: str = ""
-    wait: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Price:
         scratch: further bytes that it needs while it runs.
         is_rough: whether no attempt on equivalent hardware has corrected the estimate.
         capacity: bytes of memory of one accelerator, or of the machine.
-        note, wait: as in :class:`Foreseen`.
+        note: as in :class:`Foreseen`.
     """
 
     hardware: Hardware
@@ -61,7 +61,6 @@ class Price:
     is_rough: bool = True
     capacity: float | None = None
     note: str = ""
-    wait: Callable[[float], None] | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -98,17 +97,6 @@ class Prices:
             for planned in plan.steps
             if planned.step.fingerprint in self.of
         ]
-
-    @property
-    def awaited(self) -> list[str]:
-        """The steps of which more will be known after `wait`, by fingerprint."""
-        return [name for name, price in self.of.items() if price.wait is not None]
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the estimates that take long, so many seconds for each; with 0, only begin."""
-        for name in self.awaited:
-            with contextlib.suppress(Exception):  # as in `_measure`
-                self.of[name].wait(seconds)  # pyright: ignore[reportOptionalCall]
 
     @property
     def peak_disk(self) -> float:
@@ -243,7 +231,6 @@ class Pricer:
             is_rough=not (own or others),
             capacity=hardware.memory or foreseen.capacity,
             note=foreseen.note or _kind_wanted(step, hardware, size_of, seconds),
-            wait=foreseen.wait,
         )
         return price, foreseen.sizes if disk is None else {**foreseen.sizes, "bytes": disk}
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present
-from pipeline.plan.planning import Plan, State, display_names, make_plan
+from pipeline.plan.planning import Plan, State, make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.record import RunRecord, redacted
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
-from pipeline.text import visible
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
     from rich.console import Console
@@ -20,9 +19,6 @@ if TYPE_CHECKING:  # imported late: workers import this module too, and need non
     from pipeline.launchers.config import LauncherConfig
     from pipeline.price.pricing import Prices
     from pipeline.show.live import Board
-
-MOST_SECONDS = 1200.0
-"""The most that a run waits for an estimate that takes long."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +70,6 @@ class Invocation:
         from pipeline.running.forecast import prices_of
 
         return prices_of(self.current, self.catalog, options.launcher, options.jobs)
-
-    def wait(self, prices: "Prices") -> None:
-        """Wait for the estimates that take long."""
-        names = display_names(self.current)
-        of = ", ".join(visible(names[name]) for name in prices.awaited)
-        line = f"working out the memory of {of}, once; that takes minutes (--plan does not wait)"
-        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-        prices.wait(MOST_SECONDS)
 
     def resolver(self) -> Resolver:
         return Resolver(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pipeline.errors import TemperError
 from pipeline.launchers.driver_end import heed_first
 from pipeline.running.invocation import Invocation, RunOptions
-from pipeline.running.run_request import require_packages
 from pipeline.wire.spec import Pause
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
@@ -134,19 +133,6 @@ def placement(invocation: Invocation, options: RunOptions, lifeline: "Lifeline")
     placed = Placement([opener(kind) for kind in config.use], asked, opener)
     placed.require(invocation.missing())
     return placed
-
-
-def require_what_steps_need(invocation: Invocation, options: RunOptions) -> None:
-    """Refuse at once what would be refused after a long wait.
-
-    Raises:
-        TemperError: a package is missing, or no launcher has the resources that a step requests.
-    """
-    from pipeline.wire.lifeline import Lifeline
-
-    require_packages(invocation.current, options.launcher)
-    with contextlib.closing(Lifeline()) as lifeline:
-        placement(invocation, options, lifeline)
 
 
 def _observer(invocation: Invocation, board: "Board", mirror: "MirrorProcess | None") -> "Observer":

@@ -11,7 +11,7 @@ from pipeline.dag.step import Step, look_again
 from pipeline.errors import TemperError
 from pipeline.plan.planning import make_plan
 from pipeline.running.invocation import Invocation, RunOptions
-from pipeline.running.rounds import RunFailed, require_what_steps_need, run_missing
+from pipeline.running.rounds import RunFailed, run_missing
 from pipeline.running.run_request import (
     check_names,
     check_request,
@@ -167,20 +167,13 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Prices | None":
     Returns the estimates that are shown, if there are any.
 
     Raises:
-        TemperError: a package that a step needs here is missing; or no launcher has the resources
-            that a step requests, and an estimate would take long.
+        TemperError: a package that a step needs here is missing.
     """
     from pipeline.show.terminal import show_plan
 
     invocation.plan()
     verbosity = options.verbosity
     prices = invocation.prices(options) if verbosity >= 0 else None
-    if prices is not None and PLAN_ONLY in os.environ:
-        prices.wait(0)
-    elif prices is not None and prices.awaited:
-        require_what_steps_need(invocation, options)
-        invocation.wait(prices)
-        prices = invocation.prices(options)
     if verbosity >= 0:
         show_plan(invocation.console, invocation.current, verbosity > 0, prices, options.jobs)
     require_packages(invocation.current, options.launcher)

@@ -4,8 +4,8 @@
 ``speed`` converts arithmetic, memory traffic and calls to seconds on given hardware. The estimators
 combine these: ``of_models`` for steps that write a model folder without training, ``of_rows`` for
 steps that read, choose and tokenise rows, ``of_training`` for steps that train or score,
-``of_generation`` for steps that generate, ``of_online`` for training that samples. ``of_tpus`` asks
-the TPU compiler. Begin with ``of_training``.
+``of_generation`` for steps that generate, ``of_online`` for training that samples. Begin with
+``of_training``.
 
 Steps name their estimator as a string and do not import it, so estimators are in no key. They
 import neither torch nor transformers. Uses configs of the libraries below, and the core's

@@ -27,7 +27,6 @@ from steps.prices.model_sizes import (
 )
 from steps.prices.of_models import PROCESS, WORKING
 from steps.prices.of_rows import tokens_of
-from steps.prices.of_tpus import is_tpu, on_tpu
 from steps.prices.speed import Speed, speed_of
 from steps.shared.accelerators import accelerator
 from steps.training.schedule import steps_per_epoch, total_steps
@@ -109,8 +108,6 @@ def _trained(
         model, rows = of_reward_model(model), None if rows is None else replace(rows, scored=2)
     size = folder_bytes(model, dtype)
     sizes = {**model, "bytes": size}
-    if is_tpu(call):
-        return replace(on_tpu(call, model, config, True, rewards), sizes=sizes)
     if size is None:
         return Foreseen()
     if getattr(config, "backend", None) is not None:
@@ -361,8 +358,6 @@ def scoring(
     if rewards and rows is not None:
         rows = replace(rows, scored=2)
     itemsize = BYTES[Dtype(config.dtype)]
-    if is_tpu(call):
-        return on_tpu(call, model, config, False)
     if "parameters" not in model or config.backend is not None:
         return Foreseen()
     devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0

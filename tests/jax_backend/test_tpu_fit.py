@@ -3,29 +3,16 @@
 import importlib.util
 import json
 import os
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from filelock import FileLock
 
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
-from priced_steps import write_rows
 from tiny_models import llama, model_folder
 from typer.testing import CliRunner
-from waiting import HANGS_SECONDS
-
-from pipeline.price.estimator import Call, Foreseen, Hardware
-from steps.jax_backend.config import JaxTraining
-from steps.jax_backend.fitting import fit
-from steps.prices import model_sizes, of_tpus, of_training
-from steps.training.config import TrainConfig
 
 
 def _needs(package: str, extra: str) -> pytest.MarkDecorator:
@@ -81,169 +68,6 @@ def test_a_training_step_compiles_for_devices_that_are_not_there(
         parameters = 2 * 64 * 16 + 2 * (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 256 + 2 * 16) + 16
         whole = 4 * 4 * parameters
         assert whole / 4 <= found["programs"][2]["arguments"] < whole
-
-
-@pytest.mark.slow
-def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_libtpu = importlib.util.find_spec("libtpu") is not None
-    monkeypatch.setattr(of_tpus, "find_spec", lambda _: object())
-    monkeypatch.setattr(of_tpus, "place", lambda kind, about: tmp_path / kind / "ab" / "c.json")
-    monkeypatch.setattr(of_tpus, "_started", {})
-    if not has_libtpu:
-        monkeypatch.setattr(of_tpus, "_compiler", list)
-    saved = json.loads((model_folder(tmp_path / "model") / "config.json").read_bytes())
-    sizes, model = model_sizes.of_config(saved), write_rows(1)
-    arguments = {"init": model, "config": TrainConfig(backend=JaxTraining())}
-    call = Call(arguments, lambda _: sizes, Hardware("v5litepod-4 chip", 4))
-
-    planned = of_training.IMITATION.foresee(call)
-    assert planned.note.endswith("plan again later")
-    assert planned.wait is not None
-    planned.wait(0)
-    (begun,) = of_tpus._started.values()
-    planned.wait(0)  # before the compiler has taken its lock
-    assert list(of_tpus._started.values()) == [begun]
-    planned.wait(24 * HANGS_SECONDS)  # it leaves the processors to everybody else
-    known = of_training.IMITATION.foresee(call)
-    assert known.wait is None
-    if has_libtpu:
-        assert 0 < (known.memory or 0) < (known.capacity or 0)
-    else:
-        assert known.note.startswith("does not compile for v5e:2x2: 'v5e:2x2' is none of the GPUs")
-
-
-class CompilerHere:
-    """In place of the process that compiles: it compiles when somebody waits for it."""
-
-    def __init__(self, command: list[str], **_: Any) -> None:
-        self.arguments, self.is_over = command[4:], False
-        self.is_killed = False
-        assert command[1:4] == ["-P", "-m", "steps.prices.of_tpus"]
-
-    def __class_getitem__(cls, _: object) -> type["CompilerHere"]:
-        return cls
-
-    def poll(self) -> int | None:
-        return 0 if self.is_over else None
-
-    def wait(self, seconds: float) -> None:
-        if not seconds:
-            raise subprocess.TimeoutExpired("python", seconds)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["of_tpus", *self.arguments])
-            patch.setattr(os, "nice", lambda _: 0)
-            patch.delitem(sys.modules, "steps.prices.of_tpus")
-            runpy.run_module("steps.prices.of_tpus", run_name="__main__")
-        self.is_over = True
-
-    def kill(self) -> None:
-        self.is_killed = True
-
-
-@pytest.fixture
-def foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Foreseen]:
-    """The estimate of a training on a TPU, with nothing known of it at first."""
-    monkeypatch.setattr(of_tpus, "find_spec", lambda _: object())
-    monkeypatch.setattr(of_tpus, "place", lambda kind, about: tmp_path / kind / "ab" / "c.json")
-    monkeypatch.setattr(of_tpus, "_started", {})
-    monkeypatch.setattr(of_tpus, "_compiler", list)
-    monkeypatch.setattr(of_tpus.subprocess, "Popen", CompilerHere)
-    saved = json.loads((model_folder(tmp_path / "model") / "config.json").read_bytes())
-    sizes, model = model_sizes.of_config(saved), write_rows(1)
-    arguments = {"init": model, "config": TrainConfig(backend=JaxTraining())}
-    call = Call(arguments, lambda _: sizes, Hardware("v5litepod-4 chip", 4))
-    return lambda: of_training.IMITATION.foresee(call)
-
-
-def compiling(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[str]:
-    """Let the compiler answer this, or raise it; return for what it is asked."""
-    asked: list[str] = []
-
-    def compile_step(folder: Path, topology: str, step: Any) -> Any:
-        assert (folder / "config.json").exists()
-        asked.append(topology)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(fit, "compile_step", compile_step)
-    return asked
-
-
-def waiting(foreseen: Callable[[], Foreseen]) -> Callable[[float], None]:
-    planned = foreseen()
-    assert planned.note.endswith("plan again later")
-    assert planned.wait is not None
-    return planned.wait
-
-
-def test_a_plan_starts_one_compiler_and_what_it_says_is_kept(
-    foreseen: Callable[[], Foreseen], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = compiling(monkeypatch, SimpleNamespace(peak=3 * 2**30, limit=16 * 2**30))
-    wait = waiting(foreseen)
-    wait(0)
-    (begun,) = of_tpus._started.values()
-    wait(0)  # it is at work
-    assert list(of_tpus._started.values()) == [begun]
-    assert not asked
-    wait(HANGS_SECONDS)
-    known = foreseen()
-    assert (known.memory, known.capacity, known.wait) == (3 * 2**30, 16 * 2**30, None)
-    (last,) = of_tpus._started.values()
-    wait(HANGS_SECONDS)
-    assert list(of_tpus._started.values()) == [last]  # nothing is left to compile
-    last.wait(HANGS_SECONDS)  # one that another plan began meanwhile
-    assert asked == ["v5e:2x2"]
-
-
-def test_the_compiler_of_another_plan_is_not_doubled_and_one_that_is_interrupted_ends(
-    foreseen: Callable[[], Foreseen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = waiting(foreseen)
-    (tmp_path / "tpu" / "ab").mkdir(parents=True)
-    with FileLock(tmp_path / "tpu" / "ab" / "c.lock"):
-        wait(0)
-    assert not of_tpus._started
-    wait(0)
-    (begun,) = of_tpus._started.values()
-
-    def interrupt(self: CompilerHere, seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(CompilerHere, "wait", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        wait(HANGS_SECONDS)
-    (ended,) = of_tpus._started.values()
-    assert ended is not begun
-    assert ended.is_killed  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.parametrize(
-    ("error", "note"),
-    [
-        (fit.TooLarge("it takes 17.2 GiB of 16"), "does not fit: it takes 17.2 GiB of 16"),
-        (ValueError("no such layer\nat 7"), "does not compile for v5e:2x2: no such layer"),
-        (KeyError(), "does not compile for v5e:2x2: KeyError()"),
-    ],
-)
-def test_what_the_compiler_cannot_make_is_told_and_kept(
-    foreseen: Callable[[], Foreseen], monkeypatch: pytest.MonkeyPatch, error: Exception, note: str
-) -> None:
-    compiling(monkeypatch, error)
-    waiting(foreseen)(HANGS_SECONDS)
-    assert (foreseen().note, foreseen().memory) == (note, None)
-
-
-def test_a_compiler_without_memory_of_its_own_has_said_nothing(
-    foreseen: Callable[[], Foreseen], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiling(monkeypatch, MemoryError())
-    with pytest.raises(MemoryError):
-        waiting(foreseen)(HANGS_SECONDS)
-    waiting(foreseen)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from priced_steps import (
-    ASKED,
     price_breaks,
     price_is_missing,
     price_is_nonsense,
     price_is_of_a_gpu,
-    price_is_slow,
     sum_rows,
     unpriced,
     write_rows,
@@ -88,22 +86,6 @@ def test_an_estimator_that_breaks_or_is_not_there_breaks_no_plan(store: Store) -
         assert any(name in line and line.count("–") == 3 for line in text.splitlines())
     made = run(roots, store, console=Console(quiet=True))["c"].manifest
     assert made.provenance["foreseen"].keys() == {"by", "inputs"}
-
-
-def test_a_run_waits_for_an_estimate_that_takes_long_and_a_plan_does_not(
-    store: Store, console: Console
-) -> None:
-    ASKED.clear()
-    text = shown(*planned(store, it=price_is_slow()))
-    assert "! price_is_slow: plan again" in text
-    with pytest.raises(TemperError, match="price_is_slow asks for tpu=v5p-8, and local has no TPU"):
-        run({"it": price_is_slow().on(tpu="v5p-8")}, store, console=console)
-    assert not ASKED  # what cannot run is refused without the wait
-    run({"it": price_is_slow()}, store, console=console)
-    assert [seconds > 0 for seconds in ASKED] == [True]
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "300 MB" in said
-    assert "plan again" not in said
 
 
 def test_an_estimate_is_named_by_a_text() -> None:

@@ -23,7 +23,6 @@ from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
 from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made, Sizes
 from steps.evaluation.config import EvaluateConfig
-from steps.jax_backend.config import JaxTraining
 from steps.losses.base import ReferenceLoss
 from steps.losses.dpo import Dpo
 from steps.losses.with_reference.tdpo import Tdpo
@@ -35,7 +34,6 @@ from steps.prices import (
     of_generation,
     of_online,
     of_rows,
-    of_tpus,
     of_training,
     row_sizes,
 )
@@ -197,44 +195,6 @@ def memory(config: DpoConfig, of_one: int) -> float:
     found = of_training.PREFERENCE.foresee(dpo(config, hardware)).memory
     assert found is not None
     return found
-
-
-def test_of_a_step_on_a_tpu_the_plan_says_what_it_takes_to_know_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def note(backend: object, **others: object) -> str:
-        config = DpoConfig(backend=backend, **others)  # type: ignore[arg-type]
-        found = of_training.PREFERENCE.foresee(dpo(config, Hardware("v5p-8 chip", 4)))
-        assert found.memory is None
-        assert found.wait is None
-        return found.note
-
-    assert "set backend=jax" in note(None)
-    missing = {"libtpu": None, "jax": object()}
-    monkeypatch.setattr(of_tpus, "find_spec", missing.get)
-    assert "pip install 'temper-ml[tpu]'" in note(JaxTraining())
-    monkeypatch.setattr(of_tpus, "find_spec", lambda _: object())
-    assert "lora" in note(JaxTraining(), lora=LoraConfig())
-    assert "once its model has been imported" in note(JaxTraining())  # LLAMA has no model_type
-
-
-@pytest.mark.parametrize(
-    ("chip", "topology"),
-    [
-        ("v5litepod-1 chip", "v5e:1x1"),
-        ("v5litepod-8 chip", "v5e:2x4"),
-        ("v6e-16 chip", "v6e:4x4"),
-        ("v5p-8 chip", "v5p:2x2x1"),
-        ("v5p-16 chip", "v5p:2x2x2"),
-        ("v4-64 chip", "v4:2x4x4"),
-        ("v5p-24 chip", None),
-        ("v5p-0 chip", None),
-        ("mine-8 chip", None),
-        ("NVIDIA H100", None),
-    ],
-)
-def test_a_slice_has_the_shape_that_its_name_stands_for(chip: str, topology: str | None) -> None:
-    assert of_tpus.topology_of(chip) == topology
 
 
 def test_adapters_need_less(tmp_path: Path) -> None:

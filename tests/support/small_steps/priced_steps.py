@@ -31,20 +31,11 @@ def _nonsense(call: Call) -> Foreseen:
     return Foreseen({"bytes": -1.0}, float("nan"), "much", scratch=float("inf"))  # type: ignore[arg-type]
 
 
-ASKED: list[float] = []
-
-
-def _slow(call: Call) -> Foreseen:
-    if ASKED:
-        return Foreseen(memory=3e8)
-    return Foreseen(note="plan again", wait=ASKED.append)
-
-
 def _by_kind(call: Call) -> Foreseen:
     return Foreseen(seconds=60.0 if call.hardware.model else None)
 
 
-SLOW, BY_KIND = Estimator(_slow), Estimator(_by_kind)
+BY_KIND = Estimator(_by_kind)
 ROWS, SUM = Estimator(_rows, _of_rows), Estimator(_sum)
 BROKEN, NONSENSE = Estimator(_breaks), Estimator(_nonsense)
 
@@ -67,11 +58,6 @@ def price_breaks(out: Output, rows: Artifact) -> None:
 
 @step(estimate="priced_steps:NONSENSE")
 def price_is_nonsense(out: Output) -> None:
-    (out.path / "file").write_text("x")
-
-
-@step(estimate="priced_steps:SLOW")
-def price_is_slow(out: Output) -> None:
     (out.path / "file").write_text("x")
 
 
