@@ -103,7 +103,7 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     before = evaluate(test, model=sft, config=cfg.evaluate)
     after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, loss=cfg.dpo.loss)
     title = f"{cfg.model.title}, trained by {cfg.dpo.loss.name.upper()} on {cfg.data.title}"
-    card = ModelCard(title, cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo, cfg.model.license)
+    card = ModelCard(title, cfg.model.name, cfg.data.called, cfg.sft, cfg.dpo, cfg.model.license)
     export = export_hf(
         dpo,
         evaluation=after,

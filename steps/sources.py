@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import fsspec
 
@@ -165,7 +166,8 @@ def split_files(path: str) -> dict[str, Files]:
 
 @dataclass  # not frozen: OmegaConf cannot add a frozen dataclass to a mapping
 class PartData:
-    """One source of ``data.mixture``: ``path``, or ``hub`` with ``revision`` and ``split``.
+    """One source of ``data.mixture``: ``path``, or ``hub`` with ``revision`` and ``split``, and
+    with ``name``, ``data_dir`` or ``data_files`` as in :class:`PreferenceData`.
 
     ``repeat`` reads a small source several times; ``deduplicate`` must then be off.
     """
@@ -174,6 +176,9 @@ class PartData:
     hub: str | None = None
     revision: str | None = None
     split: str = "train"
+    name: str | None = None
+    data_dir: str | None = None
+    data_files: Any = None
     weight: float = 1.0
     repeat: int = 1
     format: str = AUTO
@@ -194,11 +199,27 @@ class PartData:
     def part(self, name: str) -> MixturePart:
         if bool(self.path) == bool(self.hub):
             raise TemperError(f"data.mixture.{name}: set either path or hub")
-        if self.path:
-            source = data_at(self.path)
-        else:
-            source = HubDataset(str(self.hub), self.revision or "", self.split)
+        source = _hub(self, self.split, f"data.mixture.{name}") or data_at(str(self.path))
         return MixturePart(name, source, self.weight, self.choice(), self.repeat)
+
+
+_OF_HUB = ("name", "data_dir", "data_files")
+"""Settings that choose within a data set of the Hub, as in ``datasets.load_dataset``."""
+
+
+def _hub(data: "PartData | PreferenceData", split: str, where: str) -> HubDataset | None:
+    """A split of the Hub's data set that ``data`` names; ``None`` if it names none.
+
+    Raises:
+        TemperError: a setting chooses within a data set of the Hub, and none is named.
+    """
+    chosen = {name: value for name in _OF_HUB if (value := getattr(data, name)) is not None}
+    if not data.hub and chosen:
+        raise TemperError(
+            f"{where}.{next(iter(chosen))} chooses within a data set of the Hub, and {where}.hub "
+            "names none; name it, or leave the setting out"
+        )
+    return HubDataset(data.hub, data.revision or "", split, **chosen) if data.hub else None
 
 
 @dataclass(frozen=True)
@@ -225,8 +246,12 @@ class PreferenceData:
         max_dropped: how many rows may be unusable: below 1 a fraction of the rows, from 1 on a
             number of rows.
         revision: the commit of the Hub dataset.
+        name: the config of the Hub dataset, such as ``main``, if it has several.
+        data_dir: the folder of the Hub dataset that is read.
+        data_files: the files of the Hub dataset that are read: a path or pattern, or a list, or
+            such by split.
         train_split: the split for training.
-        test_split: the split that is held out.
+        test_split: the split that is held out; null where a Hub dataset has none.
         until: when a mixture ends, as in ``first exhausted``.
         images: the column with the images of each pair; without it none are read.
         near_duplicates: leave out pairs of which so large a share is in an earlier one: 0.8, say.
@@ -237,8 +262,11 @@ class PreferenceData:
     test_path: str | None = None
     hub: str | None = None
     revision: str | None = None
+    name: str | None = None
+    data_dir: str | None = None
+    data_files: Any = None
     train_split: str = "train_prefs"
-    test_split: str = "test_prefs"
+    test_split: str | None = "test_prefs"
     mixture: dict[str, PartData] = field(default_factory=dict)
     until: str = "first exhausted"
     test_fraction: float = 0.1
@@ -268,7 +296,7 @@ class PreferenceData:
         self.load()
 
     @property
-    def name(self) -> str:
+    def called(self) -> str:
         """The name of the file or dataset, for display."""
         if self.mixture:
             return " + ".join(self.mixture)
@@ -279,20 +307,20 @@ class PreferenceData:
         """The data's name for a heading. A file that is named after its split gives the name of
         its folder."""
         if self.hub or self.mixture:
-            return self.name.rpartition("/")[2] if self.hub else self.name
+            return self.called.rpartition("/")[2] if self.hub else self.called
         parts = [part for part in (self.path or "").split("/") if part]
         stem = parts[-1].partition(".")[0] if parts else ""
         return parts[-2] if stem in ("train", "data") and len(parts) > 1 else stem
 
     def train_source(self) -> DataSource:
         self._check_one()
+        if of_hub := _hub(self, self.train_split, "data"):
+            return of_hub
         if self.mixture:
             parts = tuple(part.part(name) for name, part in self.mixture.items())
             return Mixed(parts, self.until)
-        if not self.path:
-            return self._hub(self.train_split)
-        splits = split_files(self.path)
-        return self._split(splits, "train") if splits else data_at(self.path)
+        splits = split_files(str(self.path))
+        return self._split(splits, "train") if splits else data_at(str(self.path))
 
     def _split(self, splits: Mapping[str, Files], usual: str) -> Files:
         """The files of the configured split, or else of a split with a usual name.
@@ -302,7 +330,7 @@ class PreferenceData:
         """
         named = self.train_split if usual == "train" else self.test_split
         others = () if usual == "train" else USUALLY_HELD_OUT
-        for split in (named, usual, *others):
+        for split in filter(None, (named, usual, *others)):
             if split in splits:
                 return splits[split]
         raise TemperError(
@@ -313,10 +341,10 @@ class PreferenceData:
     def test_source(self) -> DataSource | None:
         """The source of held-out pairs. ``None`` means a fraction of the training source."""
         self._check_one()
-        if self.hub:
-            return self._hub(self.test_split)
         if self.test_path:
             return data_at(self.test_path)
+        if self.hub:
+            return _hub(self, self.test_split, "data") if self.test_split else None
         splits = split_files(self.path) if self.path else {}
         return self._split(splits, "test") if splits else None
 
@@ -343,9 +371,6 @@ class PreferenceData:
             raise TemperError(
                 "data: set one of data.path=FILE.jsonl, data.hub=OWNER/NAME and data.mixture"
             )
-
-    def _hub(self, split: str) -> HubDataset:
-        return HubDataset(str(self.hub), self.revision or "", split)
 
 
 def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: bool = True) -> Step:

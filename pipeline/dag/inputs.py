@@ -11,7 +11,7 @@ A process sees one version of each, until :func:`forget_sources`.
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.dag.canonical import Json, execution_detail, hash_json
+from pipeline.dag.canonical import Json, added_field, execution_detail, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.files import describe_stream
 from pipeline.errors import TemperError
@@ -30,6 +30,7 @@ from pipeline.uncaught.foreseen import LET_READ
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.\w+(\.(?i:gz|zst|bz2|xz))?$")
+_OUTSIDE = re.compile(r"://|^/|(^|/)\.\.(/|$)")
 _HUB_SECONDS = 30.0
 
 
@@ -83,14 +84,32 @@ class HubDataset:
     """One split of a dataset repository on the Hugging Face Hub at one commit.
 
     ``revision`` and ``requested`` are the same as in :class:`HubModel`.
+
+    Attributes:
+        name, data_dir, data_files: the config, or the folder or files of the repository, that are
+            read, as in ``datasets.load_dataset``. A data set with several configs needs a name.
+
+    Raises:
+        TemperError: as of :class:`HubModel`, or a folder or file lies outside of the repository,
+            so that no commit identifies it.
     """
 
     repo: str
     revision: str
     split: str
     requested: str | None = execution_detail(None)
+    name: str | None = added_field(None, before=None)
+    data_dir: str | None = added_field(None, before=None)
+    data_files: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = added_field(
+        None, before=None
+    )
 
     def __post_init__(self) -> None:
+        if outside := [p for p in _texts([self.data_dir, self.data_files]) if _OUTSIDE.search(p)]:
+            raise TemperError(
+                f"dataset {self.repo}: {outside[0]} is not in the repository, whose commit is all "
+                "that identifies its files; name files by their paths in it, others with File"
+            )
         _pin(self, "dataset")
 
 
@@ -266,6 +285,15 @@ def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:
 def _remote_digest(fs: Any, path: str) -> str:
     with fs.open(path, "rb") as file:
         return describe_stream(file).blake3
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value of ``data_files``."""
+    if isinstance(value, str):
+        yield value
+    elif value is not None:
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 def _pin(source: HubModel | HubDataset, kind: str) -> None:

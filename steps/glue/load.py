@@ -74,7 +74,9 @@ def _repeated(part: MixturePart) -> Source:
 
 def _source(source: File | Files | HubDataset) -> Source:
     if isinstance(source, HubDataset):
-        return hub_source(source.repo, source.revision, source.split)
+        chosen = {name: getattr(source, name) for name in ("name", "data_dir", "data_files")}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        return hub_source(source.repo, source.revision, source.split, **chosen)
     if isinstance(source, File):
         return source_of(source.url)
     named = zip(source.files, source.names, strict=True)

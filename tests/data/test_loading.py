@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import REPOSITORY, SHARED_ROWS
 
-from pipeline import Artifact, File, TemperError
+from pipeline import Artifact, File, HubDataset, TemperError
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
@@ -1122,9 +1122,28 @@ def test_a_mixture_in_a_config_is_its_parts_with_weights_and_formats(tmp_path: P
     assert [(part.name, part.weight, part.format.name) for part in found.parts] == [
         ("mine", 2, "auto"), ("hub", 1.0, "hh_rlhf"),
     ]  # fmt: skip
-    assert data.name == "mine + hub"
+    assert data.called == "mine + hub"
     with pytest.raises(TemperError, match=r"data\.mixture\.x: set either path or hub"):
         PreferenceData(mixture={"x": PartData()}).train_source()
+
+
+def test_a_config_says_what_is_read_of_a_data_set_of_the_hub() -> None:
+    of_hub: dict[str, Any] = {
+        "hub": "a/b",
+        "revision": "0" * 40,
+        "name": "main",
+        "data_files": ["x.json"],
+    }
+    found = HubDataset("a/b", "0" * 40, "t", name="main", data_files=["x.json"])
+
+    data = PreferenceData(**of_hub, train_split="t", test_split=None)
+    assert data.train_source() == found
+    assert data.test_source() is None, "a share is held out"
+    mixed = PreferenceData(mixture={"x": PartData(**of_hub, split="t")}).train_source()
+    assert isinstance(mixed, Mixed)
+    assert mixed.parts[0].source == found
+    with pytest.raises(TemperError, match=r"data\.name chooses within .*data\.hub names none"):
+        PreferenceData(path="a.jsonl", name="main").train_source()
 
 
 @pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")

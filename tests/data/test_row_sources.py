@@ -661,6 +661,57 @@ def test_a_hub_data_set_gives_the_records_that_its_files_do(
     assert isinstance(source.shards[0], HubShard)
 
 
+@pytest.fixture
+def grade_school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A data set with two configs and no default, as GSM8K is; a folder stands for the Hub."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    card = ["---", "configs:"]
+    for config in ("main", "socratic"):
+        (tmp_path / "repo" / config).mkdir(parents=True)
+        card += [f"- config_name: {config}", "  data_files:"]
+        for split in ("train", "test"):
+            card += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+            row = pa.table({"question": [f"{config} {split}"]})
+            pq.write_table(row, tmp_path / "repo" / config / f"{split}-0.parquet")
+    (tmp_path / "repo" / "README.md").write_text("\n".join([*card, "---", ""]))
+    return str(tmp_path / "repo")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "split", "said"),
+    [
+        ({"name": "main"}, "train", "main train"),
+        ({"name": "socratic"}, "test", "socratic test"),
+        ({"data_dir": "socratic"}, "train", "socratic train"),
+        ({"data_files": "main/test*"}, "train", "main test"),
+        ({"data_files": {"held": ["socratic/test-0.parquet"]}}, "held", "socratic test"),
+    ],
+)
+def test_a_config_a_folder_or_files_of_a_hub_data_set_are_read(
+    grade_school: str, chosen: dict[str, Any], split: str, said: str
+) -> None:
+    source = hub_source(grade_school, "0" * 40, split, **chosen)
+    assert [item[1] for _, item in take(Reader(source))] == [{"question": said}]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "split", "said"),
+    [
+        ({}, "train", r"has the configs main, socratic; name one: data\.name=main,"),
+        ({"name": "mian"}, "train", r"has the configs main, socratic; name one: data\.name=main,"),
+        ({"name": "main"}, "test_prefs", "has the splits train, test, and no test_prefs; name one"),
+    ],
+)
+def test_a_config_or_split_that_a_hub_data_set_lacks_is_answered_with_those_it_has(
+    grade_school: str, chosen: dict[str, Any], split: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        hub_source(grade_school, "0" * 40, split, **chosen)
+    assert "network" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 CALL = {"function": {"name": "warm", "arguments": {"city": "Oslo", "unit": None}}}
 MIXED = [
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [CALL]}],

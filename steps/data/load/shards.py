@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,17 @@ class FileShard:
 
 @dataclass(frozen=True)
 class HubShard:
-    """Part `index` of the `count` parts of a split of a Hub dataset."""
+    """Part `index` of the `count` parts of a split of a Hub dataset.
+
+    `chosen` holds those of `name`, `data_dir` and `data_files` that `datasets.load_dataset` gets.
+    """
 
     repo: str
     revision: str
     split: str
     index: int
     count: int
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -215,11 +219,15 @@ def reaching(source: str) -> Iterator[None]:
         ) from error
 
 
-def hub_source(repo: str, revision: str, split: str) -> Source:
+def hub_source(repo: str, revision: str, split: str, **chosen: Any) -> Source:
     """`split` of the Hub dataset `repo` at the commit `revision`.
 
+    Args:
+        chosen: `name`, `data_dir` and `data_files`, as of `datasets.load_dataset`.
+
     Raises:
-        ValueError: `revision` is not a full commit hash. A branch or tag can change its rows, so
+        ValueError: there is no such split, or no such config, or several and none is named; or
+            `revision` is not a full commit hash. A branch or tag can change its rows, so
             results from before and after could not be distinguished.
     """
     if not _COMMIT.fullmatch(revision):
@@ -228,15 +236,15 @@ def hub_source(repo: str, revision: str, split: str) -> Source:
             "dataset's Hub page lists under 'History'"
         )
     with reaching(f"{repo} on the Hub"):
-        count = _streamed(repo, revision, split).num_shards
-    shards = tuple(HubShard(repo, revision, split, index, count) for index in range(count))
+        count = _streamed(repo, revision, split, chosen).num_shards
+    shards = tuple(HubShard(repo, revision, split, index, count, chosen) for index in range(count))
     return Source(f"{repo} ({split})", shards)
 
 
 def label(record: Mapping[str, Any], fallback: str) -> str:
     """The record's own `id` or `prompt_id`, or else `fallback`."""
-    for field in _ID_FIELDS:
-        value = record.get(field)
+    for name in _ID_FIELDS:
+        value = record.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         # People read labels, and they are written as UTF-8: no line breaks, no lone surrogates.
@@ -478,14 +486,41 @@ def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard,
     )
 
 
-def _streamed(repo: str, revision: str, split: str) -> Any:
-    from datasets import load_dataset
+def _streamed(repo: str, revision: str, split: str, chosen: Mapping[str, Any]) -> Any:
+    """A split as `datasets` streams it.
 
-    return load_dataset(repo, revision=revision, split=split, streaming=True)
+    Raises:
+        ValueError: the data set has no such config or split; or it has several configs, and none
+            is named.
+    """
+    from datasets import get_dataset_config_names, load_dataset_builder
+
+    try:
+        builder = load_dataset_builder(repo, revision=revision, **chosen)
+    except ValueError:
+        configs = get_dataset_config_names(repo, revision=revision)
+        name = chosen.get("name")
+        if name in configs if name else chosen or len(configs) < 2:
+            raise
+        raise ValueError(
+            f"{repo} on the Hub has the configs {', '.join(configs)}; name one: data.name="
+            f"{configs[0]}, in a mixture data.mixture.PART.name, in Python HubDataset(name=…)"
+        ) from None
+    try:
+        return builder.as_streaming_dataset(split)
+    except ValueError:
+        splits: Any = builder.as_streaming_dataset()
+        if split in splits:
+            raise
+        raise ValueError(
+            f"{repo} on the Hub has the splits {', '.join(splits)}, and no {split}; name one with "
+            "data.train_split or data.test_split (null: a share is held out), in a mixture with "
+            "data.mixture.PART.split"
+        ) from None
 
 
 def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
-    rows = _streamed(shard.repo, shard.revision, shard.split)
+    rows = _streamed(shard.repo, shard.revision, shard.split, shard.chosen)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
     features = rows.features
