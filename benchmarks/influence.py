@@ -5,7 +5,7 @@ In the pairs of ``dpo_arithmetic``, the sides of a random share of the training 
 of them, on those without the worst, and on those without equally many random ones: once half as
 many as were exchanged, and once as many.
 
-    python benchmarks/influence.py                       the table of docs/tpu.md, six seeds
+    python benchmarks/influence.py                       the table of influence.md, six seeds
     python benchmarks/influence.py 0.3 STORE 0 1 2       share, store and seeds
 
 Needs ``pip install 'temper-ml[jax]'``.

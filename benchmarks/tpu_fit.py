@@ -1,6 +1,6 @@
 """The memory of a training step on each chip of a TPU slice, by the compiler; needs no TPU.
 
-    python benchmarks/tpu_fit.py                  the table of docs/tpu.md, a few minutes a row
+    python benchmarks/tpu_fit.py            the table of jax_backend/BACKEND.md, minutes a row
     python benchmarks/tpu_fit.py 1b v5e:2x4                 one row
     python benchmarks/tpu_fit.py 1b v5e:2x4 2               of two slices
     python benchmarks/tpu_fit.py 1b v5e:2x4 1 train_sft     of another step

@@ -21,7 +21,7 @@ Authors import what they need from here. The rooms, from the author to the machi
   ``text`` and ``html``, which format text.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
-``docs/architecture.md`` has the picture. Begin with ``dag.step``.
+``ARCHITECTURE.md`` has the picture. Begin with ``dag.step``.
 """
 
 from pipeline.uncaught import early

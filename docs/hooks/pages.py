@@ -1,8 +1,8 @@
 """What MkDocs does with Temper's pages (a hook of ``mkdocs.yml``).
 
-The site shows README.md as its first page, CHANGELOG.md and CONTRIBUTING.md, which lie where people
-expect them in a repository, and the pages that ``reference`` writes. A link to a file that is no
-page, such as a module, becomes plain text: the site has no such file.
+The site shows README.md as its first page, the pages that lie beside the code that they describe,
+and the pages that ``reference`` writes. A link to a file that is no page, such as a module, becomes
+plain text: the site has no such file.
 """
 
 import os
@@ -16,14 +16,7 @@ from mkdocs.structure.files import File
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
-from reference import pages  # noqa: E402
-
-FROM_ABOVE = {
-    "index.md": "README.md",
-    "changelog.md": "CHANGELOG.md",
-    "contributing.md": "CONTRIBUTING.md",
-}
-"""Pages that are files of the repository's top folder."""
+from reference import FROM_ABOVE, pages  # noqa: E402
 
 _PAGE_OF = {file: page for page, file in FROM_ABOVE.items()}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")

@@ -40,6 +40,22 @@ COLUMNS: Mapping[type[Artifact], pa.Schema] = {
 }
 """The columns of the kinds that are tables; a kind that is derived from one has its columns."""
 
+FROM_ABOVE = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "inside/architecture.md": "pipeline/ARCHITECTURE.md",
+    "inside/keys.md": "pipeline/dag/KEYS.md",
+    "inside/discovered.md": "pipeline/observed/DISCOVERED.md",
+    "inside/layout.md": "pipeline/store/LAYOUT.md",
+    "inside/protocol.md": "pipeline/worker/PROTOCOL.md",
+    "inside/jax_backend.md": "steps/jax_backend/BACKEND.md",
+    "inside/tokenization.md": "benchmarks/tokenization.md",
+    "inside/online_training.md": "benchmarks/online_training.md",
+    "inside/influence.md": "benchmarks/influence.md",
+}
+"""Pages that do not lie in ``docs/``: specifications and measurements, beside their code."""
+
 _SECTION = re.compile(r"^(Args|Raises):\n((?:    .*\n|\n)*)", re.MULTILINE)
 
 

@@ -6,8 +6,8 @@ worker can run on any machine that reaches the store and has the code, and may d
 
 A step has one worker on each node. The worker stages and checks inputs and scratch once for all
 ranks of its node, starts the ranks if there are several, and forwards a request to stop. The first
-node's worker writes the report; the others report only their own failure. ``docs/workers.md``
-describes the protocol for writing another worker.
+node's worker writes the report; the others report only their own failure. ``PROTOCOL.md``
+beside this module describes the protocol for writing another worker.
 """
 
 import contextlib
