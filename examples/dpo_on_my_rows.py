@@ -30,7 +30,7 @@ config = PreferenceConfig(loss=loss, epochs=4, optimizer=OptimizerConfig(learnin
 trained = train_on_pairs(tokens["train"], policy=model, config=config)  # with its reference
 
 before = evaluate(tokens["test"], model)
-after = evaluate(tokens["test"], trained, baseline=before, loss=loss)
+after = evaluate(tokens["test"], trained, baseline=before, loss=loss, baseline_model=model)
 
 if __name__ == "__main__":
     run({"before DPO": before, "after DPO": after})

@@ -88,7 +88,11 @@ def dpo_arithmetic(cfg: Config) -> dict[str, Step]:
         held_out = pairs["test"] if cfg.held_out_pairs else None
         return train_on_pairs(pairs["train"], policy=sft, config=cfg.dpo, held_out=held_out)
 
-    results = {"SFT": exact_match(sft), "DPO": exact_match(dpo(shuffle_labels=False))}
+    results = {
+        "untrained": exact_match(base),
+        "SFT": exact_match(sft),
+        "DPO": exact_match(dpo(shuffle_labels=False)),
+    }
     if cfg.control:
         results["shuffled labels"] = exact_match(dpo(shuffle_labels=True))
     return results

@@ -101,7 +101,8 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
 
     untouched = evaluate(test, model=base, config=cfg.evaluate)
     before = evaluate(test, model=sft, config=cfg.evaluate)
-    after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, loss=cfg.dpo.loss)
+    compared = {"baseline": before, "loss": cfg.dpo.loss, "baseline_model": sft}
+    after = evaluate(test, model=dpo, config=cfg.evaluate, **compared)
     title = f"{cfg.model.title}, trained by {cfg.dpo.loss.name.upper()} on {cfg.data.title}"
     card = ModelCard(title, cfg.model.name, cfg.data.called, cfg.sft, cfg.dpo, cfg.model.license)
     export = export_hf(

@@ -60,7 +60,7 @@ def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
     assert isinstance(cfg.kto.loss, Kto)
     rewards = Dpo(beta=cfg.kto.loss.beta)  # both reward log(π/π_ref), scaled by beta
     before = evaluate(tokens["test"], model=sft, config=cfg.evaluate)
-    after = evaluate(tokens["test"], kto, cfg.evaluate, baseline=before, loss=rewards)
+    after = evaluate(tokens["test"], kto, cfg.evaluate, before, rewards, baseline_model=sft)
     return {"training": kto, "before KTO": before, "after KTO": after}
 
 

@@ -21,6 +21,7 @@ def evaluate(
     config: EvaluateConfig = EvaluateConfig(),
     baseline: Evaluation | None = None,
     loss: PreferenceLoss | None = None,
+    baseline_model: Model | None = None,
 ) -> Metrics:
     """Write logps, ``answers.jsonl`` and ``metrics.json``.
 
@@ -33,9 +34,15 @@ def evaluate(
             is its own reference: a loss with a reference then gives every response reward 0.
         loss: defines the rewards of responses and ``eval_loss``. A model that is its own reference
             needs no loss; its evaluation then does not depend on a loss's code.
+        baseline_model: the model of the baseline. Where prompts are answered, the model also
+            samples one response to each at temperature 1, and both models score it:
+            ``sampled/kl`` and ``sampled/kl_per_token`` as in `measure_kl`. This takes about as long
+            as the answers once more, and one more model is loaded.
     """
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability
+    from steps.evaluation.divergence import divergence, harm, writing
+    from steps.evaluation.own_samples import score_own_samples
     from steps.evaluation.preferences import preference_metrics, reward_margins
     from steps.models.folders import load_model
     from steps.scoring.reference import run_reference
@@ -56,6 +63,12 @@ def evaluate(
             place.ranks,
             loaded,
         )
+        drawn = []
+        if baseline_model is not None and answers:
+            del loaded  # one model at a time
+            folders = model.path, baseline_model.path
+            how = config.divergence()
+            drawn = score_own_samples(records, *folders, how, out.progress, place.ranks)
     if not place.ranks.is_first:
         return {}
     reference = out.path if baseline is None else baseline.path
@@ -65,12 +78,17 @@ def evaluate(
         write_json_lines(out.path / "calibration.jsonl", map(asdict, reliability(margins)))
     answers = held_out.judge(answers, config.checks)
     write_json_lines(out.path / "answers.jsonl", answers)
+    metrics |= writing(answers)
+    if drawn:
+        metrics |= {f"sampled/{name}": value for name, value in divergence(drawn).items()}
+    harmed: list[str] = []
     if baseline is not None and answers:
         before = held_out.judge(read_json_lines(baseline / "answers.jsonl"), config.checks)
         (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
         metrics |= held_out.compare_answers(before, answers)
+        harmed = harm(before, answers, metrics)
     metrics |= held_out.check_answers(answers)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
-    told = [*scored.get("notices", ()), unanswered if config.sample_prompts else ""]
+    told = [*scored.get("notices", ()), unanswered if config.sample_prompts else "", *harmed]
     notices = [notice for notice in told if notice]
     return metrics | ({"notices": notices} if notices else {})

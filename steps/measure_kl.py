@@ -19,7 +19,7 @@ def measure_kl(
     Responses end at ``max_new_tokens`` at the latest, so this is the divergence over at most that
     many tokens.
     """
-    from steps.evaluation.divergence import kl_per_token, sampled_kl
+    from steps.evaluation.divergence import divergence
     from steps.evaluation.own_samples import score_own_samples
     from steps.models.ranks import together
 
@@ -35,15 +35,5 @@ def measure_kl(
     if not ranks.is_first:
         return {}
     write_json_lines(out.path / "kl.jsonl", drawn)
-    by_prompt: dict[str, list[tuple[float, int]]] = {}
-    for one in drawn:
-        ratio = one["logp"] - one["reference_logp"]
-        by_prompt.setdefault(one["row"], []).append((ratio, one["tokens"]))
-    ratios = [[ratio for ratio, _ in samples] for samples in by_prompt.values()]
-    counts = [[count for _, count in samples] for samples in by_prompt.values()]
-    return {
-        "kl": sampled_kl(ratios),
-        "kl_per_token": kl_per_token(ratios, counts),
-        "prompts": len(by_prompt),
-        "responses": len(drawn),
-    }
+    prompts = {one["row"] for one in drawn}
+    return {**divergence(drawn), "prompts": len(prompts), "responses": len(drawn)}

@@ -65,6 +65,10 @@ PREFERENCE = (
     Measure("eval_rewards/calibration_error", "calibration error", "Preference", True, -1),
     Measure("eval_rewards/margins", "reward margin", "Preference", False, 1),
     Measure("eval_loss", "loss", "Preference", False, -1),
+    Measure("sampled/ended", "answers that ended before the limit", "Sampled answers", True),
+    Measure("sampled/tokens", "tokens of an answer", "Sampled answers", False),
+    Measure("sampled/repetition", "repeated 4-grams of an answer", "Sampled answers", True),
+    Measure("sampled/kl_per_token", "KL from the baseline, nats a token", "Sampled answers", False),
 )  # fmt: skip
 """The metrics of an evaluation. :func:`_measures_of_answers` adds one for each check of answers."""
 REWARD = (

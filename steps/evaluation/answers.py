@@ -14,9 +14,11 @@ from steps.data.rows.tables import from_record
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.evaluation.answer_checks import passed
+from steps.evaluation.divergence import repeated
 from steps.evaluation.intervals import Interval, proportion
 from steps.evaluation.paired import paired_shares
 from steps.generation.config import SamplingConfig
+from steps.generation.engine import Finish
 from steps.generation.sampling import decoded, sample
 from steps.models.config import Dtype
 from steps.models.folders import load_model
@@ -29,8 +31,9 @@ from steps.shared.markdown import as_text
 ANSWERS_SHOWN = 6
 
 Answer = dict[str, Any]
-"""``row``, ``prompt`` (its last message) and ``answer``; after :func:`judge` also ``checks``, which
-maps the name of each check to whether the answer passes."""
+"""``row``, ``prompt`` (its last message), ``answer``, its number of ``tokens``, whether it
+``ended`` before the limit, and how much of it is ``repeated``; after :func:`judge` also ``checks``,
+which maps the name of each check to whether the answer passes."""
 
 
 def answer_prompts(
@@ -65,9 +68,15 @@ def answer_prompts(
     given = [(row.row, ids) for row, ids in zip(asked, prompt_ids, strict=True)]
     drawn = sample(policy, tokenizer, given, sampling, on_progress, ranks)
     return [
-        {"row": row.row, "prompt": row.prompt[-1]["content"], "answer": text}
+        {
+            "row": row.row,
+            "prompt": row.prompt[-1]["content"],
+            "answer": decoded(tokenizer, first.ids),
+            "tokens": len(first.ids),
+            "ended": first.finish is Finish.stop,
+            "repeated": repeated(first.ids),
+        }
         for row, (first, *_) in zip(asked, drawn, strict=True)
-        for text in (decoded(tokenizer, first.ids),)
     ]
 
 

@@ -52,6 +52,15 @@ class EvaluateConfig:
             self.dtype, self.tokens_per_forward, self.attention, backend=self.backend
         )
 
+    def divergence(self) -> "KlConfig":
+        """How the divergence from the baseline is measured: one sample to each answered prompt."""
+        answers = self.sampling
+        drawn = SamplingConfig(
+            answers.max_new_tokens, 1.0, 1, answers.seed, answers.slots, answers.tokens_per_forward
+        )
+        settings = self.dtype, self.tokens_per_forward, self.attention
+        return KlConfig(self.sample_prompts, drawn, *settings)
+
 
 @dataclass(frozen=True)
 class KlConfig:

@@ -1,15 +1,81 @@
-"""The KL divergence of a policy from its reference, estimated from the policy's own samples.
+"""How far a policy is from its reference, by the policy's own samples, and how it writes.
 
 For responses ``y`` sampled from the policy, the mean of ``log π(y) − log π_ref(y)`` is an unbiased
 estimate of the Kullback-Leibler divergence per response, in nats.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from steps.evaluation.intervals import Interval, bootstrap, mean
+from steps.evaluation.intervals import Interval, bootstrap, mean, proportion
+from steps.evaluation.paired import paired_shares
+from steps.shared.execution_detail import execution_detail
+
+_FAR = 1.0
+"""Nats a token. Models of `experiments/dpo_arithmetic.py` whose answers stayed right were at most
+0.3 from the model before; at 0.9, exact match had gone from 0.68 to 0.47, at 4.5 to 0.06."""
+
+_PHRASE = 4
+"""Tokens of what counts as repeated."""
+
+
+def divergence(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """``kl`` and ``kl_per_token`` of the records of `own_samples.score_own_samples`."""
+    by_prompt: dict[str, list[tuple[float, int]]] = {}
+    for one in drawn:
+        ratio = one["logp"] - one["reference_logp"]
+        by_prompt.setdefault(one["row"], []).append((ratio, one["tokens"]))
+    ratios = [[ratio for ratio, _ in samples] for samples in by_prompt.values()]
+    counts = [[count for _, count in samples] for samples in by_prompt.values()]
+    return {"kl": sampled_kl(ratios), "kl_per_token": kl_per_token(ratios, counts)}
+
+
+def repeated(ids: Sequence[int]) -> float:
+    """The share of a text's 4-grams of tokens that stand earlier in it; 0 of a shorter text."""
+    grams = [tuple(ids[at : at + _PHRASE]) for at in range(len(ids) - _PHRASE + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def writing(answers: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Of sampled answers: ``sampled/ended``, the share that the model ended before the limit;
+    ``sampled/tokens``, the mean length; ``sampled/repetition``, the mean of :func:`repeated`."""
+    if not answers:
+        return {}
+    return {
+        "sampled/ended": proportion(sum(a["ended"] for a in answers), len(answers)),
+        "sampled/tokens": mean([a["tokens"] for a in answers]),
+        "sampled/repetition": mean([a["repeated"] for a in answers]),
+    }
+
+
+@execution_detail
+def harm(
+    before: Sequence[Mapping[str, Any]],
+    after: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Any],
+) -> list[str]:
+    """Notices where answers stopped ending, or the model is far from its baseline.
+
+    Args:
+        before: the baseline's answers to the prompts of `after`.
+    """
+    notices = []
+    one, other = ([bool(answer["ended"]) for answer in side] for side in (before, after))
+    if sum(other) < sum(one) / 2 and paired_shares(one, other).p < 0.05:
+        notices.append(
+            f"answers stopped ending: {sum(one)} of {len(one)} ended before the limit with the "
+            f"baseline, {sum(other)} with this model; look at them in answers.jsonl"
+        )
+    apart = metrics.get("sampled/kl_per_token")
+    if apart is not None and apart["value"] > _FAR:
+        notices.append(
+            f"the model is {apart['value']:.2f} nats a token from its baseline, on its own "
+            f"samples; beyond {_FAR:g} it has often lost what the baseline could do: look at its "
+            "answers"
+        )
+    return notices
 
 
 def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray) -> Interval:

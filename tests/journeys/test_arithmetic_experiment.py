@@ -25,7 +25,9 @@ def test_the_preference_signal_transfers_and_shuffled_labels_do_not(
     repository: Path, tmp_path: Path
 ) -> None:
     desk = scored(repository, tmp_path)
-    sft, dpo, shuffled = (m.metrics["exact_match"] for m in desk.made("score_completions"))
+    scores = (made.metrics["exact_match"] for made in desk.made("score_completions"))
+    untrained, sft, dpo, shuffled = scores
+    assert is_above(sft, untrained)
     assert is_above(dpo, sft)
     assert is_above(dpo, shuffled)
     # training on as it is may do a little, in either direction

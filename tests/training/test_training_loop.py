@@ -180,6 +180,21 @@ def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) ->
         assert "responses are read in padded batches, not packed" in notice
 
 
+def test_a_run_that_makes_chosen_responses_unlikely_says_so_whatever_its_margins(
+    policy: Path, tmp_path: Path
+) -> None:
+    margins = []
+    for rate, is_told in ((0.01, False), (0.1, True)):
+        optimizer = replace(FAST, learning_rate=rate)
+        config = DpoConfig(batch_size=16, epochs=6, optimizer=optimizer)
+        summary, log = dpo(policy, pair_records(48), config, tmp_path / f"{rate}")
+        margins.append(log[-1]["rewards/margins"])
+        assert (log[-1]["logps/chosen"] < log[0]["logps/chosen"]) is is_told
+        told = summary.get("notices", [])
+        assert ["became far less likely" in notice for notice in told] == [True] * is_told
+    assert margins[1] > margins[0] > 0  # the margin of the model that was destroyed is the better
+
+
 def test_a_sequence_longer_than_a_model_was_trained_for_is_told_by_row(tmp_path: Path) -> None:
     long = pair_records(3)
     longest = max(len(r["prompt_ids"]) + len(r["chosen_ids"]) for r in long)
