@@ -7,7 +7,11 @@ from steps.kinds import ConversationSplits
 from steps.sources import DataSource
 
 
-@step(makes=ConversationSplits, estimate="steps.prices.of_rows:LOADED")
+@step(
+    makes=ConversationSplits,
+    estimate="steps.prices.of_rows:LOADED",
+    converts="steps.sources:as_sources",
+)
 def load_conversations(
     out: Output,
     train: DataSource,

@@ -7,7 +7,9 @@ from steps.kinds import PromptSplits
 from steps.sources import DataSource
 
 
-@step(makes=PromptSplits, estimate="steps.prices.of_rows:LOADED")
+@step(
+    makes=PromptSplits, estimate="steps.prices.of_rows:LOADED", converts="steps.sources:as_sources"
+)
 def load_prompts(
     out: Output,
     train: DataSource,

@@ -7,7 +7,11 @@ from steps.kinds import UnpairedSplits
 from steps.sources import DataSource
 
 
-@step(makes=UnpairedSplits, estimate="steps.prices.of_rows:LOADED")
+@step(
+    makes=UnpairedSplits,
+    estimate="steps.prices.of_rows:LOADED",
+    converts="steps.sources:as_sources",
+)
 def load_unpaired(
     out: Output,
     train: DataSource,

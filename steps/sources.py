@@ -7,6 +7,7 @@ and turns it into an input of a step, which its content or its commit identifies
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +15,23 @@ from typing import Any
 
 import fsspec
 
-from pipeline import File, HubDataset, HubModel, Step, TemperError, packaged_file
+from pipeline import (
+    File,
+    HubDataset,
+    HubModel,
+    Step,
+    TemperError,
+    execution_detail,
+    packaged_file,
+)
+from pipeline.code.shelf import cache_folder
 from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching
 from steps.data.load.split_names import USUALLY_HELD_OUT, splits_of
+from steps.data.rows.arrow_copy import arrow_copy
 from steps.models.config import ADAPTER_ALONE, ADAPTER_FILE
 from steps.models.folder_check import fault_of, has_chat_template
 
@@ -66,6 +77,7 @@ class MixturePart:
     repeat: int = field(default=1, metadata={"before": 1})
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "source", as_sources(source=self.source)["source"])
         _check_repeat(self.repeat, f"data.mixture.{self.name}.")
 
 
@@ -92,7 +104,41 @@ class Mixed:
 
 
 DataSource = File | Files | HubDataset | Mixed
-"""A source of rows."""
+"""A source of rows. A ``datasets.Dataset`` in its place becomes a :class:`File`."""
+
+
+@execution_detail
+def as_sources(**values: Any) -> dict[str, Any]:
+    """The values, with a copy of its rows as a :class:`File` for each data set of ``datasets``.
+
+    Raises:
+        TemperError: one of them has several splits, is read as it comes, or is transformed only
+            when it is read.
+    """
+    if (library := sys.modules.get("datasets")) is None:
+        return values
+    made = {}
+    for name, value in values.items():
+        if isinstance(value, library.DatasetDict | library.IterableDatasetDict):
+            raise TemperError(
+                f"{name} is a {type(value).__name__} with the splits {', '.join(value)}; pass one "
+                f"of them, as in {name}=data[{next(iter(value), 'train')!r}]"
+            )
+        if isinstance(value, library.IterableDataset):
+            raise TemperError(
+                f"{name} is an IterableDataset, whose rows are known only once they are read; pass "
+                "HubDataset(REPOSITORY, REVISION, SPLIT), File(PATH), or a Dataset (load_dataset "
+                "without streaming=True, or Dataset.from_generator)"
+            )
+        if isinstance(value, library.Dataset):
+            if value.format["type"] == "custom":
+                raise TemperError(
+                    f"{name} has a transform, which is applied to rows only when they are read; "
+                    "apply it with .map"
+                )
+            value = File(str(arrow_copy(value, cache_folder() / "rows")))
+        made[name] = value
+    return made
 
 
 def data_at(path: str) -> File | Files:

@@ -547,10 +547,11 @@ _FORMS = {
     "bytes_le": "str(value)",
     "_boundary_": "list(value)",
     "_is_interpolation": "OmegaConf.to_container(value, resolve=True)",
+    "save_to_disk": "File(FOLDER) after value.save_to_disk(FOLDER)",
 }
 """How to write a value as plain data, by an attribute of its class: for arrays, models of pydantic,
-named tuples, classes of attrs, dates, durations, decimals, fractions, UUIDs, combined flags and
-configs of OmegaConf."""
+named tuples, classes of attrs, dates, durations, decimals, fractions, UUIDs, combined flags,
+configs of OmegaConf and data sets of ``datasets``."""
 
 
 def _no_identity(value: Any, where: str) -> TemperError:

@@ -93,6 +93,7 @@ def step(
     estimate: str | None = None,
     needs_packages: Sequence[str] = (),
     refuses: str | None = None,
+    converts: str | None = None,
 ) -> Callable[[StepBody], "StepFunction"]: ...
 def step(function: StepBody | None = None, **settings: Any) -> Any:
     """Make a function a step function: ``@step`` or ``@step(makes=Model)``.
@@ -113,6 +114,8 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
             decide has a method ``packages_in_use``.
         refuses: ``module:function`` that is called with the arguments of each call; it raises an
             exception if they cannot work. It is in no key.
+        converts: ``module:function`` that is called with the arguments of each call first, and
+            returns those that the step gets in their place, such as a File for a library's object.
 
     A step is identified by its name and its code, not by its module.
     """
@@ -139,6 +142,7 @@ class StepFunction:
         estimate: str | None = None,
         needs_packages: Sequence[str] = (),
         refuses: str | None = None,
+        converts: str | None = None,
     ):
         _check_declaration(function, version, makes, added, retries, estimate)
         self.function = function
@@ -150,6 +154,7 @@ class StepFunction:
         self.estimate = estimate
         self.needs_packages = tuple(needs_packages)
         self.refuses = refuses
+        self.converts = converts
         self._load = inspect.unwrap(function).__globals__.get("__spec__")  # another after a reload
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -184,13 +189,15 @@ class StepFunction:
             names = ", ".join(self.signature.parameters)
             raise TemperError(f"step {self.name}: {error}; it takes {names or 'none'}") from None
         bound.apply_defaults()
+        if self.converts is not None:
+            bound.arguments |= self._checked_by(self.converts, bound.arguments)
         annotations = annotations_of(self.function)
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
             default = self.signature.parameters[name].default
             check_kinds(value, expected, f"{self.name}({name})", _kind_of, default=default)
         if self.refuses is not None:
-            self._refuse(bound.arguments)
+            self._checked_by(self.refuses, bound.arguments)
         return Step(self, bound.arguments, self.makes)
 
     def _require_its_name(self) -> None:
@@ -210,10 +217,10 @@ class StepFunction:
             where = self.function.__module__
             raise TemperError(f"{where} defines several steps {self.name}; rename one of them")
 
-    def _refuse(self, arguments: Mapping[str, Any]) -> None:
-        """Call ``refuses`` to check whether these arguments can work."""
+    def _checked_by(self, reference: str, arguments: Mapping[str, Any]) -> Any:
+        """Call ``refuses`` or ``converts`` with arguments, some of which may not work."""
         try:
-            resolve_reference(str(self.refuses))(**arguments)
+            return resolve_reference(reference)(**arguments)
         except (TemperError, ValueError, OSError) as error:
             raise TemperError(f"{self.name}: {error}") from error
 
