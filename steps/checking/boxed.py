@@ -70,6 +70,15 @@ def boxed_answer(text: str, anywhere: bool = False) -> str | None:
     return None
 
 
+def boxes_in(text: str) -> list[tuple[int, int]]:
+    """The places of the boxes that are in no other box, in order."""
+    found: list[tuple[int, int]] = []
+    for place in sorted((start.start(), stop) for start, stop in _boxes(text)):
+        if not found or place[0] >= found[-1][1]:
+            found.append(place)
+    return found
+
+
 _Box = tuple[re.Match[str], int]
 """The start of a box up to its brace, and where the box stops."""
 

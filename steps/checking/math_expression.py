@@ -2,114 +2,360 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from math import inf
 from typing import Any, ClassVar
 
-from steps.checking.boxed import boxed_answer
+from steps.checking.boxed import boxed_answer, boxes_in
 from steps.checking.verdicts import (
-    RULE,
     Answered,
     Checker,
     Judgement,
-    is_rule,
+    behind_thought,
     judged,
     no_verdict,
     plain_numerals,
+    unreadable,
+    why_no_answer,
 )
+
+_DIGITS, _LEAST = 30, 6
+"""The digits to which irrational numbers are compared, and the fewest of a rounded decimal."""
+_LONGEST, _DEEPEST, _MOST_BITS = 1000, 15, 2**16
+"""The largest expressions that are read: characters, brackets in brackets, bits of the numbers."""
 
 
 @dataclass(frozen=True)
 class MathExpression(Checker):
-    r"""Right if the expression that `math-verify` finds in the text equals the row's answer:
-    `1/2`, `0.5` and `\frac{1}{2}` are one number.
+    r"""Right if the expression that a text gives as its answer equals the row's answer: `1/2`,
+    `0.5` and `\frac{1}{2}` are one number.
 
-    A text or an answer that is one expression and no more is read in whole, with or without dollar
-    signs: `3\pi` is not 3. If `math-verify` cannot read the row's answer as a whole, there is no
-    verdict; if it finds no expression in the text, the text is wrong. Of several boxes, all are the
-    answer, or the last. Units are ignored: `5 m` equals `5 km`, and `5 L` with a space equals 5,
-    while `5L` is 5 times L. Its own time limits are off: they use a signal, which works only in
-    main threads and silently gives "wrong" elsewhere. The judging process has a time limit instead.
+    Of a text counts what follows the last `</think>`, in it the last `<answer>…</answer>`, in it
+    the last box, or boxes in a row as a list. Without a box it is the first expression behind
+    "answer is", or else the last one. A row's answer must be one expression, in whole.
+
+    `math-verify` reads expressions, as LaTeX. Rational numbers are compared exactly, others to 30
+    digits relative to their size. A decimal of six or more significant digits stands for what
+    rounds to it. If one side has a percent sign, `28%` equals `28` and `0.28`. Units are ignored:
+    `5 m` equals `5 km`, and `5 L` with a space equals 5, while `5L` is 5 times L.
+
+    There is no verdict where a number of an expression changes nothing in what was read of it, and
+    where an expression is too large. If that is the text's, it is no failure of the checker. Time
+    limits of `math-verify` are off: they use a signal, which works only in main threads. The
+    judging process has a time limit instead.
     """
 
     name: ClassVar[str] = "math_expression"
     needs_packages: ClassVar[tuple[str, ...]] = ("math_verify",)
 
+    def fault_of(self, answer: str | None) -> str:
+        if (fault := why_no_answer(answer)) or answer is None:
+            return fault
+        try:
+            if not (gold := _whole(answer)):
+                return f"the row's answer {answer[:100]!r} is no expression"
+            for either, _ in _percentages(gold, gold if "%" in gold else ""):
+                _read(either)
+        except _Unread as unread:
+            return f"of the row's answer {answer[:100]!r}, {unread}"
+        return ""
+
     def check(self, answered: Answered) -> Judgement:
-        from math_verify import verify  # pyright: ignore[reportMissingImports]
-
-        no_limit: Any = None  # the parameter is typed as int
-        if answered.answer is None:
-            return no_verdict("the row has no answer")
-        if is_rule(answered.answer):
-            return no_verdict(RULE)
-        written, text = _readable(answered.answer), _readable(answered.text)
-        if "%" in written and "%" in text:
-            written, text = _PERCENT.sub("", written), _PERCENT.sub("", text)
-        if _IN_PARTS.fullmatch(written):
-            return no_verdict(f"math-verify reads a part of the row's answer {answered.answer!r}")
-        gold = _expressions(written, raise_on_error=True)
-        if not gold:
-            return no_verdict(f"the row's answer {answered.answer!r} is no expression")
-        box = boxed_answer(text, anywhere=True)
-        if written.strip() in (text.strip(), box):
-            return judged(True)
-        texts = [text] if box is None else [text, rf"\boxed{{{box.removesuffix('.')}}}"]
-        found = [expressions for t in texts if (expressions := _expressions(t))]
-        if not found:
-            return judged(False, "no expression")
-        exactly = {"float_rounding": _decimals(gold[0]), "raise_on_error": True}
-        return judged(any(verify(gold, f, timeout_seconds=no_limit, **exactly) for f in found))
+        if fault := self.fault_of(answered.answer):
+            return no_verdict(fault)
+        gold, unread = _whole(answered.answer or ""), ""
+        try:
+            said, others = _answers_in(answered.text)
+        except _Unread as error:
+            return unreadable(str(error))
+        for run in filter(None, (*said, *others)):
+            try:
+                if _are_equal(gold, run):
+                    return (
+                        judged(True) if run in said else unreadable(f"{said[0]!r} may mean {run!r}")
+                    )
+            except _Unread as error:
+                unread = unread or f"of {run[:100]!r}, {error}"
+        if unread:
+            return unreadable(unread)
+        return judged(False, "" if any(said) else "no expression")
 
 
-def _expressions(text: str, **options: Any) -> list[Any]:
-    """The expressions that `math-verify` finds in the text. It looks for LaTeX only where a text is
-    marked as such; of other texts it takes the last number, so what is LaTeX in whole is marked."""
-    from math_verify import parse  # pyright: ignore[reportMissingImports]
-
-    options["parsing_timeout"] = None
-    if _is_one_expression(text):
-        whole = parse(f"${text.strip()}$", **options)
-        if any(not isinstance(expression, str) for expression in whole):
-            return whole
-    return parse(text, **options)
+class _Unread(ValueError):
+    """An expression was not read, or not as a whole."""
 
 
-def _is_one_expression(text: str) -> bool:
-    """Whether the text is an expression in LaTeX without a mark of that, and has no words. Letters
-    alone are none: `A` may be a choice."""
-    if _MARK.search(text):
+# --- where the answer is --------------------------------------------------------------------------
+
+
+def _answers_in(text: str) -> tuple[list[str], list[str]]:
+    """The expressions that may be a text's answer, and those that it is if in prose a comma, as in
+    "Of 2020, 5 are left", separates no items of a list, or "3!" is a factorial."""
+    text = behind_thought(text)
+    text = (_TAGGED.findall(text) or [text])[-1]
+    if (box := boxed_answer(text, anywhere=True)) is not None:
+        places = boxes_in(text)
+        said = [_whole(text[begin:end]) for begin, end in places]
+        if all(_LISTS.fullmatch(text[a:b]) for (_, a), (b, _) in pairwise(places)):
+            return [_whole(box), ", ".join(said)], []
+        return [_whole(box)], []
+    text = _JOINED.sub(", ", _readable(_HTML.sub(" ", text)))
+    behind = next((text[anchor.end() :] for anchor in reversed(list(_ANCHOR.finditer(text)))), "")
+    said = list(_runs(behind))[:1] or list(_runs(text))[-1:]
+    listed = [item for run in said for item in _COMMA.split(run)[1:][-1:]]
+    return said, [*listed, *(f"{run}!" for run in said if f"{run}!" in text)]
+
+
+def _whole(text: str) -> str:
+    """The only expression of a text that is one, or of its box; empty if it has none."""
+    box = boxed_answer(text, anywhere=True)
+    runs = list(_runs(_readable(text if box is None else box), is_math=True))
+    if len(runs) > 1:
+        raise _Unread(f"only a part can be read, such as {runs[-1]}")
+    return runs[0] if runs else ""
+
+
+def _runs(text: str, is_math: bool = False) -> Iterator[str]:
+    """What a text has besides words: its expressions, in order.
+
+    Args:
+        is_math: whether it is mathematics, where a few letters may be a product.
+    """
+    end = 0
+    for found in _MATH.finditer(text):
+        yield from _between_words(text[end : found.start()], is_math)
+        yield from _between_words(next(filter(None, found.groups())), is_math=True)
+        end = found.end()
+    yield from _between_words(text[end:], is_math)
+
+
+def _between_words(text: str, is_math: bool) -> Iterator[str]:
+    text = (_SPACE if is_math else _BLANKS).sub(" ", text.replace("$", " "))
+    for piece in (_WORD if is_math else _WORD_OR_END).sub("\0", _AND.sub(",", text)).split("\0"):
+        run = piece.strip(_MARKS if is_math else f"{_MARKS}!?")
+        run = _unpaired(run).removeprefix("- ").strip(" ,;:.=")
+        if _IS_EXPRESSION.search(run):
+            run = _QUANTITY.sub(r"\1", run)
+            yield run.replace(" ", "") if _GAPS.fullmatch(run) else run
+
+
+def _unpaired(run: str) -> str:
+    """The run without brackets at its ends that are opened or closed outside."""
+    opened = [sum(map(run.count, brackets)) for brackets in ("([{", ")]}")]
+    excess = opened[1] - opened[0]
+    while excess > 0 and run[-1:] and run[-1] in ")]}":
+        run, excess = run[:-1].rstrip(" .,"), excess - 1
+    while excess < 0 and run[:1] and run[0] in "([{":
+        run, excess = run[1:].lstrip(), excess + 1
+    return run
+
+
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)(?:</answer>|$)", re.DOTALL)
+_HTML = re.compile(r"</?[A-Za-z][\w-]*\s*/?>")
+_LISTS = re.compile(r"(?:[\s$,;&]|\\\(|\\\)|\\?(?:and|or|text)\b|[{}])*")
+_JOINED = re.compile(r"(?:\$|\\\))\s*(?:,|,?\s*(?:and|or)\b)\s*(?:\$|\\\()")
+_COMMA = re.compile(r"\s*,\s+")
+_ANCHOR = re.compile(
+    r"(?i:\banswer\b)[^.\n$\d]{0,60}?(?:\b(?:is|are|be)\b(?!\s*:)|[:=])(?:\s*[*]{2})?|####"
+)
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?![\s$])([^$\n]*?[^$\s])\$(?!\d)", re.DOTALL
+)
+_MARKS = " \n\t,;:.*'\"`_&"
+_SPACE, _BLANKS = re.compile(r"\s+"), re.compile(r"[ \t]+")
+_AND = re.compile(r"(?<=[^A-Za-z\\]),?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_ENDS = r"(?=[\s.,;:!?)\"'/]|$)"
+_WORD = re.compile(rf"(?:(?<![^\s(,])[^\W\d_]{{3,}}|(?<=[\d}})] )[^\W\d_]{{2,}}){_ENDS}(?!\s*\}})")
+_WORD_OR_END = re.compile(
+    rf"(?<![^\s(,\"'`/])[^\W\d_]{{2,}}(?:['’-][^\W\d_]+)*{_ENDS}(?!\s*\}})|\n|—|(?<!\S)[aAI](?=\s+[\d\\])"
+    r"|[.;?](?=\s|$)|(?<!\s):(?=\s|$)|!(?=\s*$|\s+[A-Z])"
+)
+"""Words of prose, and where a sentence ends."""
+_IS_EXPRESSION = re.compile(r"\d|\\[A-Za-z]|[A-Za-z]\s*[-+*/^=<>|]+\s*[A-Za-z]|\|[a-z]\|")
+_GAPS = re.compile(r"-?[1-9]\d{0,2}(?: \d{3})+")
+_LETTER_UNITS = "[ACFJKLNTVWcdghlmst]"
+_UNIT = r"(?:mm|cm|dm|km|m|ft|mi|mg|kg|g|mol|min|hr|h|s|in|[ACFJKLNTVW])"
+_QUANTITY = re.compile(
+    rf"^((?:[A-Za-z]\s*=\s*)?(?:\\[A-Za-z]+|[^A-Za-z\\])*(?:[\d}}]|\\pi\b))"
+    rf"(?: +{_LETTER_UNITS}(?![\w/^])| *{_UNIT}(?:/{_UNIT}(?:\^\d|\^\{{\d\}})?|\^\d|\^\{{\d\}})"
+    r"| *(?:mm|cm|dm|km|kg|mg|ft))$"
+)
+"""A quantity with a unit, as in `10 L`, `5cm` and `10 m/s^2`."""
+_GLUED = re.compile(r"\d[ghms]$")
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+@lru_cache(256)
+def _read(run: str) -> Any:
+    """The expression that `math-verify` reads; raises _Unread unless all of it is read."""
+    if len(run) > _LONGEST or _depth(run) > _DEEPEST:
+        raise _Unread("it is too long, or has too many brackets in brackets")
+    if _IN_PARTS.fullmatch(run):
+        raise _Unread("math-verify reads a part")
+    expression = _parsed(run)
+    if expression is None:
+        raise _Unread("math-verify reads nothing")
+    if _bits(expression) > _MOST_BITS:
+        raise _Unread("a number is too large")
+    for found in _NUMBER.finditer(run):
+        other = "1" if found[0].endswith("2") else "2"
+        changed = f"{run[: found.end() - 1]}{other}{run[found.end() :]}"
+        if found[0] not in _numbers_in(expression) and _parsed(changed) == expression:
+            raise _Unread(f"math-verify reads a part: {found[0]} does not count")
+    return expression
+
+
+def _parsed(run: str) -> Any:
+    from latex2sympy2_extended import (  # pyright: ignore[reportMissingImports]
+        NormalizationConfig,
+    )
+    from math_verify import (  # pyright: ignore[reportMissingImports]
+        LatexExtractionConfig,
+        parse,
+    )
+
+    as_latex = LatexExtractionConfig(
+        normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+    )
+    no_limit: Any = None  # the parameter is typed as int
+    found = parse(f"${run}$", [as_latex], "no_fallback", parsing_timeout=no_limit)
+    return found[0] if found else None
+
+
+def _depth(run: str) -> int:
+    depth = deepest = 0
+    for character in run:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _bits(expression: Any) -> float:
+    """A bound on the bits of the numbers that an expression has when it is worked out."""
+    if getattr(expression, "is_Rational", False):
+        return int(expression.p).bit_length() + int(expression.q).bit_length()
+    parts = list(map(_bits, getattr(expression, "args", ())))
+    kind = type(expression).__name__
+    if kind in ("Pow", "factorial", "binomial", "gamma", "exp"):
+        return inf if parts[-1] > 20 else max(parts[0], 2) * 2 ** parts[-1]
+    return sum(parts, 1.0)
+
+
+def _numbers_in(expression: Any) -> set[str]:
+    from sympy import Rational, preorder_traversal  # pyright: ignore[reportMissingImports]
+
+    numbers = [n for n in preorder_traversal(expression) if isinstance(n, Rational)]
+    return {str(abs(part)) for n in numbers for part in (n.p, n.q)}
+
+
+# --- what is equal --------------------------------------------------------------------------------
+
+
+def _are_equal(gold: str, said: str) -> bool:
+    from math_verify import grader  # pyright: ignore[reportMissingImports]
+
+    grader.sympy_numeric_eq = _are_equal_numbers  # the library's rounds what is small to 0
+    grader.sympy_symbolic_eq = _are_equal_terms
+    for one, other in _percentages(gold, said):
+        if one == other:
+            return True
+        try:
+            sides = _read(one), _read(other)
+            if grader.verify(*sides, timeout_seconds=None, raise_on_error=True):
+                return True
+        except _Unread:
+            raise
+        except Exception as error:  # sympy raises anything for what it cannot compare
+            raise _Unread(f"sympy cannot compare it ({type(error).__name__}: {error})") from error
+    if bool(_GLUED.search(gold)) != bool(_GLUED.search(said)):
+        raise _Unread("the letter behind a number may be a unit or a factor")
+    return False
+
+
+def _percentages(gold: str, said: str) -> list[tuple[str, str]]:
+    """Both sides without percent signs; if one has some, also with hundredths."""
+    plain = _PERCENT.sub("", gold), _PERCENT.sub("", said)
+    if ("%" in gold) == ("%" in said):
+        return [plain]
+    return [plain, (_PERCENT_OF.sub(_HUNDREDTH, gold), _PERCENT_OF.sub(_HUNDREDTH, said))]
+
+
+def _are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
+    """Takes the place of `grader.sympy_numeric_eq`: compares rational numbers exactly, others to
+    `_DIGITS` digits relative to their size, and a decimal with what rounds to it."""
+    from sympy import Abs, MatrixBase, Max  # pyright: ignore[reportMissingImports]
+
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        pairs = zip(one.flat(), other.flat(), strict=False)
+        return one.shape == other.shape and all(_are_equal_numbers(*pair) for pair in pairs)
+    (a, half_of_a), (b, half_of_b) = _exact(one), _exact(other)
+    if a.free_symbols or b.free_symbols:
         return False
-    text = _WORDS_IN_LATEX.sub("", text)
-    return bool(_OPERATOR.search(text)) and not _WORD.search(_COMMAND.sub(" ", text))
+    if a.is_Rational and b.is_Rational:
+        return bool(abs(a - b) <= max(half_of_a, half_of_b))
+    apart = Abs(a - b).evalf(_DIGITS)
+    size = Max(*(Abs(side).evalf(_DIGITS) for side in (a, b)))
+    return bool(apart <= max(half_of_a, half_of_b, size / 10**_DIGITS))
 
 
-_MARK = re.compile(r"\$|\\[(\[]|\\(?:boxed|fbox)\b|\*\*|\n|[A-Za-z]\s*:")
-_WORDS_IN_LATEX = re.compile(r"\\(?:text\w*|mbox|mathrm|begin|end)\s*\{[^{}]*\}")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_OPERATOR = re.compile(r"[\d^+*/=<>|]|\\[A-Za-z]")
-_FUNCTIONS = "and|or|sqrt|log|ln|exp|sin|cos|tan|pi"
-_WORD = re.compile(
-    rf"(?<![^\W\d_])(?!(?:{_FUNCTIONS})\b)(?:[^\W\d_]{{3}}|(?<=\d )[^\W\d_]{{2}}|"
-    r"(?<!\S)[^\W\d_]{2}(?!\S))"
-)
-"""Three letters, or two that stand alone or are a unit, as in `5 cm^2`; but no function's name."""
+def _are_equal_terms(one: Any, other: Any) -> bool:
+    """Takes the place of `grader.sympy_symbolic_eq`: numbers have been compared."""
+    from sympy import simplify  # pyright: ignore[reportMissingImports]
+
+    apart = one - other
+    return bool(getattr(apart, "free_symbols", None)) and simplify(apart).is_zero is True
+
+
+def _exact(number: Any) -> tuple[Any, Any]:
+    """An expression with rational numbers for decimals, and half a unit in the last place of a
+    decimal that is rounded; 0 for others."""
+    from sympy import Float, Rational  # pyright: ignore[reportMissingImports]
+
+    def decimal(value: Any) -> Decimal:
+        return Decimal(str(value)).normalize()
+
+    number = number.doit()
+    if not number.is_Float:
+        exact = number.replace(lambda n: isinstance(n, Float), lambda n: Rational(str(decimal(n))))
+        return exact.doit(), Rational(0)
+    _, digits, exponent = decimal(number).as_tuple()
+    is_rounded = len(digits) >= _LEAST
+    return Rational(str(decimal(number))), Rational(10) ** int(
+        exponent
+    ) / 2 if is_rounded else Rational(0)
+
+
+# --- how it is written ----------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _IN_PARTS = re.compile(
-    r"""\s*\$?\d+(?:(?::\d+)+|(?:-\d+){2,}|(?:\.\d+){2,}|'\s*\d+")\$?(?:\s*[ap]m)?\s*"""
-    r"|\s*(?:\d+\s*[A-Za-z]+,?\s+(?:and\s+)?)+\d+\s*[A-Za-z]{3,}\s*"
+    r"""\d+(?:(?::\d+)+|(?:-\d+){2,}|(?:\.\d+){2,}|'\s*\d+"?)(?:\s*[ap]m)?"""
     r"|[^\d]*\\\{\s*(?:\([^()]*\)|[A-Za-z][^,:|]*?)\s*(?::|\||\\mid\b|\\colon\b).*"
-    r"|.*,.*\\in\b.*|.*\d\)?\s*\(?mod\b.*"
+    r"|.*,.*\\in\b.*|.*(?:[\d)}]|\\[pb]?)\s*\(?mod\b.*|.*\\[a-z]*dots.*"
+    r"|.*\\(?:sin|cos|tan)\b.*\\circ.*"
 )
-"""Times, ratios, dates, versions, sums of several units, sets by a condition and remainders, of
-which `math-verify` takes one number."""
+"""Times, ratios, dates, versions, sets by a condition, remainders, lists with \\ldots and functions
+of degrees, of which `math-verify` takes a part."""
+_DOTS = re.compile(
+    r"(?<=[,+\d*])\s*(?:\.{3}|…)(?=\s*[,+*])|(?<=[,+])\s*(?:\.{3}|…)|(?<=\.\d)(\d*)(?:\.{3}|…)"
+)
 _THOUSANDS = re.compile(
     r"(?<=\d)(?:\\[,!: ]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
     r"|(?:^|(?<=[{$=]))\s*-?[1-9]\d{0,2}(?: \d{3})+(?=\s*(?:$|[}$]))"
     r"|(?<![\w.,/:^+*-])[1-9]\d{0,2}(?: \d{3})*? 0\d\d(?: \d{3})*(?![\w/:^*+-]|[., ]\d)"
 )
-"""Gaps in numbers. Within other text `3 200` may be two numbers, and `3 000` is one."""
-_PERCENT = re.compile(r"(?<=\d)\s*%")
+"""Gaps in numbers."""
+_PERCENT = re.compile(r"\s*%")
+_PERCENT_OF = re.compile(r"(\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\})\s*%")
+_HUNDREDTH = r"(\1)/100"
+_PERCENT_WORD = re.compile(r"(?<=[\d}$])\s*(?:\\?%|[Pp]er ?cent(?:age)?\b|[Pp]ct\b)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.]\d|\w)")
 _POWER_OF_TEN = re.compile(
     r"(?<![\w.,/:^÷])(?<![/^÷] )(?<!\\div )(\d+(?:\.\d+)?)~(?:\\times|\\cdot|[×·])~10\^"
@@ -119,27 +365,41 @@ _POWER_OF_TEN = re.compile(
 the number that it is."""
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d+)\}")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
-_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
+_ROOT = re.compile(r"(?:√|\\?(?<![a-z])sqrt(?=\())\s*(?:\(([^()]*)\)|(\d+|\w))")
 _ONE_CHARACTER = re.compile("(\\d?)([¼-¾⅐-⅞])")
-_UNITS = "mm|cm|km|m|ft|mi|mg|kg|g|mol|min|hr|h|s|[ACFJKLNTVW]"
-_QUANTITY = re.compile(
-    rf"(?:^|(?<=\\boxed\{{)|(?<=\\fbox\{{))(\s*-?\d+(?:[.,]\d+)*) +"
-    rf"(?:[ACFJKLNTVW]|(?:{_UNITS})/(?:{_UNITS})(?:\^\d|\^\{{\d\}})?)(?=\s*(?:$|\}}))"
-)
-"""A number with a unit that `math-verify` takes for a variable, as in `10 L` and `10 m/s^2`."""
 _MIXED = re.compile(r"(?<![\d.,/^])(\d{1,9}) (\d{1,9})/(0*[1-9]\d{0,8})(?![\d/])")
+_FUNCTION = re.compile(
+    r"(?<![\\A-Za-z])(?:(log|ln|exp|sin|cos|tan)(?=\s*\(|\s+[\da-z]\b)|(pi)(?![A-Za-z]))"
+)
+_WRAPPED = re.compile(r"\\(?:text\w*|mbox|math(?:rm|it|sf|tt|bf))\s*\{([^{}]*)\}")
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z]) +\^(?=\d|\{\d)")
+_NARROW = re.compile(r"\\[,;:! ]|\\q?quad\b|\\displaystyle\b")
+_POWER_IN_CODE = re.compile(r"(?<=[\w)])\*\*(?=[\d(-])")
+_CURRENCY = re.compile(r"\\\$|[€£¥₹]|\$(?=\d[\d.,]*(?:[^\d.,$]|[.,]?$)[^$]*$)", re.MULTILINE)
+_SIGNS = {
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "∙": r"\cdot ",
+    "÷": r"\div ",
+    "π": r"\pi ",
+    "°": r"^\circ ",
+}
+_SIGNS |= {"∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≈": r"\approx ", "∪": r"\cup ", "~": " "}
 
 
 def _readable(text: str) -> str:
     """The text with numbers in forms that `math-verify` does not misread."""
-    text = _ONE_CHARACTER.sub(_as_fraction, text)
+    text = _ONE_CHARACTER.sub(_as_fraction, plain_numerals(_CURRENCY.sub("", text)))
     text = _SUPERSCRIPT.sub(lambda f: f"^{{{unicodedata.normalize('NFKC', f[0])}}}", text)
     text = _ROOT.sub(lambda f: rf"\sqrt{{{f[1] or f[2]}}}", text)
     text = _REPEATING.sub(_as_ratio, text)
-    text = _THOUSANDS.sub(_without_gaps, plain_numerals(text)).replace(r"\%", "%")
-    text = text.replace(r"\varnothing", r"\emptyset")
-    text = _QUANTITY.sub(r"\1", text)
+    text = _THOUSANDS.sub(_without_gaps, text)
     text = _POWER_OF_TEN.sub(_written_out, _SCIENTIFIC.sub(_written_out, text))
+    text = _NARROW.sub(" ", _WRAPPED.sub(r" \1 ", text.translate(str.maketrans(_SIGNS))))
+    text = _PERCENT_WORD.sub("%", text).replace("$%", "%$").replace(r"\varnothing", r"\emptyset")
+    text = _POWER_IN_CODE.sub("^", _DOTS.sub(r"\1\\ldots ", text)).replace("**", " ")
+    text = _UNIT_POWER.sub("^", text)
+    text = _FUNCTION.sub(lambda f: f"\\{f[1] or f[2]} ", text)
     return _MIXED.sub(lambda f: str(int(f[1]) + Fraction(int(f[2]), int(f[3]))), text)
 
 
@@ -166,12 +426,3 @@ def _as_ratio(found: re.Match[str]) -> str:
     shift = 10 ** len(before)
     repeated = Fraction(int(again), shift * (10 ** len(again) - 1))
     return f"({Fraction(int(f'{whole}{before}' or 0), shift) + repeated})"
-
-
-def _decimals(gold: Any) -> int:
-    """To how many decimals numbers are compared: six, and more for an answer near 0."""
-    try:
-        size = Decimal(str(gold.evalf(15)))  # a float has no 1e-400
-    except (AttributeError, ArithmeticError):
-        return 6
-    return 6 - min(0, size.adjusted()) if size.is_finite() else 6

@@ -100,6 +100,25 @@ RULE = "the row's answer is a rule or tests, which no text equals"
 """Why there is no verdict where an answer `is_rule`."""
 
 
+_MOST_WORDS = 15
+
+
+def why_no_answer(answer: str | None) -> str:
+    """Why a text can be no row's answer that completions are compared with; empty if it can."""
+    if answer is None or not answer.strip():
+        return "the row has no answer"
+    if is_rule(answer):
+        return RULE
+    shown = repr(answer if len(answer) <= 60 else f"{answer[:60]}…")
+    if not answer.strip("# \n"):
+        return f"the row's answer {shown} is only the mark of one"
+    if len(re.findall(r"(?<!\\){", answer)) != len(re.findall(r"(?<!\\)}", answer)):
+        return f"the row's answer {shown} has a brace without its other half: it is cut"
+    if "\n" in answer.strip() or len(answer.split()) > _MOST_WORDS:
+        return f"the row's answer {shown} is a whole solution; keep only what is right in its end"
+    return ""
+
+
 @dataclass(frozen=True)
 class Checker:
     """A rule that judges completions: frozen settings and a function.
@@ -111,6 +130,11 @@ class Checker:
 
     name: ClassVar[str]
     is_costly: ClassVar[bool] = False
+
+    def fault_of(self, answer: str | None) -> str:
+        """Why this checker finds no text right where a row has this answer; empty if it may find
+        one. It is asked for all rows before anything is sampled, so it does not take long."""
+        return ""
 
     def check(self, answered: Answered) -> Judgement:
         """Judge one completion. This method may take long, hang, raise or crash: it runs in a
@@ -133,6 +157,21 @@ def judged(is_right: bool, reason: str = "") -> Judgement:
 def no_verdict(reason: str) -> Judgement:
     """A judgement without a verdict."""
     return Judgement(Verdict.none, reason)
+
+
+UNREADABLE = "the text cannot be read: "
+"""How the reason of a judgement begins that has no verdict because of the text alone."""
+
+
+def unreadable(reason: str) -> Judgement:
+    """A judgement without a verdict on a text that cannot be read as a whole. It does not count as
+    a failure of the checker: a model that repeats such texts ends no run."""
+    return no_verdict(f"{UNREADABLE}{reason}")
+
+
+def behind_thought(text: str) -> str:
+    """What a text says behind its last thought; a thought that is cut says nothing."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 _DIGIT, _MINUS = re.compile(r"\d"), re.compile(r"[−﹣－]|(?<!\w)–(?=\d)")

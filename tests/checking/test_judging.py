@@ -157,85 +157,6 @@ def test_an_answer_that_is_a_rule_or_tests_makes_no_text_wrong_or_right(
         require_answers([{"row": "r1", "answer": rule}])
 
 
-CHECK = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n"
-CASE = "import unittest\n\nclass T(unittest.TestCase):\n    def test_it(self):\n        "
-PARAMETERS = (
-    "import pytest\n\n@pytest.mark.parametrize('a,b,c', [(2, 3, 5), (0, 0, 0)])\n"
-    "def test_it(a, b, c):\n    assert add(a, b) == c\n"
-)
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        CHECK,
-        CHECK + "\ncheck(add)\n",
-        json.dumps({"test": CHECK, "entry_point": "add"}),
-        CASE + "self.assertEqual(add(2, 3), 5)\n",
-        CASE
-        + "self.assertEqual(add(2, 3), 5)\n\nif __name__ == '__main__':\n    unittest.main()\n",
-        "from solution import add\n\ndef test_it():\n    assert add(2, 3) == 5\n",
-        "async def test_it():\n    assert add(2, 3) == 5\n",
-        "class TestAdd:\n    def test_it(self):\n        assert add(2, 3) == 5\n",
-        PARAMETERS,
-        ">>> add(2, 3)\n5\n",
-        "if add(2, 3) != 5:\n    raise ValueError('no')\n",
-    ],
-)
-def test_tests_run_by_what_they_are(tests: str) -> None:
-    checker = Code(seconds=60, allow_network=True)
-    assert checker.check(Answered(ADD, tests)).verdict is RIGHT
-    for wrong in (ADD.replace("+", "-"), "pass", "import sys; sys.exit(0)"):
-        assert checker.check(Answered(wrong, tests)).verdict is WRONG
-
-
-@pytest.mark.parametrize(
-    ("tests", "reason"),
-    [
-        ("pass", "use nothing of the program"),
-        ("print(add(2, 3))", "no assertion of the row's tests ran"),
-        ("def helper():\n    assert add(2, 3) == 5\n", "no assertion of the row's tests ran"),
-        (CASE + "add(2, 3)\n", "no assertion of the row's tests ran"),
-        ("for case in []:\n    assert add(*case) == 5\n", "no assertion of the row's tests ran"),
-        ("import no_such_module\nassert add(2, 3) == 5", "no_such_module, which is not installed"),
-        (CHECK + "\ndef g(): pass\n", ""),
-    ],
-)
-def test_tests_that_assert_nothing_give_no_verdict(tests: str, reason: str) -> None:
-    judgement = Code(seconds=60, allow_network=True).check(Answered(ADD, tests))
-    assert judgement.verdict is (NONE if reason else RIGHT)
-    assert reason in judgement.reason
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        ADD + "\nUse it:\n```python\nprint(add(1, 1))\n```",
-        "def add(a, b):\n    return a + b\n```\n",
-        "```python\ndef helper(a):\n    return a\n```\nthen\n```python\n"
-        "def add(a, b):\n    return helper(a) + b\n```",
-        "```python\ndef add(a, b):\n    return a + b",
-    ],
-)
-def test_the_program_is_the_block_that_defines_what_tests_use(text: str) -> None:
-    judgement = Code(seconds=60, allow_network=True).check(Answered(text, TESTS))
-    assert judgement.verdict is RIGHT, judgement.reason
-
-
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef add(a, b): return 0",
-        "import unittest\nunittest.TestCase.run = lambda *a: None\ndef add(a, b): return 0",
-        "import builtins\nbuiltins.AssertionError = SystemExit\ndef add(a, b): return 0",
-    ],
-)
-def test_a_program_that_changes_what_asserts_passes_nothing(cheat: str) -> None:
-    tests = CASE + "self.assertEqual(add(2, 3), 5)\n"
-    judgement = Code(seconds=60, allow_network=True).check(Answered(cheat, tests))
-    assert judgement.verdict is not RIGHT
-
-
 def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     program = (
@@ -336,7 +257,7 @@ def test_a_program_sees_sets_in_the_same_order_each_time() -> None:
         (r"\boxed{(2,1)}", "(1,2)", WRONG),
         (r"\boxed{4}", "2²", RIGHT),
         (r"\boxed{A}", "A", NONE),
-        ("It is 2√2", "2√2", WRONG),  # of a text with words `math-verify` takes the last number
+        ("It is 2√2", "2√2", RIGHT),
         (r"\boxed{2√2}", r"2\sqrt{2}", RIGHT),
         (r"\boxed{1½}", "3/2", RIGHT),
         (r"\boxed{x²}", "x^2", RIGHT),

@@ -14,7 +14,15 @@ from typing import Any
 
 from steps.checking.config import JudgeConfig
 from steps.checking.judges import Judges
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict, reward_of
+from steps.checking.verdicts import (
+    UNREADABLE,
+    Answered,
+    Checker,
+    Judgement,
+    Verdict,
+    no_verdict,
+    reward_of,
+)
 from steps.data.rows.parquet import iter_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import from_record
@@ -131,8 +139,12 @@ def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
 
 def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
     """Raise ValueError, with the most frequent reason, if a larger share than `most_without` of the
-    rollouts has no verdict."""
-    without = [rollout for rollout in rollouts if rollout.verdict is Verdict.none]
+    rollouts has no verdict; texts that cannot be read do not count."""
+    without = [
+        rollout
+        for rollout in rollouts
+        if rollout.verdict is Verdict.none and not (rollout.reason or "").startswith(UNREADABLE)
+    ]
     if len(without) > share_of(most_without, len(rollouts)):
         count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]
         raise ValueError(
