@@ -17,11 +17,8 @@ from steps.train_dpo import train_dpo
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-BESIDE_CODE = sorted(
-    page
-    for folder in (".", "benchmarks", "examples", "pipeline", "steps")
-    for page in (REPOSITORY / folder).glob("*.md" if folder == "." else "**/*.md")
-)
+OTHERS = ("benchmarks/README.md", "examples/README.md")
+BESIDE_CODE = [REPOSITORY / name for name in (*reference.FROM_ABOVE.values(), *OTHERS)]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
@@ -48,6 +45,10 @@ def broken_links(page: Path) -> Iterator[str]:
             yield f"{link}: no such file"
         elif anchor and anchor not in anchors(file):
             yield f"{link}: no such heading"
+
+
+def test_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text("utf-8").split()) <= 500
 
 
 @pytest.mark.parametrize("page", [*BESIDE_CODE, *PAGES], ids=lambda page: page.name)
@@ -84,10 +85,7 @@ def test_names_of_other_tools_mean_what_the_command_line_suggests(page: str) -> 
             assert f"`{suggested[theirs].partition(' | ')[0]}`" == ours.strip(), theirs
 
 
-@cache
-def reference_pages() -> dict[str, str]:
-    """What the site's reference says, as it is written when the site is built."""
-    return reference.pages()
+reference_pages = cache(reference.pages)
 
 
 def test_the_reference_has_every_step_with_its_parameters_and_every_kind() -> None:

@@ -1,4 +1,4 @@
-"""README's Python, as it is printed, in one file; and the how-to's step."""
+"""The Python of an experiment, as the docs print it, in one file; and the how-to's step."""
 
 import importlib
 import json
@@ -16,8 +16,9 @@ PLAN_ONLY = "TEMPER_PLAN_ONLY"
 
 @pytest.fixture
 def folder(tmp_path: Path, repository: Path) -> Path:
-    """A folder with a script of all of README's Python, and the files that it names."""
-    snippets = re.findall(r"```python\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL)
+    """A folder with a script of the experiment and its step, and the files that they name."""
+    page = (repository / "docs" / "python.md").read_text().partition("## Steps in a notebook")[0]
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(snippets) == 2
     (tmp_path / "readme.py").write_text("\n".join(snippets))
     rows = [{"prompt": f"{n}?", "chosen": "Yes. " * n, "rejected": "No."} for n in range(40)]
