@@ -3,13 +3,18 @@
 A secret is recognised by its name (``sig=``, ``--token``, ``X-Amz-Signature``), by its place (the
 user in a URL), or because an environment variable with a secret name holds it. In doubt, text is
 redacted.
+
+What Temper writes passes here: a record of its own is composed by :func:`record`, and a log by
+:func:`redact_log`. A test holds modules that write files to that.
 """
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from typing import IO, Any
 from urllib.parse import quote, unquote
 
 _SECRET_NAME = re.compile(
@@ -29,12 +34,20 @@ _NAME_OF_KEY = re.compile(r"((api|access|secret)_?key|token|password|passwd|pass
 _WORD = r"(?:[A-Z]?[a-z]+|[A-Z]+|\d+)(?![A-Za-z0-9])"
 _RANDOM = re.compile(rf"(?!{_WORD})[A-Za-z0-9]{{16,}}")
 _FLAG = re.compile(r"--?[\w.-]+|(?i:bearer)")
-_BEARER = re.compile(r"(?i)\b(bearer\s+)\S+")
+_BEARER = re.compile(r"\b([bB](?i:earer)\s+)\S+")
 _USER_INFO = re.compile(
-    r"(?i)(\bhttps?://)[^\s/?#]+@"  # a token alone, without a password
-    r"|(://)(?:[^\s/?#]*:[^\s/?#]*@|[^\s/?#:@]*:(?!\d+[/?#])[^\s@]*@)"  # S3 keys contain slashes
+    r"(?i)(\bhttps?:/{1,2})[^\s/?#]+@"  # a token alone; one slash where it was read as a path
+    r"|(:/{1,2})(?:[^\s/?#]*:[^\s/?#]*@|[^\s/?#:@]*:(?!\d+[/?#])[^\s@]*@)"  # S3 keys have "/"
 )
 
+
+_GIVEN = re.compile(
+    r"[taspcTASPC](?i:(?<=t)oken|(?<=p)(?:assw(?:or)?d|assphrase|wd)|(?<=s)ecret|(?<=c)redentials?"
+    r"|(?<=a)uthorization|(?<=[as])(?:pi|ccess|ecret|ccount)[_-]?key|(?<=p)rivate[_-]?key)"
+    r"""(?:(["']\s*,\s*["'])|["']?(?:\s*[:=]\s*["']?(?:basic |token )?|\s+["']?))([^\s"'&;,\0]+)"""
+)
+"""A value after a secret name: of an option, a header, an assignment, or in a list of words."""
+_LIKE_A_KEY = re.compile(r"(?=.*\d).{12,}")
 
 _MET: set[str] = set()
 """Secrets from URLs that this process uses, since an error may contain them without the URL."""
@@ -69,17 +82,86 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def shown(text: str) -> str:
+def shown(text: str, keys: Sequence[str] | None = None) -> str:
+    """A text without what `in_urls` redacts and without values that secret names precede, as in
+    ``--token x``, ``X-Api-Key: x`` and ``password=x``."""
+    return _GIVEN.sub(_without_value, in_urls(text, keys))
+
+
+def _without_value(found: re.Match[str]) -> str:
+    is_word_of_command, value = found[1], found[2]
+    if _KEY.fullmatch(value) and (is_word_of_command or _LIKE_A_KEY.fullmatch(value)):
+        return f"{found[0][: -len(value)]}…"
+    return found[0]
+
+
+def in_urls(text: str, keys: Sequence[str] | None = None) -> str:
     """A text without users and passwords in URLs, signatures of URLs, bearer tokens, and the keys
-    that environment variables such as ``OPENAI_API_KEY`` hold."""
-    secrets = _MET.union(key for _, key in _keys_of_environment())
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "…")
-    text = _USER_INFO.sub(lambda found: f"{found[1] or found[2]}…@", text)
-    text = _PARAMETER.sub(
-        lambda found: f"{found[1]}{found[2]}=…" if is_secret(found[2]) else found[0], text
-    )
+    that environment variables such as ``OPENAI_API_KEY`` hold.
+
+    Args:
+        keys: all keys that are known, for a caller with many texts.
+    """
+    for key in _known_keys() if keys is None else keys:
+        text = text.replace(key, "…")
+    if "@" in text:
+        text = _USER_INFO.sub(lambda found: f"{found[1] or found[2]}…@", text)
+    if "=" in text:
+        text = _PARAMETER.sub(
+            lambda found: f"{found[1]}{found[2]}=…" if is_secret(found[2]) else found[0], text
+        )
     return _BEARER.sub(r"\1…", text)
+
+
+def _known_keys() -> list[str]:
+    return sorted(_MET.union(key for _, key in _keys_of_environment()), key=len, reverse=True)
+
+
+def record(value: Any, exact: Collection[str] = (), indent: int | None = None) -> bytes:
+    """The JSON of one of Temper's own records, with every text redacted.
+
+    Args:
+        exact: fields of the value that hold names of files and digests. They are written as they
+            are: changed, the record would be one of other files or of another key.
+    """
+    keys = _known_keys()
+    if exact:
+        value = {n: v if n in exact else _redacted(v, keys) for n, v in value.items()}
+        return exact_record(value, indent)
+    return exact_record(_redacted(value, keys), indent)
+
+
+def exact_record(value: Any, indent: int | None = None) -> bytes:
+    """The JSON of a record that holds only names of files, digests and numbers, or whose texts are
+    redacted already."""
+    return json.dumps(value, indent=indent, default=vars).encode()
+
+
+def _redacted(value: Any, keys: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return shown(value, keys)
+    if isinstance(value, dict):
+        return {_redacted(name, keys): _redacted(inner, keys) for name, inner in value.items()}
+    return [_redacted(inner, keys) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def shown_output(output: bytes) -> bytes:
+    """The output of a step, redacted."""
+    return shown(output.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def redact_log(path: str) -> None:
+    """Redact a file in place; one without secrets is only read."""
+    with open(path, "rb") as file, contextlib.suppress(StopIteration):
+        next(block for block in _blocks(file) if shown_output(block) != block)
+        file.seek(0)
+        with open(f"{path}.new", "wb") as redacted:
+            redacted.writelines(map(shown_output, _blocks(file)))
+        os.replace(f"{path}.new", path)
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    return map(b"".join, iter(lambda: file.readlines(2**20), []))
 
 
 def variable_in(text: str) -> str | None:

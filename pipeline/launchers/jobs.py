@@ -15,7 +15,6 @@ A driver that loses its lease leaves the job alone: it belongs to the new holder
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +28,7 @@ from pipeline.dag.resources import Resources
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import RayConfig, SlurmConfig
 from pipeline.launchers.driver_end import uninterrupted
+from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.store.stored import is_attempt, parse_json
 from pipeline.wire.launcher import REFUSED, Ended, Task
@@ -165,9 +165,9 @@ class JobLauncher:
             return _patiently(self.engine.find, task.name)
 
     def _note(self, task: Task, withdrawn: bool = False) -> None:
-        record = JobRecord(self.kind, task.name, self.run_name, withdrawn)
+        job = JobRecord(self.kind, task.name, self.run_name, withdrawn)
         path = self.store.job_path(task.step, task.key)
-        self.store.objects.replace(path, json.dumps(asdict(record)).encode())
+        self.store.objects.replace(path, record(asdict(job)))
 
     def _follow(self, task: Task, job: str | None, log: IO[bytes], stop: Event) -> Ended:
         line = "submitted" if job or not task.is_new else "no answer to its submission"
@@ -277,8 +277,7 @@ class _Following:
             with contextlib.suppress(ValueError, TypeError):  # none yet, or damaged
                 progress |= parse_json(self._store.read(path) or b"")
             if doing or str(progress.get("doing", "")).startswith(f"{self._engine.kind}: "):
-                data = json.dumps({**progress, "doing": doing}).encode()
-                self._store.objects.replace(path, data)
+                self._store.objects.replace(path, record({**progress, "doing": doing}))
 
 
 def _lost(ended: Ended) -> Ended:

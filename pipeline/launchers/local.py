@@ -25,7 +25,7 @@ from pipeline.launchers.driver_end import uninterrupted
 from pipeline.launchers.environment import UNOPTIMISED, import_path
 from pipeline.launchers.warm_parent import Forked, WarmParent
 from pipeline.price.machine import cores_here, memory_here
-from pipeline.redaction import shown
+from pipeline.redaction import shown_output
 from pipeline.wire import forking
 from pipeline.wire.launcher import Ended, Task
 from pipeline.wire.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
@@ -223,8 +223,7 @@ def _printed(log: IO[bytes], is_secret: bool) -> Iterator[int]:
         with open(ours, "rb") as output:
             for line in output:
                 with contextlib.suppress(OSError, ValueError):  # the log is only for display
-                    text = shown(line.decode(errors="surrogateescape"))
-                    log.write(text.encode(errors="surrogateescape"))
+                    log.write(shown_output(line))
                     log.flush()
 
     copying = threading.Thread(target=copy, name="log", daemon=True)

@@ -12,7 +12,6 @@ Otherwise they become dependencies of the artifact, as the next attempt may not 
 The records lie in scratch because they go where it goes: to other machines, and away.
 """
 
-import json
 import secrets
 import shutil
 from dataclasses import astuple
@@ -24,6 +23,7 @@ from pipeline.observed.discovery import Earlier, Home, Present, discover_earlier
 from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
+from pipeline.redaction import exact_record
 from pipeline.store.layout import RECORDS
 from pipeline.store.manifest import Discovered
 
@@ -126,5 +126,5 @@ def _begin(records: Path, observation: Observation, home: Home) -> None:
     """Let an observation write its records to scratch, too."""
     folder = records / secrets.token_hex(8)
     folder.mkdir(parents=True)
-    (folder / "home").write_text(json.dumps(astuple(home)))
+    (folder / "home").write_bytes(exact_record(astuple(home)))
     observation.keep(folder)

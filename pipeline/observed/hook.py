@@ -396,9 +396,10 @@ class Hook:
             return
         where = os.path.abspath(os.fsdecode(folder) if folder else ".")
         inner = words_of(words)
-        for piece in () if folder else inner:
-            self._path(piece)  # it may be a path relative to the working folder
         named = files_named(inner, where, recorder.rules)
+        for piece in () if folder else inner:
+            if os.path.abspath(piece) in named:  # other words are no names, and may be keys
+                self._path(piece)
         for path in named:
             if os.path.isdir(path):
                 self._note_listed(path)

@@ -36,6 +36,7 @@ from pipeline.observed import marks, natives
 from pipeline.observed.hook import HOOK
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import file_digest
+from pipeline.redaction import exact_record, shown
 
 ENVIRONMENT = "TEMPER_OBSERVED"
 """Set in the processes of a step: the folder of its observation."""
@@ -102,7 +103,7 @@ class Observation:
         os.rename(begun, folder)  # under this name, a free lock means a dead worker
         made = cls(folder, rules)
         made._lock = lock
-        Path(folder, "rules").write_text(json.dumps(astuple(rules)))
+        Path(folder, "rules").write_bytes(exact_record(astuple(rules)))
         with open(f"{folder}/marks", "wb") as file:  # with its space, in case the disk becomes full
             os.posix_fallocate(file.fileno(), 0, MOST_MARKS + 1)
         for path in (made.events, made.modules):
@@ -172,7 +173,12 @@ class Observation:
         return marshal.loads(path.read_bytes()) if path.exists() else {}
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
-        """Record an event of a file or folder."""
+        """Record an event of a file or folder. The name of what is not there is redacted: it may be
+        a URL, or the key of a service."""
+        if not os.path.lexists(path) and (safe := shown(path)) != path:
+            if kind == "read" and ":/" not in path:  # a file could still appear under this name
+                self.marks[_SOMETHING_LOST] = 1
+            path = safe
         self._add(self.events, [kind, path, *details], kind in self._repeated)
 
     def add_whole_module(self, name: str, path: str, content: bytes) -> None:
@@ -245,4 +251,4 @@ def _append(path: str, line: bytes) -> int:
 
 
 def _line(record: Any) -> bytes:
-    return json.dumps(record).encode("ascii") + b"\n"
+    return exact_record(record) + b"\n"

@@ -25,7 +25,7 @@ from pipeline.launchers.placement import Place, Placement
 from pipeline.plan.resolver import Resolver
 from pipeline.price.experience import hardware_in
 from pipeline.price.pricing import Pricer
-from pipeline.redaction import shown
+from pipeline.redaction import redact_log, shown, shown_output
 from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import TTL, Lease, Leases
@@ -418,7 +418,11 @@ class Executor:
         store, path = self.resolver.store, f"{task.folder}/log.txt"
         if store.is_local:
             with open(path, "ab" if task.is_new else "wb") as file:
-                yield file
+                try:
+                    yield file
+                finally:
+                    with contextlib.suppress(OSError):  # it must not cost the step
+                        redact_log(path)
             return
         over = threading.Event()
 
@@ -427,7 +431,7 @@ class Executor:
             while not over.wait(LOG_SECONDS):
                 with contextlib.suppress(OSError):  # only for display; the next copy may succeed
                     if (size := os.stat(name).st_size) != sent:
-                        store.objects.replace(path, Path(name).read_bytes())
+                        store.objects.replace(path, shown_output(Path(name).read_bytes()))
                         sent = size
 
         with tempfile.NamedTemporaryFile(prefix="temper-log-") as file:
@@ -441,7 +445,7 @@ class Executor:
                 sending.join()
                 file.flush()
                 with contextlib.suppress(OSError):  # it must not cost the step that it tells of
-                    store.objects.replace(path, Path(name).read_bytes())
+                    store.objects.replace(path, shown_output(Path(name).read_bytes()))
 
     def _discard_content(self, task: Task) -> None:
         """Delete half-written files, which only cost space; spec, report and log are kept."""

@@ -9,7 +9,7 @@ from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present
 from pipeline.plan.planning import Plan, State, make_plan
 from pipeline.plan.resolver import Resolver
-from pipeline.running.record import RunRecord, redacted
+from pipeline.running.record import RunRecord
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 
@@ -131,5 +131,5 @@ class Invocation:
     def note(self, fingerprint: str, board: "Board") -> None:
         """Record the outcome of a step at once, since this process may be killed at any moment."""
         after = {"after": self.record.seconds}
-        went = redacted(board.outcome(fingerprint)) | after
+        went = board.outcome(fingerprint) | after
         self.store.record_step(self.record.name, fingerprint, went)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.dag.step import Step
 from pipeline.plan.planning import Plan, PlannedStep
-from pipeline.redaction import shown, without_secrets
+from pipeline.redaction import without_secrets
 from pipeline.store.layout import Store, name_by_time
 from pipeline.store.runs import UNKNOWN, experiment_of
 
@@ -83,7 +83,7 @@ class RunRecord:
             "host": platform.node(),
             "pid": os.getpid(),
             **self.git,
-            "store": shown(self.store),
+            "store": self.store,
             "roots": dict(self.roots),
             "steps": [
                 _entry(p, plan.labels[p.step.fingerprint], steps.get(p.step.fingerprint, {}))
@@ -93,24 +93,18 @@ class RunRecord:
 
 
 def _entry(planned: PlannedStep, label: str, went: Mapping[str, Any]) -> dict[str, Any]:
-    entry = {
+    return {
         "step": planned.manifest.step if planned.manifest else planned.step.name,
-        "label": shown(label),
+        "label": label,
         "fingerprint": planned.step.fingerprint,
         "inputs": list(dict.fromkeys(i.step.fingerprint for i in planned.step.inputs)),
         "plan": planned.state.value,
-        "why": shown(planned.reason),
+        "why": planned.reason,
         "state": planned.state.value,
         "key": planned.key,
         "attempt": planned.manifest.attempt if planned.manifest else None,
         **went,
     }
-    return redacted(entry)
-
-
-def redacted(went: dict[str, Any]) -> dict[str, Any]:
-    """A step's outcome, without secrets in its message."""
-    return went | ({"message": shown(went["message"])} if "message" in went else {})
 
 
 def git_state() -> dict[str, Any]:

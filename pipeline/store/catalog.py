@@ -10,7 +10,6 @@ Manifests with very many files are not in the index; they are read one by one.
 """
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import blake3
 
 from pipeline.errors import TemperError
+from pipeline.redaction import exact_record
 from pipeline.store.layout import LISTED_ONLY, DataLoss, Store, object_name, parse_object_name
 from pipeline.store.manifest import Manifest
 from pipeline.store.stored import is_step, parse_json
@@ -163,7 +163,7 @@ class Catalog:
                     "version": shelf.versions[place],
                     "manifest": manifest,
                 }
-        data = json.dumps(index, default=vars).encode()  # the index has a checksum of its own
+        data = exact_record(index)  # of manifests as they are; the index has a checksum of its own
         self.store.objects.replace(self._index_path(step), _checksum(data) + b"\n" + data)
         self._shelves[step] = shelf
         shelf.unindexed = False

@@ -27,7 +27,6 @@ machine, and the store holds copies of it.
 import contextlib
 import enum
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -42,6 +41,7 @@ from typing import Any
 
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.errors import TemperError
+from pipeline.redaction import record
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import (
     SHOWN_BYTES,
@@ -113,7 +113,7 @@ class Store:
     def prepare(self) -> None:
         """Make the store ready for writing, and check that its layout is known."""
         path = f"{self.root}/temper.json"
-        layout = json.dumps({"layout": LAYOUT_VERSION}).encode()
+        layout = record({"layout": LAYOUT_VERSION})
         with self._writing():
             self.objects.create(path, layout)
             if self.check_layout() < LAYOUT_VERSION:
@@ -299,7 +299,7 @@ class Store:
         path = self.manifest_path(manifest.step, manifest.key, manifest.generation, loss)
         note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
         with self._writing():
-            self.objects.create(path, json.dumps(note).encode())
+            self.objects.create(path, record(note))
 
     def evict(self, manifest: Manifest) -> None:
         """Delete an artifact's data and keep its manifest."""
@@ -310,10 +310,10 @@ class Store:
 
     def accept(self, step: str, one: Json, other: Json, note: dict[str, Any]) -> None:
         """Record that two states of a step's code (``made_by`` of a recipe) are equivalent."""
-        record = {"made_by": [one, other], **note}
+        accepted = {"made_by": [one, other], **note}
         path = f"{self.root}/accepted/{step}/{_accepted_name(one, other)}"
         with self._writing():
-            self.objects.create(path, json.dumps(record, indent=1).encode())
+            self.objects.create(path, record(accepted, exact=["made_by"], indent=1))
 
     def accepted(self, step: str) -> list[tuple[Any, Any]]:
         """All recorded pairs of equivalent states of a step's code."""
@@ -405,18 +405,18 @@ class Store:
         """The path of the record of a key's job; see :mod:`pipeline.launchers.jobs`."""
         return f"{self.root}/jobs/{step}/{key}.json"
 
-    def record_run(self, record: dict[str, Any]) -> str:
+    def record_run(self, run: dict[str, Any]) -> str:
         """Write the record of one invocation, and return its path."""
-        path = f"{self.root}/runs/{record['run']}.json"
+        path = f"{self.root}/runs/{run['run']}.json"
         with self._writing():
-            self.objects.replace(path, json.dumps(record, indent=1).encode())
+            self.objects.replace(path, record(run, indent=1))
         return path
 
     def record_step(self, run: str, fingerprint: str, went: dict[str, Any]) -> None:
         """Record a step's outcome in a running run. It never fails: the run's record has it too."""
         with contextlib.suppress(OSError):
             path = f"{self.root}/runs/{run}/{fingerprint}.json"
-            self.objects.replace(path, json.dumps(went).encode())
+            self.objects.replace(path, record(went))
 
     def steps_of_run(self, run: str) -> dict[str, Any]:
         """The outcomes of finished steps, by fingerprint, of a run without a final record."""

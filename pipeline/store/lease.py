@@ -19,7 +19,6 @@ Consistency*, 1989.)
 """
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -34,6 +33,7 @@ from pathlib import Path
 
 from pipeline import processes
 from pipeline.errors import TemperError
+from pipeline.redaction import record
 from pipeline.store.objects import Objects
 from pipeline.store.stored import is_count, parse_json
 
@@ -76,7 +76,7 @@ class Holder:
     epoch: int
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return record(asdict(self))
 
     def is_gone(self) -> bool:
         """True if the holder was a process of this machine and has ended; False if unknown."""

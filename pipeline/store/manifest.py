@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.files import FileEntry
 from pipeline.errors import TemperError
+from pipeline.redaction import exact_record, record
 from pipeline.store.stored import (
     LARGEST,
     is_attempt,
@@ -156,8 +157,9 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """With a checksum of all fields, since the key and the digest cover only some of them."""
-        data = json.loads(json.dumps(asdict(self)))
-        return json.dumps({**data, CHECKSUM: hash_json(data)}, indent=1).encode()
+        exact = {f.name for f in fields(self)} - {"metrics", "provenance"}
+        data = json.loads(record(asdict(self), exact))
+        return exact_record({**data, CHECKSUM: hash_json(data)}, indent=1)
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Manifest":

@@ -22,7 +22,6 @@ checkpoint of several parts must record itself whether it is complete.)
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.dag.files import FileEntry, describe
+from pipeline.redaction import exact_record
 from pipeline.store.layout import RECORDS
 from pipeline.store.manifest import file_entries
 from pipeline.store.objects import Objects, is_within, scan, target_within
@@ -112,7 +112,7 @@ class Snapshot:
         entries: dict[str, Any] = {name: asdict(entry) for name, entry in self.files.items()}
         entries |= {name: {"link": target} for name, target in self.links.items()}
         entries |= {name: {"folder": True} for name in self.folders}
-        return json.dumps(entries).encode()
+        return exact_record(entries)
 
     @property
     def name(self) -> str:

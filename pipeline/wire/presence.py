@@ -10,7 +10,6 @@ the others check that it belongs to the same job.
 """
 
 import contextlib
-import json
 import os
 import platform
 import secrets
@@ -19,6 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.store.stored import is_seconds, parse_json
 
@@ -107,7 +107,7 @@ class Watch:
 
 
 def _claim(store: Store, attempt: str, who: dict[str, Any]) -> bool:
-    data = json.dumps({**who, "nonce": secrets.token_hex(8)}).encode()
+    data = record({**who, "nonce": secrets.token_hex(8)})
     path = f"{attempt}/begun.json"
     # equal content means that a lost answer made the client create the file twice
     return store.objects.create(path, data) or store.objects.read(path) == data

@@ -16,7 +16,7 @@ import blake3
 from pipeline.dag.canonical import Json
 from pipeline.dag.files import FileEntry
 from pipeline.errors import TemperError
-from pipeline.redaction import meet, shown
+from pipeline.redaction import exact_record, in_urls, meet, record
 from pipeline.store.manifest import Discovered, file_entries
 from pipeline.store.stored import is_count, parse_json
 
@@ -86,7 +86,8 @@ class StepSpec:
     pause: Pause | None = None
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+        """The texts of arguments are to be redacted by now: the digest is of what is written."""
+        return exact_record(dict(sorted(asdict(self).items())), indent=1)
 
     def without_secrets(self) -> tuple["StepSpec", dict[str, str]]:
         """The spec without secrets, for the store; and the full text for each redacted one."""
@@ -94,7 +95,7 @@ class StepSpec:
 
         def safe(text: str) -> str:
             meet(text)
-            if (redacted := shown(text)) == text:
+            if (redacted := in_urls(text)) == text:
                 return text
             # numbered, since two URLs may differ only in their secrets
             return marks.setdefault(text, f"{redacted}#secret-{len(marks)}")
@@ -173,9 +174,7 @@ class Report:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        redacted = None if self.error is None else shown(self.error)
-        excerpt = tuple(map(shown, self.excerpt))
-        return json.dumps(asdict(replace(self, error=redacted, excerpt=excerpt)), indent=1).encode()
+        return record(asdict(self), exact=("code", "discovered", "files"), indent=1)
 
     @classmethod
     def from_json(cls, data: bytes) -> "Report":

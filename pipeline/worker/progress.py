@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.dag.step import Metrics
 from pipeline.installed import folder_of_packages, in_library
 from pipeline.observed.hook import unobserved
+from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.wire.spec import StepSpec
 
@@ -92,7 +93,7 @@ class ProgressWriter:
                 self._write({**self._progress, "doing": doing})
 
     def _write(self, progress: Mapping[str, Any]) -> None:
-        self._store.objects.replace(self._path, json.dumps(progress).encode())
+        self._store.objects.replace(self._path, record(progress))
 
 
 def place_of(frame: FrameType | None) -> str:

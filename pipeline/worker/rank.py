@@ -13,6 +13,7 @@ from pipeline import processes
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import Metrics
+from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.wire.launcher import PREEMPTED
 from pipeline.wire.spec import StepSpec
@@ -56,7 +57,7 @@ def main(path: str) -> int:
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file atomically, since a rank may be killed at any moment."""
-    (temporary := path.with_suffix(".new")).write_text(json.dumps(value))
+    (temporary := path.with_suffix(".new")).write_bytes(record(value))
     os.replace(temporary, path)
 
 

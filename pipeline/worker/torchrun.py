@@ -28,8 +28,9 @@ from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import reference_to
 from pipeline.dag.step import Metrics
 from pipeline.observed.hook import unobserved
+from pipeline.redaction import exact_record
 from pipeline.wire.launcher import MASTER, NODE
-from pipeline.wire.spec import StepSpec
+from pipeline.wire.spec import StepSpec, handed_over
 from pipeline.worker.failure import FailedElsewhere, Failure
 from pipeline.worker.stopping import Stopping
 
@@ -116,8 +117,9 @@ def run_ranks(
     """Call the step function in every rank of this node. Raise `FailedElsewhere`, which names the
     first rank that failed and its reason."""
     with tempfile.TemporaryDirectory(prefix="temper-ranks-") as folder:
+        redacted, secrets = spec.without_secrets()
         call = RankCall(
-            spec=spec.to_json().decode(),  # with secrets: only this user can read the folder
+            spec=redacted.to_json().decode(),
             content=str(content.resolve()),
             scratch=str(scratch.resolve()),
             inputs=tuple(_portable(artifact) for artifact in inputs),
@@ -125,8 +127,8 @@ def run_ranks(
             worker=os.getpid(),
         )
         path = Path(folder) / "call.json"
-        path.write_text(json.dumps(asdict(call)))
-        status = _torchrun(spec, node, path, stopping)
+        path.write_bytes(exact_record(asdict(call)))
+        status = _torchrun(spec, node, path, stopping, handed_over(redacted.to_json(), secrets))
         if status != 0:
             stopping.paused = (Path(folder) / PAUSED).exists()
             first = node.index * spec.processes
@@ -142,7 +144,9 @@ _PYTHON = (sys.executable, "-P")
 Python that the step starts would find it."""
 
 
-def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int:
+def _torchrun(
+    spec: StepSpec, node: Node, call: Path, stopping: Stopping, secrets: Mapping[str, str]
+) -> int:
     where = ["--standalone"]
     if spec.nodes > 1:
         host, _, port = node.master.rpartition(":")
@@ -154,6 +158,7 @@ def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int
     command = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *command]
     environment = {
         **os.environ,
+        **secrets,
         # the signals that it forwards, and how long it waits then, for older and newer versions
         **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
         **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),

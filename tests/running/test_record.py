@@ -1,8 +1,10 @@
 """What the record of a run keeps of a command line: never a secret, and all else."""
 
+import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from command_line import script
 
 from pipeline import Store
+from pipeline.observed.observation import Observation
+from pipeline.observed.rules import Rules
 from pipeline.redaction import shown, without_secrets
 from pipeline.running import record
 from pipeline.running.session import RunFailed
@@ -113,6 +117,76 @@ def test_nothing_that_a_run_records_has_the_secrets_of_its_command_line(
     assert "no answer from https://…@host/x" in kept["steps"][0]["message"]
 
 
+USES_KEYS = """
+import os, subprocess, sys, urllib.request
+from pathlib import Path
+from pipeline import Output, run, step
+
+@step
+def use(out: Output, fails: bool) -> dict[str, str]:
+    (out.scratch / "half").write_text("half")
+    (out.path / "whole").write_text("whole")
+    for key in (os.environ["SERVICE_TOKEN"], os.environ["ELSEWHERE"]):
+        subprocess.run([sys.executable, "-c", "pass", "--token", key], check=True)
+        subprocess.run(["true", f"--api-key={key}", "--password", key, f"relative/{key}"])
+        subprocess.run(["true", "-H", f"Authorization: Bearer {key}", "-H", f"X-Api-Key: {key}"])
+        subprocess.run(f"true https://me:{key}@localhost/x?token={key}; true", shell=True)
+        for url in (f"http://127.0.0.1:9/x?api_key={key}", f"https://me:{key}@127.0.0.1:9/x"):
+            assert not os.path.exists(url)
+            try:
+                asked = urllib.request.Request(url, headers={"X-Api-Key": key})
+                urllib.request.urlopen(asked)
+            except OSError:
+                print("no answer from", url, asked.headers)
+        told = "import sys; print(sys.argv)"
+        subprocess.run([sys.executable, "-c", told, "--token", key])
+        if fails and key != os.environ["SERVICE_TOKEN"]:
+            subprocess.run(["false", "--token", key], check=True)
+    return {"asked": f"http://127.0.0.1:9/x?api_key={key}"}
+
+if __name__ == "__main__":
+    run([use(fails="fails" in sys.argv)], "store")
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_file_of_a_store_or_scratch_has_the_keys_that_a_step_used(
+    fails: bool, tmp_path: Path
+) -> None:
+    """In commands, URLs, headers and variables; one key is known by its variable, one is not."""
+    (tmp_path / "keyed.py").write_text(USES_KEYS)
+    (tmp_path / "tmp").mkdir()
+    keys = {"SERVICE_TOKEN": "zk-A1b2C3d4E5f6-known", "ELSEWHERE": "zk-A1b2C3d4E5f6-other"}
+    places = {"TMPDIR": str(tmp_path / "tmp"), "TEMPER_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "keyed.py", *["fails"] * fails],
+        cwd=tmp_path, env={**os.environ, **keys, **places}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == int(fails), done.stderr
+    assert "A1b2C3d4E5f6" not in done.stdout + done.stderr
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(".observed" in file.parts for file in files) is fails  # what a failed step left
+    for file in files:
+        assert b"A1b2C3d4E5f6" not in file.read_bytes(), file
+    assert "…" in next(file for file in files if file.name == "log.txt").read_text()
+
+
+def test_a_file_that_is_there_keeps_its_name_in_the_records(tmp_path: Path) -> None:
+    """Else its dependency would be one on another file."""
+    (tmp_path / "data?token=abcdefgh12345678").write_text("1")
+    observation = Observation.begin(Rules.of("own", [str(tmp_path)], []))
+    try:
+        for name in ("data", "absent"):
+            path = tmp_path / f"{name}?token=abcdefgh12345678"
+            observation.add_event("read", str(path), None)
+        lines = Path(observation.events).read_text().splitlines()
+        names = [Path(json.loads(line)[1]).name for line in lines]
+        assert names == ["data?token=abcdefgh12345678", "absent?token=…"]
+        assert not observation.is_complete  # a file may appear under the name that is not told
+    finally:
+        observation.forget()
+
+
 def test_the_commit_and_a_digest_of_the_changes_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,3 +269,17 @@ def test_an_experiment_in_a_notebook_is_called_after_it(
     monkeypatch.setattr(sys, "argv", [kernel, "-f", "1.json"])
     monkeypatch.setenv("JPY_SESSION_NAME", told)
     assert record.RunRecord.begin({}, store).experiment == name
+
+
+def test_no_function_of_the_core_writes_json_that_is_not_redacted(repository: Path) -> None:
+    """All compose it by `redaction.record`, so that no new record can have a key."""
+    writes = r"objects\.(create|replace)\(|write_(text|bytes)\(|_append\(|def to_json\("
+    looks = re.compile(rf"{writes}|return json\.dumps?\(.*\.encode\(")
+    found = [
+        f"{file.stem}.{node.name}"
+        for file in (repository / "pipeline").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef) and "json.dump" in (text := ast.unparse(node))
+        and looks.search(text)
+    ]  # fmt: skip
+    assert found == ["redaction.exact_record"]

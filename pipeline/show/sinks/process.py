@@ -1,7 +1,6 @@
 """The driver's side of the mirror: starts it, sends it the events of steps, shows its output."""
 
 import contextlib
-import json
 import queue
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pipeline.dag.step import Step
 from pipeline.plan.resolver import Resolver
 from pipeline.plan.variants import settings_of
+from pipeline.redaction import record
 from pipeline.show.sinks import mirror
 
 END_SECONDS = 60.0
@@ -55,7 +55,7 @@ class MirrorProcess:
             "state": state, "step": step.name, "name": self.names[step.fingerprint], "key": key,
             "settings": settings_of(recipe) if state == "running" else {},
         }  # fmt: skip
-        self._events.put(f"{json.dumps(event)}\n")
+        self._events.put(f"{record(event).decode()}\n")
 
     def _write(self) -> None:
         assert self._process.stdin is not None
