@@ -287,11 +287,11 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ),
     ("template arguments not an object", {**BOTH, "chat_template_kwargs": [1]}, "kwargs is list"),
     ("unreadable value", {**BOTH, "tools": [{"size": float("nan")}]}, "tools"),
-    ("unreadable value", {**BOTH, "tools": [{"x": NEST}]}, "tools is nested over 100 deep"),
+    ("unreadable value", {**BOTH, "tools": [{"x": NEST}]}, "tools: nested over 100 deep"),
     (
         "unreadable value",
         {**BOTH, "chosen": [QUESTION, {**PARIS, "tool_calls": [{"x": NEST}]}]},
-        "chosen[1].tool_calls is nested",
+        "chosen[1].tool_calls: nested",
     ),
     ("different prompts", {**BOTH, "rejected": [user("Other?"), ROME]}, "chosen and rejected"),
     ("different prompts", {**BOTH, "prompt": "Other?"}, "prompt"),

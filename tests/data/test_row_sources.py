@@ -6,9 +6,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import REPOSITORY
 
+from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.load.shards import (
     FileShard,
     HubShard,
@@ -32,6 +33,7 @@ from steps.data.load.shards import (
 from steps.data.readers import Item, columns
 from steps.data.readers.lines import MAX_ROW_BYTES, json_lines
 from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 
 
 def read(path: Path | str, start: int = 1) -> list[tuple[int, Any]]:
@@ -712,53 +714,104 @@ def test_a_config_or_split_that_a_hub_data_set_lacks_is_answered_with_those_it_h
     assert "\n" not in str(error.value)
 
 
-CALL = {"function": {"name": "warm", "arguments": {"city": "Oslo", "unit": None}}}
-MIXED = [
-    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [CALL]}],
-     "tools": ["a", {"b": 1}], "chosen": [{"role": "assistant", "content": "hi"}], "prompt": "hi"},
-    {"messages": [{"role": "user", "content": ["a", {"text": "b"}]}],
-     "tools": [1], "chosen": [{"role": "assistant", "content": {"text": "no"}}], "prompt": ["hi"]},
+CALL = {"function": {"name": "warm", "arguments": {"city": "Oslo", "unit": None, "days": 3}}}
+ASKED = {"role": "user", "content": "How warm is it?"}
+PARTS = [{"type": "text", "text": "How warm "}, {"type": "text", "text": "is it?"}]
+
+
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+MIXED: list[tuple[type, list[dict[str, Any]]]] = [
+    (ConversationRow, [
+        {"messages": [ASKED, said("42")]}, {"messages": [{**ASKED, "content": PARTS}, said("[1]")]},
+        {"messages": [ASKED, said('{"a": 1}')]}, {"messages": [ASKED, said("true")]},
+        {"messages": [ASKED, said("007")]}, {"messages": [ASKED, said('["a", "b"]')]},
+        {"messages": [ASKED, said(' [{"b": 1}]')]}, {"messages": [ASKED, said(None)]},
+        {"messages": [ASKED, said("NaN")]}, {"messages": [ASKED, said('{"a": 1, "a": 2}')]},
+        {"messages": [ASKED, said("1", train=True)]}, {"messages": [ASKED, said("It's \u00e9.")]}]),
+    (ConversationRow, [
+        {"messages": [ASKED, said("", tool_calls=[CALL]), {"role": "tool", "content": "3"}],
+         "tools": None},
+        {"messages": [ASKED, said("4")], "tools": [{"name": "warm", "default": "3"}]},
+        {"messages": [ASKED, said("", tool_calls=[CALL])], "tools": [{"name": {"of": "warm"}}]},
+        {"messages": [ASKED, said("5")], "tools": [{"name": "warm"}]}]),
+    (PreferenceRow, [
+        {"prompt": "hi", "chosen": "42", "rejected": [said("no")]},
+        {"prompt": [ASKED], "chosen": [said("[1]")], "rejected": "43"},
+        {"prompt": "7", "chosen": [ASKED, said("3")], "rejected": "false"},
+        {"prompt": "hi", "chosen": [said("", tool_calls=[CALL])], "rejected": "{}"},
+        {"prompt": "hi", "chosen": "a", "rejected": None}]),
+    (PromptRow, [
+        {"prompt": "hi", "answer": "42"}, {"prompt": [ASKED], "answer": [7]},
+        {"prompt": "1", "answer": 8}, {"prompt": "hi", "answer": ["a", "b"]}]),
+    (UnpairedRow, [
+        {"prompt": "hi", "completion": "42", "label": True},
+        {"prompt": [ASKED], "completion": [said("[1]")], "label": "bad"},
+        {"prompt": "3", "completion": "{}", "label": 1}, {"prompt": "a", "completion": "b"}]),
 ]  # fmt: skip
 """Columns whose values differ in type, which `datasets` stores as JSON."""
 
 
-@pytest.mark.parametrize("stored", ["hub", "rows.parquet", "saved", "no extension.parquet"])
-def test_columns_that_datasets_stores_as_json_have_their_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
+def stored(data: Any, folder: Path, where: str) -> Source:
+    """A `datasets.Dataset` in one of the places where people have it."""
+    folder.mkdir()
+    path = folder / where
+    if where == "saved":
+        data.save_to_disk(str(path))
+    elif where == "rows.arrow":
+        table = data.data.table
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    else:
+        data.to_parquet(str(folder / "train.parquet" if where == "hub" else path))
+    if where.startswith("no"):  # a program that knows no JSON keeps texts and the metadata
+        pq.write_table(
+            pq.read_table(path, arrow_extensions_enabled=False), path, store_schema=False
+        )
+    return hub_source(str(folder), "0" * 40, "train") if where == "hub" else source_of(str(path))
+
+
+def made_of(records: list[Any], makes: type) -> str:
+    """The rows of records, and the reasons why some are none, as JSON."""
+    chosen, made = choose_format(FormatChoice(), records, makes, "rows"), []
+    for record in records:
+        try:
+            made.append(asdict(chosen.parse(record, "1")))  # pyright: ignore[reportArgumentType]
+        except MalformedRow as problem:
+            made.append(problem.reason)
+    return json.dumps(made)
+
+
+@pytest.mark.parametrize(("makes", "records"), MIXED)
+def test_columns_that_datasets_stores_as_json_give_the_rows_of_json_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: type, records: list[dict[str, Any]]
 ) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    data = datasets.Dataset.from_list(MIXED, on_mixed_types="use_json")
-    (tmp_path / "repo").mkdir()
-    path = tmp_path / "repo" / stored
-    if stored == "saved":
-        data.save_to_disk(str(path))
-    else:
-        data.to_parquet(str(path if path.suffix else tmp_path / "repo" / "train.parquet"))
-    if stored.startswith("no"):  # a program that knows no JSON keeps texts and the metadata
-        table = pq.read_table(path, arrow_extensions_enabled=False)
-        pq.write_table(table, path, store_schema=False)
-    if stored == "hub":
-        source = hub_source(str(tmp_path / "repo"), "0" * 40, "train")
-    else:
-        source = source_of(str(path))
-
-    assert [item[1] for _, item in take(Reader(source))] == MIXED
+    data = datasets.Dataset.from_list(records, on_mixed_types="use_json")
+    assert "Json" in str(data.features)
+    expected = made_of(records, makes)
+    for where in ("hub", "rows.parquet", "rows.arrow", "saved", "no extension.parquet"):
+        source = stored(data, tmp_path / where.replace(".", "-"), where)
+        assert made_of([item[1] for _, item in take(Reader(source))], makes) == expected, where
 
 
 def test_a_text_that_should_be_json_costs_its_row(tmp_path: Path) -> None:
-    texts = pa.array([["1"], ["{"], ['"' + "a" * 9 + '"'], None], pa.list_(pa.string()))
+    texts = pa.array([["1"], ['"'], ['"' + "a" * 9 + '"'], None], pa.list_(pa.string()))
     table = pa.table({"tools": texts.cast(pa.list_(pa.json_()))})
     pq.write_table(table, tmp_path / "rows.parquet")
-    found = [{"tools": [1]}, "unreadable value", {"tools": ["a" * 9]}, {"tools": None}]
+    found = [{"tools": ["1"]}, "unreadable value", {"tools": ["a" * 9]}, {"tools": None}]
     assert [row for _, row in read(tmp_path / "rows.parquet")] == found
 
 
 def test_classes_of_a_hub_data_set_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    classes, rows = datasets.ClassLabel(names=["good", "bad"]), [{"label": 0, "n": 1}]
+    classes = datasets.ClassLabel(names=["good", "bad"])
     features = datasets.Features({"label": classes, "n": datasets.Value("int64")})
-    streamed = SimpleNamespace(features=features, skip=lambda start: rows[start:])
+    rows = datasets.Dataset.from_list([{"label": 0, "n": 1}], features=features)
+    streamed = rows.to_iterable_dataset()
     monkeypatch.setattr("steps.data.load.shards._streamed", lambda *of: streamed)
     shard = HubShard("someone/preferences", "0" * 40, "train", 0, 1)
     assert list(open_shard(shard)) == [(1, {"label": "good", "n": 1})]

@@ -134,7 +134,8 @@ def _marked(value: Any, field: str) -> Any:
             return _mark(value, field)
         return {key: _marked(item, f"{field}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_marked(item, f"{field}[{index}]") for index, item in enumerate(value)]
+        marked = [_marked(item, f"{field}[{index}]") for index, item in enumerate(value)]
+        return value if marked == value else marked  # a cell stays one
     return value
 
 

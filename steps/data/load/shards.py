@@ -32,8 +32,7 @@ from steps.data.load.split_names import require_one
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
 from steps.data.readers.cells import separated_values
-from steps.data.readers.columns import arrow_rows, parquet_rows
-from steps.data.readers.features import decoders, plain_row
+from steps.data.readers.columns import ROWS_AT_ONCE, arrow_rows, batch_rows, parquet_rows
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
 from steps.data.rows.ledger import LONE
@@ -520,10 +519,11 @@ def _streamed(repo: str, revision: str, split: str, chosen: Mapping[str, Any]) -
 
 
 def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
+    from datasets.table import embed_table_storage  # it gets images that are files of their own
+
     rows = _streamed(shard.repo, shard.revision, shard.split, shard.chosen)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
-    features = rows.features
-    decode = decoders(features.arrow_schema, is_decoded=True) if features else {}
-    records = (plain_row(record, decode) for record in rows.skip(start_row - 1))
-    yield from enumerate(records, start=start_row)
+    tables = rows.skip(start_row - 1).with_format("arrow").iter(batch_size=ROWS_AT_ONCE)
+    batches = (batch for table in tables for batch in embed_table_storage(table).to_batches())
+    yield from batch_rows(batches, start_row, start_row - 1)

@@ -13,7 +13,8 @@ from steps.data.rows.reasons import MalformedRow
 
 
 class Cell(str):
-    """A value from a file without types (CSV): a text, which may spell a number or JSON."""
+    """A text that may be meant as the JSON value that it spells: a CSV cell, a value of a column
+    that `datasets` stores as JSON."""
 
     __slots__ = ()
 

@@ -68,13 +68,12 @@ def _record(header: list[str], cells: list[str]) -> Mapping[str, Any] | Malforme
         )
     if any(_SURROGATE.search(cell) for cell in cells):
         return MalformedRow("not valid UTF-8", "a cell holds bytes that are no text")
-    return {name: _value(cell) for name, cell in zip(header, cells, strict=True)}
+    return {name: of_text(cell) if cell else None for name, cell in zip(header, cells, strict=True)}
 
 
-def _value(cell: str) -> Any:
-    if not cell:
-        return None
-    if cell[:1] in "[{":
+def of_text(cell: str) -> Cell | ListCell | ObjectCell:
+    """A text that stands for itself and for the JSON value that it may spell."""
+    if cell[:1] in ("[", "{"):
         try:
             found = DECODER.decode(cell)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tables: Parquet, and Arrow's own files and streams (what `datasets` saves).
+"""Tables: Parquet, Arrow's own files and streams (what `datasets` saves), and streams of the Hub.
 
 A row with a value that Python cannot represent is malformed. In a damaged row group, all rows are
 malformed, each with its number. A table with a damaged index gives no rows.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a plan looks for files, and reads none
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 256
 
 
 def parquet_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
@@ -43,10 +43,13 @@ def parquet_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
 
 def arrow_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
     """The rows of an Arrow IPC file or stream from row `start` on."""
-    watched = Watched(opened)
-    done = 0
+    yield from batch_rows(_arrow_batches(Watched(opened)), start)
+
+
+def batch_rows(batches: Iterable["pa.RecordBatch"], start: int, done: int = 0) -> Iterator[Item]:
+    """The rows of batches from row `start` on; `done` rows come before the batches."""
     try:
-        for batch in _arrow_batches(watched):
+        for batch in batches:
             if done + batch.num_rows >= start:
                 yield from _from(start, _rows(batch, done))
             done += batch.num_rows
@@ -62,7 +65,7 @@ def _row_group(
     file: "pq.ParquetFile", watched: Watched, group: int, before: int, count: int
 ) -> Iterator[Item]:
     done = 0
-    batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[group])
+    batches = file.iter_batches(ROWS_AT_ONCE, row_groups=[group])
     try:
         while True:
             with watched.damage_as_cut_off():
@@ -106,8 +109,8 @@ def _require_names_once(schema: "pa.Schema") -> None:
 
 def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
     is_sound, decode = _is_sound(batch), decoders(batch.schema)
-    for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
-        part = batch.slice(offset, _ROWS_AT_ONCE)
+    for offset in range(0, batch.num_rows, ROWS_AT_ONCE):
+        part = batch.slice(offset, ROWS_AT_ONCE)
         yield from enumerate(_records(part, is_sound, decode), start=before + offset + 1)
 
 

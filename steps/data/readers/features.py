@@ -5,6 +5,9 @@ A table says so in its Arrow types (``extension<arrow.json>``) or in the feature
 so no format looks for them. A number alone does not tell which class it means: 0 may be the good
 one, so names replace numbers.
 
+A JSON column holds the texts `42`, `true` and `[1]` as it holds the number, the boolean and the
+list. So these stand for both, as cells of CSV do. Of a text in quotes the quotes are lost.
+
 In a column of objects, every row has all keys, and keys that a row does not set are null.
 `plain_row` removes these, so that a tool call has only its own arguments. An intended null cannot
 be distinguished from them, except within JSON, whose nulls stay. Older versions of `datasets` save
@@ -17,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from steps.data.readers.cells import of_text
 from steps.data.readers.lines import DECODER
 
 if TYPE_CHECKING:  # a plan looks for files, and reads none
@@ -26,14 +30,10 @@ Decode = Callable[[Any], Any]
 _SAID = ({"role", "content"}, {"from", "value"})
 
 
-def decoders(schema: "pa.Schema", *, is_decoded: bool = False) -> dict[str, Decode]:
-    """How the values of each column become plain; columns that are plain have none.
-
-    Args:
-        is_decoded: JSON is decoded already, as in a stream of `datasets`.
-    """
+def decoders(schema: "pa.Schema") -> dict[str, Decode]:
+    """How the values of each column become plain; columns that are plain have none."""
     features = _features(schema.metadata)
-    found = {f.name: _decoder(f.type, features.get(f.name), is_decoded) for f in schema}
+    found = {f.name: _decoder(f.type, features.get(f.name)) for f in schema}
     return {column: decode for column, decode in found.items() if decode is not None}
 
 
@@ -57,44 +57,37 @@ def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _decoder(kind: "pa.DataType", feature: Any, is_decoded: bool) -> Decode | None:
+def _decoder(kind: "pa.DataType", feature: Any) -> Decode | None:
     """The decoder of values of an Arrow type, to which `datasets` gave a feature; None: plain."""
     import pyarrow as pa
 
     said = feature if isinstance(feature, dict) else {}
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if isinstance(kind, pa.JsonType) or (is_text and said.get("_type") == "Json"):
-        return _as_it_is if is_decoded else _json
+        return _json
     if pa.types.is_integer(kind) and isinstance(names := said.get("names"), list):
         return partial(_named, names) if names else None
     if pa.types.is_map(kind):
-        inner = _decoder(kind.item_type, None, is_decoded)
+        inner = _decoder(kind.item_type, None)
         return inner and partial(_values, inner)
     if pa.types.is_struct(kind):
         fields = said.get("feature", said) if said.get("_type") in ("Sequence", "List") else said
         fields = fields if isinstance(fields, dict) else {}
-        found = {f.name: _decoder(f.type, fields.get(f.name), is_decoded) for f in kind}
+        found = {f.name: _decoder(f.type, fields.get(f.name)) for f in kind}
         inners = {name: inner for name, inner in found.items() if inner is not None}
         return partial(_fields, inners) if inners else None
     if hasattr(kind, "value_type") and not pa.types.is_dictionary(kind):
         # within an object of lists, the feature of a list is that of its elements
         within = feature[0] if isinstance(feature, list) and feature else said.get("feature", said)
-        inner = _decoder(kind.value_type, within, is_decoded)
+        inner = _decoder(kind.value_type, within)
         return inner and partial(_items, inner)
     return None
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _json(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return DECODER.decode(value)
-    except RecursionError:
-        raise ValueError("JSON is nested too deeply") from None
+    if value is None or value == "null":
+        return None
+    return DECODER.decode(value) if value[:1] == '"' else of_text(value)
 
 
 def _named(names: Sequence[str], number: Any) -> Any:

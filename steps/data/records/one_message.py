@@ -7,6 +7,7 @@ A message is an object with `role` and `content`, or with ShareGPT's `from` and 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steps.data.readers import ListCell
 from steps.data.records.record_fields import is_list, is_object, parsed_json, plain, show, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import EXTRA_KEYS, ROLES, Message
@@ -32,7 +33,7 @@ READ_KEYS = frozenset({"role", "from", "function_call", *_CONTENTS, *_REASONINGS
 
 
 def read_message(item: Any, field: str) -> Message:
-    if type(item) is dict and len(item) == 2 and item.get("role") in ROLES:  # most messages
+    if isinstance(item, dict) and len(item) == 2 and item.get("role") in ROLES:  # most messages
         content = item.get("content")
         if type(content) is str:
             return {"role": item["role"], "content": text(content, field)}
@@ -133,6 +134,9 @@ def _call_in(value: Any, field: str) -> list[dict[str, Any]]:
 
 
 def content_text(content: Any, field: str) -> str:
+    is_cell = isinstance(content, ListCell)  # it may be a text that spells a list
+    if is_cell and not all(is_object(p) and ("type" in p or _is_text(p)) for p in content):
+        return text(content, field)
     return _parts(content, field) if is_list(content) else text(content, field)
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeGuard
 
@@ -138,10 +138,8 @@ def _template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any]
 
 def plain(value: Any, field: str) -> Any:
     """`value` as JSON that can be written: no dates, no NaN, no lone surrogates, no deep nest."""
-    if _is_deeper(value, MOST_NESTED):
-        raise MalformedRow("unreadable value", f"{field} is nested over {MOST_NESTED} deep")
     try:
-        written = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        written = json.dumps(_spelled(value), allow_nan=False, ensure_ascii=False)
         written.encode()
     except UnicodeEncodeError as error:
         raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
@@ -150,17 +148,15 @@ def plain(value: Any, field: str) -> Any:
     return json.loads(written)
 
 
-def _is_deeper(value: Any, most: int) -> bool:
-    level = [value]
-    for _ in range(most):
-        level = [inner for item in level for inner in _held_by(item)]
-    return bool(level)
-
-
-def _held_by(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if is_list(value) else ()
+def _spelled(value: Any, depth: int = 0) -> Any:
+    """A value in which cells have become what they spell."""
+    if depth == MOST_NESTED:
+        raise ValueError(f"nested over {MOST_NESTED} deep")
+    if is_object(value):
+        return {key: _spelled(item, depth + 1) for key, item in value.items()}
+    if is_list(value):
+        return [_spelled(item, depth + 1) for item in value]
+    return parsed_json(value) if isinstance(value, Cell) else value
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:

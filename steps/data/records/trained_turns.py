@@ -8,8 +8,9 @@ has it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from steps.data.readers import Cell
 from steps.data.records.one_message import is_answer
-from steps.data.records.record_fields import is_object, show
+from steps.data.records.record_fields import is_object, parsed_json, show
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages
 
@@ -64,6 +65,7 @@ def _told(item: Any, name: str, key: str) -> bool | None:
 def _values(item: Mapping[str, Any], name: str, key: str) -> Iterator[tuple[str, bool]]:
     for told in told_by(key):
         value = item.get(told)
+        value = parsed_json(value) if isinstance(value, Cell) else value
         if _is_missing(value):
             continue
         if value not in (0, 1):
