@@ -2,7 +2,7 @@
 right. The benchmark compares logps and gradients of a tiny random float64 model of every text
 architecture in transformers with the model's own forward of each sequence alone.
 
-    python benchmarks/architectures.py                  all, as a Markdown table
+    python benchmarks/architectures.py                  all, and writes architectures.md beside it
     python benchmarks/architectures.py qwen3_next mpt   these
 
 Windows, chunks and the original lengths of rotations are shorter than the sequences, and held-out
@@ -17,9 +17,11 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -299,6 +301,23 @@ def examined(architecture: str) -> Outcome:
         return replace(examine(tiny(architecture)), architecture=architecture)
 
 
+PAGE = Path(__file__).with_suffix(".md")
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The page of the site that lists every architecture."""
+    lines = [
+        "# How each architecture is read",
+        "`python benchmarks/architectures.py` has written this page. It compares a tiny random "
+        f"float64 model of each text architecture of transformers {transformers.__version__} that "
+        "can be made small with plain forwards. [Models](../docs/models.md) explains the words. "
+        "Errors are relative: of the largest logp, and of a parameter's gradient.",
+        table(outcomes),
+        "Refused are models that are not causal, or that depend on a sequence's length.",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """A Markdown table of how each architecture is read, and of its errors."""
     lines = ["| read | types | | logps off by | gradients off by |", "|---|--:|---|--:|--:|"]
@@ -333,6 +352,8 @@ def main() -> None:
             print(f"{name}: {'WRONG, ' if outcome.is_wrong else ''}{outcome.why}", flush=True)
     print(f"\n{table(outcomes)}\n\n{sum(o.is_wrong for o in outcomes)} are wrong.")
     print(f"{len(wanted)} types, {time.process_time():.0f} CPU seconds.")
+    if wanted == ARCHITECTURES:
+        PAGE.write_text(page(outcomes), "utf-8")
     sys.exit(any(o.is_wrong or o.result == "failed" for o in outcomes))
 
 

@@ -16,9 +16,9 @@ from mkdocs.structure.files import File
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
-from reference import FROM_ABOVE, pages  # noqa: E402
+from reference import FROM_ABOVE, SCHEMAS, pages  # noqa: E402
 
-_PAGE_OF = {file: page for page, file in FROM_ABOVE.items()}
+_PAGE_OF = {SCHEMAS: "reference/data_sets.md", **{f: page for page, f in FROM_ABOVE.items()}}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 

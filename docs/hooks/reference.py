@@ -4,6 +4,7 @@ Every step with its inputs, every kind with its columns, the settings of every c
 takes, and every message of an error (``messages``). MkDocs is not needed to write them.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -12,6 +13,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
@@ -50,6 +52,9 @@ FROM_ABOVE = {
     "inside/layout.md": "pipeline/store/LAYOUT.md",
     "inside/protocol.md": "pipeline/worker/PROTOCOL.md",
     "inside/jax_backend.md": "steps/jax_backend/BACKEND.md",
+    "inside/rows.md": "steps/data/formats/ROWS.md",
+    "inside/masks.md": "steps/data/tokens/MASKS.md",
+    "inside/architectures.md": "benchmarks/architectures.md",
     "inside/tokenization.md": "benchmarks/tokenization.md",
     "inside/online_training.md": "benchmarks/online_training.md",
     "inside/influence.md": "benchmarks/influence.md",
@@ -66,6 +71,7 @@ def pages() -> dict[str, str]:
         "reference/steps.md": "\n".join(_steps_page(shipped)),
         "reference/kinds.md": "\n".join(_kinds_page(shipped)),
         "reference/settings.md": "\n".join(_settings_page(shipped)),
+        "reference/data_sets.md": "\n".join(_data_sets_page()),
         "reference/errors.md": "\n".join(errors_page()),
     }
 
@@ -133,6 +139,41 @@ def _kinds_page(shipped: Iterable[StepFunction]) -> Iterator[str]:
                 nullable = "yes" if column.nullable else ""
                 yield f"| `{column.name}` | `{_column_type(column.type)}` | {nullable} |"
             yield ""
+
+
+SCHEMAS = "tests/data/test_schemas.py"
+_TABLES = {
+    "AS_THEY_ARE": "Preference pairs that load as they are",
+    "CONVERSATIONS": "Conversations that load as they are",
+    "PROMPTS": "Prompts with answers that load as they are",
+    "REFUSED": "Refused until you name the fields",
+}
+"""The tables of the tests in ``SCHEMAS``, and what they show."""
+
+
+def _data_sets_page() -> Iterator[str]:
+    yield "# Data sets\n"
+    yield (
+        "Temper recognises data sets by the names of their columns. A test loads rows of each of "
+        "these, written in the columns of their cards.\n"
+    )
+    tree = ast.parse((Path(__file__).parents[2] / SCHEMAS).read_text("utf-8"))
+    for name, title in _TABLES.items():
+        yield f"## {title}\n"
+        for table in tree.body:
+            is_table = isinstance(table, ast.AnnAssign | ast.AugAssign)
+            if is_table and isinstance(table.value, ast.Dict) and ast.unparse(table.target) == name:
+                for key, value in zip(table.value.keys, table.value.values, strict=True):
+                    yield f"- {_cell(str(ast.literal_eval(key)))}{_settings_of(value)}"  # type: ignore[arg-type]
+        yield ""
+
+
+def _settings_of(case: ast.expr) -> str:
+    """The settings that a case of a refused data set ends with."""
+    if not isinstance(case, ast.Tuple):
+        return ""
+    *_, fields, form = case.elts
+    return f": `data.format={ast.literal_eval(form)}`, `data.fields={ast.unparse(fields)}`"
 
 
 def _column_type(kind: pa.DataType) -> str:
