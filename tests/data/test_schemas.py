@@ -97,9 +97,6 @@ AS_THEY_ARE: Mapping[str, Records] = {
             "non_preferred_output": [assistant("bad")],
         }
     ),
-    "Intel Orca pairs": each(
-        lambda q: {"system": "Be brief.", "question": q, "chosen": "good", "rejected": "bad"}
-    ),
     "SHP": [
         {
             "history": q, "human_ref_A": "good" if a else "bad",
@@ -145,26 +142,6 @@ AS_THEY_ARE: Mapping[str, Records] = {
         }
         for q, w in zip(ASKED, ("model_a", "model_b", "model_a"), strict=True)
     ],
-    "Nectar": each(
-        lambda q: {
-            "prompt": f"\n\nHuman: {q}\n\nAssistant: ",
-            "answers": [
-                {"answer": "middling", "model": "m", "rank": 2.0},
-                {"answer": "bad", "model": "n", "rank": 3.0},
-                {"answer": "good", "model": "o", "rank": 1.0},
-            ],
-        }
-    ),
-    "UltraFeedback, raw": each(
-        lambda q: {
-            "instruction": q,
-            "completions": [
-                {"model": "m", "response": "bad", "overall_score": 2.5},
-                {"model": "n", "response": "good", "overall_score": 8.0},
-                {"model": "o", "response": "middling", "overall_score": 6.0},
-            ],
-        }
-    ),
     "distilabel, generations": each(
         lambda q: {
             "instruction": q,
@@ -220,14 +197,6 @@ AS_THEY_ARE: Mapping[str, Records] = {
         lambda q: {
             "chosen": json.dumps([user(q), assistant("good")]),
             "rejected": json.dumps([user(q), assistant("bad")]),
-        }
-    ),
-    "OASST, ranked": each(
-        lambda q: {
-            "prompt": {"role": "prompter", "text": q, "replies": [
-                {"role": "assistant", "text": "bad", "rank": 1, "replies": []},
-                {"role": "assistant", "text": "good", "rank": 0, "replies": []},
-            ]},
         }
     ),
     "summaries with feedback": each(
@@ -549,14 +518,6 @@ REFUSED: Mapping[str, tuple[type, dict[str, Any], dict[str, Any], str]] = {
         {"messages": "text"},
         "chat",
     ),
-    "Glaive": (
-        ConversationRow,
-        {"system": "SYSTEM: Be brief.",
-         "chat": "USER: q\n\n\nASSISTANT: f() <|endoftext|>\n\n\nFUNCTION RESPONSE: 1\n\n\n"
-                 "ASSISTANT: a <|endoftext|>\n"},
-        {"messages": "chat"},
-        "chat",
-    ),
     "TL;DR": (
         ConversationRow,
         {"prompt": "q", "label": "a"},
@@ -624,10 +585,6 @@ def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) 
     if isinstance(row, ConversationRow):
         assert row.messages[-1]["content"] == "a"
         assert row.messages[-1].get("reasoning_content") == ("t" if "reasoning" in fields else None)
-        assert name != "Glaive" or (len(row.messages), row.messages[0]["content"]) == (
-            5,
-            "Be brief.",
-        )
     if isinstance(row, UnpairedRow):
         assert row.label
     if isinstance(row, PreferenceRow):
