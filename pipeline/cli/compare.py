@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.dag.canonical import Json
 from pipeline.dag.settings import differing
-from pipeline.plan.rerun_reasons import form_changes
+from pipeline.plan.rerun_reasons import differences, shown
 from pipeline.plan.variants import settings_and_inputs, settings_of
 from pipeline.show.metrics import metric_text
 from pipeline.store.manifest import InputEntry, Manifest
@@ -48,8 +48,8 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
     paths = {*old_settings, *new_settings, *by_input}
     changed = _differences(old_settings, new_settings)
     if not changed and old_inputs == new_inputs:
-        one, other = (_arguments(manifest) for manifest in (old, new))
-        changed = [Difference(change, "one", "another") for change in form_changes(one, other)]
+        found = differences(_arguments(old), _arguments(new))
+        changed = [Difference(at, shown(one), shown(other)) for at, one, other in found]
     return Comparison(
         settings=[d for d in changed if not _has_parts(d, by_input, paths)],
         inputs=_differences(old_inputs, new_inputs),

@@ -2,8 +2,8 @@
 
 ``planning`` makes the plan; begin there. ``resolver`` decides whether an artifact may be reused.
 ``rerun_reasons`` explains how a step differs from its nearest artifact. ``variants`` finds the
-settings that distinguish steps of one name, ``labels`` their display names. ``renamed_steps`` and
-``unfinished`` give hints. ``set_here`` refuses code that only this process has changed.
+settings that distinguish steps of one name, ``labels`` their display names. ``unfinished`` finds
+scratch to resume from. ``set_here`` refuses code that only this process has changed.
 
 Uses ``observed``, ``store`` and what lies below them.
 """

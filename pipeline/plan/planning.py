@@ -4,9 +4,11 @@ A step's key depends on the digests of its inputs, so states are computed from t
 
 - ``cached``: the digests of all inputs are known, and the store has a manifest for the key;
 - ``run``: all digests are known and the store has no manifest for the key; or an input is not known
-  yet, and no earlier artifact can match, whatever that input turns out to be;
-- ``maybe``: an input is not known yet, and an earlier artifact differs only in the bytes of such
-  inputs: if the new inputs turn out to have these bytes, nothing runs (early cutoff);
+  yet, and the same call was never made, or no earlier artifact can match whatever that input is;
+- ``maybe``: an input is not known yet, the same call was made before, and an earlier artifact
+  differs only in the bytes of such inputs: if the new inputs turn out to have these bytes, nothing
+  runs (early cutoff). Two calls are the same if they and all calls above them differ only in code
+  and in the content of files;
 - ``blocked``: it would run, but another driver is making it now; a run waits for that driver.
 
 If an artifact's data is evicted, lost or damaged, its manifest still holds its digest, so steps
@@ -29,8 +31,7 @@ from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present, home_of
 from pipeline.observed.earlier import what_results_need
 from pipeline.plan.labels import labels
-from pipeline.plan.renamed_steps import made_under_another_name
-from pipeline.plan.rerun_reasons import History, Nearest, code_changes, explain
+from pipeline.plan.rerun_reasons import History, code_changes, explain
 from pipeline.plan.resolver import Resolver
 from pipeline.plan.set_here import require_code_as_in_files
 from pipeline.plan.unfinished import Unfinished
@@ -54,6 +55,8 @@ class PlannedStep:
     Attributes:
         key: the key of its artifact; ``None`` while an input is not known.
         manifest: its artifact, if it is cached.
+        may_match: whether an earlier artifact may turn out to be it, although it is in state
+            ``run``: one of another call, if a step makes the same bytes with other settings.
     """
 
     step: Step
@@ -61,6 +64,7 @@ class PlannedStep:
     reason: str
     key: str | None = None
     manifest: Manifest | None = None
+    may_match: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,9 +266,9 @@ class _Planner:
         self.steps, self.forced, self.run = steps, forced, run
         self.experiment = experiment
         self._unfinished = Unfinished(self.store)
-        self._others: list[str] | None = None  # names in the store that no step of the DAG has
         self._remade: dict[str, str] = {}  # fingerprint of a step to make again: the reason
         self._histories: dict[str, History] = {}
+        self._same_calls: dict[str, frozenset[str]] = {}  # keys of earlier artifacts
         self._held: dict[str, Mapping[str, str]] = {}
         self._present = present
 
@@ -287,7 +291,7 @@ class _Planner:
         """Cached artifacts whose bytes are needed and missing: the reason, by attempt."""
         needed = dict.fromkeys(roots, "it is a result")
         for step in planned.values():
-            if step.state in (State.RUN, State.BLOCKED):
+            if step.state in (State.RUN, State.BLOCKED) and not step.may_match:
                 for reference in step.step.inputs:
                     needed.setdefault(reference.step.fingerprint, f"needed by {step.step.name}")
         made = {f: m for f in needed if (m := planned[f].manifest) is not None}
@@ -356,26 +360,35 @@ class _Planner:
         names = {digest_of(reference): str(reference) for reference in step.inputs}
         recipe = step.recipe(digest_of)
 
-        def nearest(experiment: str = "") -> Nearest | None:
-            accepted = resolver.accepted(step)
-            return self._history(step).nearest(recipe, step.code, names, accepted, experiment)
-
-        closest = close = nearest()
-        if close and close.manifest.provenance.get("experiment") != self.experiment:
-            close = nearest(self.experiment)
+        accepted = resolver.accepted(step)
+        close = self._history(step).nearest(recipe, step.code, names, accepted, self.experiment)
         outdated = self._outdated(step, key or (close.manifest.key if close else ""), resolver)
         if not waiting:
-            reason = explain(close, more=outdated) if close else self._first(step, recipe)
-            return PlannedStep(step, State.RUN, reason, key)
+            return PlannedStep(step, State.RUN, explain(close, more=outdated), key)
         above = ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
         expected = {str(reference) for reference in waiting}
-        # `closest` may be of another experiment: if the inputs match, it is the artifact
-        only_inputs = closest is not None and closest.only_inputs and not outdated
-        if closest is not None and only_inputs and set(closest.changed_inputs) == expected:
+        only_inputs = close is not None and close.only_inputs and not outdated
+        may_match = close is not None and only_inputs and set(close.changed_inputs) == expected
+        if may_match and self._of_same_call(step):
             return PlannedStep(step, State.MAYBE, f"if the output of {above} changes")
         changes = explain(close, expected, outdated) if close else ""
         reason = f"after {above}; {changes}" if changes else f"after {above}"
-        return PlannedStep(step, State.RUN, reason)
+        return PlannedStep(step, State.RUN, reason, may_match=may_match)
+
+    def _of_same_call(self, step: Step) -> frozenset[str]:
+        """The keys of the earlier artifacts of the same call: they and all artifacts above them
+        differ from it and from the steps above it only in code and in the content of files."""
+        pending = [step]
+        while pending:
+            one = pending[-1]
+            above = [i.step for i in one.inputs if i.step.fingerprint not in self._same_calls]
+            pending += above
+            if not above:
+                keys = [(i.part, self._same_calls[i.step.fingerprint]) for i in one.inputs]
+                recipe = one.recipe(lambda _: "")
+                self._same_calls[one.fingerprint] = self._history(one).of_call(recipe, keys)
+                pending.pop()
+        return self._same_calls[step.fingerprint]
 
     def _outdated(self, step: Step, key: str, resolver: Resolver) -> list[str]:
         """The discovered dependencies whose changes make every artifact of a key invalid."""
@@ -385,16 +398,6 @@ class _Planner:
                 return []
             found = found or changes  # the changes since the latest artifact
         return found
-
-    def _first(self, step: Step, recipe: Json) -> str:
-        """The reason for a step that has no artifact yet; it may name a step that was renamed."""
-        if self._others is None:
-            present = {step.name for step in self.steps}
-            self._others = [name for name in self.store.steps() if name not in present]
-        other = made_under_another_name(step, recipe, self.catalog, self._others)
-        if other is None:
-            return explain(None)
-        return f"never run; {other} made this: if it was renamed, say @step(was=({other!r},))"
 
     def _history(self, step: Step) -> History:
         if step.name not in self._histories:

@@ -1,12 +1,13 @@
 """Explains why a step is not cached: how it differs from the nearest artifact that it made."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from pipeline.dag.canonical import Json
-from pipeline.dag.settings import HIDDEN, differ, differing, leaves
+from pipeline.dag.canonical import Json, same
+from pipeline.dag.settings import HIDDEN, differing, leaves
 from pipeline.store.manifest import Manifest
 from pipeline.text import cut
 
@@ -18,6 +19,9 @@ _MOST_FIELDS = 3
 _TYPE = " type"
 """The suffix of a path at which the leaves of a recipe hold the type of a value."""
 _MADE_BY = ("version", "code")
+ABSENT: Any = object()
+"""Stands for an item that only the other of two values has."""
+_ATOMS = {"$input", "$enum", "$float", "$path", "$bytes"}
 _NO_SETTINGS = ("encoding", "step", "function")
 _MOST_COMPARED = 100
 _NEW_KEYS = "keys changed with Temper 0.2"
@@ -52,11 +56,13 @@ class _Past:
     """An earlier artifact.
 
     Attributes:
+        arguments: the encoded arguments in its recipe.
         found: the leaves of its recipe, by path.
         is_older: its recipe has an older encoding, so its entries for code cannot be compared.
     """
 
     manifest: Manifest
+    arguments: Json
     found: Mapping[str, Any]
     is_older: bool
 
@@ -80,18 +86,19 @@ class History:
         accepted: Sequence[Json] = (),
         experiment: str = "",
     ) -> Nearest | None:
-        """The artifact with the fewest differences; of several, the latest.
+        """The artifact with the fewest differences, of any experiment; of several, the latest.
 
         Args:
             code: digests of the source behind ``recipe``.
             input_names: the name of each input, by its digest in the new recipe.
             accepted: entries for code that were accepted as equivalent, so they are no difference.
-            experiment: if this experiment made such artifacts, only these count.
+            experiment: of artifacts with equally few differences, those of this experiment count.
         """
         new = dict(_settings(recipe))
 
-        def distance(past: _Past) -> int:
-            return len(differing(old(past), _without_code(new) if past.is_older else new))
+        def distance(past: _Past) -> tuple[int, bool]:
+            differences = differing(old(past), _without_code(new) if past.is_older else new)
+            return len(differences), past.experiment != experiment
 
         def old(past: _Past) -> Mapping[str, Any]:
             if past.is_older or past.manifest.made_by not in accepted:
@@ -99,33 +106,69 @@ class History:
             present = {name: new[name] for name in _MADE_BY if name in new}
             return {**_without_code(past.found), **present}
 
-        own = [past for past in self._past if experiment and past.experiment == experiment]
-        closest = min(own or self._past, key=distance, default=None)
+        closest = min(self._past, key=distance, default=None)
         if closest is None:
             return None
-        close = _compare(new, code, closest, old(closest), input_names)
-        if close.distance == 0:
-            return Nearest(closest.manifest, form_changes(closest.manifest.recipe, recipe), (), ())
-        return close
+        return _compare(recipe, code, closest, old(closest), input_names)
+
+    def of_call(
+        self, recipe: Json, inputs: Sequence[tuple[str | None, Collection[str]]]
+    ) -> frozenset[str]:
+        """The keys of the artifacts of a call, with whatever code and content.
+
+        Args:
+            recipe: the recipe of the call, with any digests.
+            inputs: of each input its part, and the keys that its artifact may have.
+        """
+        new = _call(_settings(recipe))
+        return frozenset(
+            past.manifest.key
+            for past in self._past
+            if not differing(_call(past.found.items()), new)
+            and len(past.manifest.inputs) == len(inputs)
+            and all(
+                one.part == part and one.key in keys
+                for one, (part, keys) in zip(past.manifest.inputs, inputs, strict=True)
+            )
+        )
+
+
+def _call(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The leaves of a recipe with neither code nor the content of inputs and files."""
+    return {
+        path: "" if path.endswith(".$input") else value
+        for path, value in found
+        if path not in _MADE_BY and ".content" not in path
+    }
 
 
 def _past(manifest: Manifest, encoding: int) -> _Past:
     recipe: Any = manifest.recipe
-    if not isinstance(recipe, dict) or recipe.get("encoding") == encoding:
-        return _Past(manifest, dict(_settings(recipe)), is_older=False)
-    found = dict(_settings({"arguments": recipe.get("arguments", {})}))
-    without_modules = {
-        path: value.rpartition(":")[2] if path.endswith(" type") else value
-        for path, value in found.items()
+    if not isinstance(recipe, dict):
+        return _Past(manifest, {}, {}, is_older=True)
+    arguments: Any = recipe.get("arguments", {})
+    if recipe.get("encoding") == encoding:
+        return _Past(manifest, arguments, dict(_settings(recipe)), is_older=False)
+    arguments = _without_modules(arguments)
+    return _Past(manifest, arguments, dict(_settings({"arguments": arguments})), is_older=True)
+
+
+def _without_modules(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_modules(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: str(item).rpartition(":")[2] if name == "$type" else _without_modules(item)
+        for name, item in value.items()
     }
-    return _Past(manifest, without_modules, is_older=True)
 
 
 def _settings(recipe: Json) -> Iterator[tuple[str, Any]]:
     """The leaves of a recipe, without entries that are the same for every artifact of a step."""
     if isinstance(recipe, dict):
         recipe = {name: item for name, item in recipe.items() if name not in _NO_SETTINGS}
-    return leaves(recipe)
+    return ((path, value) for path, value in leaves(recipe) if path)
 
 
 def _without_code(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,48 +224,29 @@ def _unit(name: str) -> str:
 
 
 def _compare(
-    new: Mapping[str, Any],
+    recipe: Any,
     code: Mapping[str, str],
     past: _Past,
     old: Mapping[str, Any],
     input_names: Mapping[str, str],
 ) -> Nearest:
-    manifest = past.manifest
+    new = dict(_settings(recipe))
     changes = [_NEW_KEYS] if past.is_older else []
     inputs: list[str] = []
     changed_code: list[str] = []
-    replaced = _replaced(old, new)
-    for path in differing(old, new):
-        if (outer := _within(path, replaced)) is not None:
-            changes += [replaced[outer]] if replaced[outer] not in changes else []
-            continue
-        if past.is_older and path in _MADE_BY:
-            continue
-        if path.endswith("$input"):
-            name = input_names.get(str(new.get(path)), path.removesuffix(".$input"))
-            inputs.append(name)
-        elif path == "code":
-            redundant = _ends_about_types(old, new)
-            phrases = _code_phrases(manifest, code, new)
-            changed_code = [p for p in phrases if not p.endswith(redundant)]
-        elif path != "version" or "version" in new:
-            changes.append(_phrase(path, old, new))
-    return Nearest(manifest, tuple(changes), tuple(changed_code), tuple(dict.fromkeys(inputs)))
-
-
-def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Values that were replaced by a value of another type: one phrase for the whole value, such as
-    ``config.lora null → LoraConfig(r=8)``."""
-    phrases: dict[str, str] = {}
-    for place in dict.fromkeys(p.removesuffix(_TYPE) for p in (*old, *new) if p.endswith(_TYPE)):
-        one, other = _fields(old, place), _fields(new, place)
-        is_new_type = old.get(f"{place}{_TYPE}") != new.get(f"{place}{_TYPE}")
-        if one is None or other is None or not is_new_type or _within(place, phrases):
-            continue
-        has_inputs = any(name.endswith("$input") for name in (*one, *other))
-        if one != other and not has_inputs:
-            phrases[place] = f"{place} {_whole(old, place, other)} → {_whole(new, place, one)}"
-    return phrases
+    for path, one, other in differences(past.arguments, recipe.get("arguments", {})):
+        if _is_input(one) and _is_input(other):
+            inputs.append(input_names.get(other["$input"], path))
+        else:
+            changes.append(_phrase(path, one, other, input_names))
+    if not past.is_older and "version" in new and old.get("version") != new["version"]:
+        changes.append(_phrase("version", old.get("version", ABSENT), new["version"], {}))
+    if not past.is_older and old.get("code") != new.get("code"):
+        redundant = _ends_about_types(old, new)
+        phrases = _code_phrases(past.manifest, code, new)
+        changed_code = [p for p in phrases if not p.endswith(redundant)]
+    unique = (tuple(dict.fromkeys(phrases)) for phrases in (changes, changed_code, inputs))
+    return Nearest(past.manifest, *unique)
 
 
 def _ends_about_types(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
@@ -235,33 +259,6 @@ def _ends_about_types(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[s
     return (*(f":{name} added" for name in other - one), *(f":{n} removed" for n in one - other))
 
 
-def _within(path: str, places: Collection[str]) -> str | None:
-    """The place in ``places`` that a leaf is at or below; ``None`` if there is none."""
-    return next((p for p in places if path in (p, f"{p}{_TYPE}") or path.startswith(f"{p}.")), None)
-
-
-def _fields(leaves: Mapping[str, Any], place: str) -> dict[str, Any] | None:
-    """The leaves inside a value, by the path within it; ``None`` if there is no such value."""
-    if place not in leaves and f"{place}{_TYPE}" not in leaves:
-        return None
-    return {p.removeprefix(f"{place}."): v for p, v in leaves.items() if p.startswith(f"{place}.")}
-
-
-def _whole(leaves: Mapping[str, Any], place: str, other: Mapping[str, Any]) -> str:
-    """A value as Python code, with the first few fields that ``other`` does not have."""
-    if place in leaves:
-        value = leaves[place]
-        return "null" if value is None else _short(value)
-    own = (_fields(leaves, place) or {}).items()
-    fields = [
-        f"{name}={_short(value)}"
-        for name, value in own
-        if not name.endswith(_TYPE) and (name not in other or differ(other[name], value))
-    ]
-    fields[_MOST_FIELDS:] = ["…"] if len(fields) > _MOST_FIELDS else []
-    return f"{leaves[f'{place}{_TYPE}']}({', '.join(fields)})"
-
-
 def _code_phrases(manifest: Manifest, code: Mapping[str, str], new: Mapping[str, Any]) -> list[str]:
     if "code" not in new:
         return ["it declares a version now"]
@@ -272,40 +269,90 @@ def _code_phrases(manifest: Manifest, code: Mapping[str, str], new: Mapping[str,
     return code_changes(manifest.code, code) or ["it calls other code, or a class has other fields"]
 
 
-def _phrase(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    name = path.removesuffix(".content")
-    if name != path and path in old and path in new:
+def differences(old: Json, new: Json, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The places at which two encoded values differ, with both values there.
+
+    Values of one form are compared item by item; an item that only one of them has is ``ABSENT`` in
+    the other. Values of different forms are one difference: a list and a tuple, two classes.
+    """
+    if isinstance(old, list) and isinstance(new, list):
+        for index, (one, other) in enumerate(zip_longest(old, new, fillvalue=ABSENT)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif isinstance(old, dict) and isinstance(new, dict) and _are_of_one_form(old, new):
+        for name in dict.fromkeys((*old, *new)):
+            is_mark = name.startswith("$") or (name in HIDDEN and "$type" in old)
+            below = path if is_mark else f"{path}.{name}".lstrip(".")
+            yield from differences(old.get(name, ABSENT), new.get(name, ABSENT), below)
+    elif ABSENT in (old, new) or not same(old, new):
+        yield path, old, new
+
+
+def _are_of_one_form(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    tags = {name for name in (*old, *new) if name.startswith("$")}
+    if any(name not in old or name not in new for name in tags) or tags & _ATOMS:
+        return False
+    return old.get("$type") == new.get("$type")
+
+
+def _phrase(path: str, old: Any, new: Any, input_names: Mapping[str, str]) -> str:
+    name, content, _ = f"{path}.".partition(".content.")
+    if content:
         return f"the content of {name} changed"
-    if path not in old:
-        return f"{path} added as {_short(new[path])}"
-    if path not in new:
+    if new is ABSENT or (new is None and _has_input(old)):
         return f"{path} removed"
-    return f"{path} {_short(old[path])} → {_short(new[path])}"
+    if _has_input(new) and (old is ABSENT or old is None):
+        return f"{path} added"
+    if old is ABSENT:
+        return f"{path} added as {shown(new, None, input_names)}"
+    one, other = shown(old, new, input_names), shown(new, old, input_names)
+    return f"{path} is of another type" if one == other else f"{path} {one} → {other}"
 
 
-def form_changes(old: Json, new: Json) -> tuple[str, ...]:
-    """The first difference in form between recipes with equal values: a list for a tuple, and so
-    on."""
-    path = _first_difference(old, new, "")
-    return () if path is None else (f"{path or 'an argument'} is of another type",)
+def _is_input(value: Any) -> bool:
+    return isinstance(value, dict) and "$input" in value
 
 
-def _first_difference(old: Json, new: Json, path: str) -> str | None:
-    pairs: list[tuple[str, Json, Json]] = []
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        pairs = [(_below(path, name), old[name], new[name]) for name in old]
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        both = enumerate(zip(old, new, strict=True))
-        pairs = [(f"{path}[{index}]", one, other) for index, (one, other) in both]
-    elif differ(old, new):
-        return path
-    found = (_first_difference(one, other, below) for below, one, other in pairs)
-    return next((path for path in found if path is not None), None)
+def _has_input(value: Any) -> bool:
+    return value is not ABSENT and any(path.endswith("$input") for path, _ in leaves(value))
 
 
-def _below(path: str, name: str) -> str:
-    """The path of an item of a mapping, in Python's notation."""
-    return path if name in HIDDEN or name.startswith("$") else f"{path}.{name}".lstrip(".")
+def shown(value: Any, other: Any = None, input_names: Mapping[str, str] = {}) -> str:
+    """An encoded value as Python code; of an object, the first few fields that ``other`` lacks."""
+    match value:
+        case None:
+            return "null"
+        case {"$input": digest}:
+            return input_names.get(str(digest), "another input")
+        case {"$type": name, "fields": dict() as own}:
+            theirs = other.get("fields") if isinstance(other, dict) else None
+            theirs = theirs if isinstance(theirs, dict) else {}
+            fields = [
+                f"{field}={shown(item, None, input_names)}"
+                for field, item in own.items()
+                if field not in theirs or _plain(theirs[field]) != _plain(item)
+            ]
+            fields[_MOST_FIELDS:] = ["…"] if len(fields) > _MOST_FIELDS else []
+            return f"{name}({', '.join(fields)})"
+        case {"$type": name}:
+            return f"{name}(…)"
+        case _:
+            return _short(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """An encoded value without the marks of its encoding."""
+    match value:
+        case {"$tuple": list() as items}:
+            return tuple(map(_plain, items))
+        case {"$enum": str(name)}:
+            return name.rpartition(".")[2]
+        case dict():
+            marked = [item for name, item in value.items() if name.startswith("$")]
+            return _plain(marked[0]) if marked else {n: _plain(item) for n, item in value.items()}
+        case list():
+            return [*map(_plain, value)]
+        case _:
+            return value
 
 
 def _short(value: Any) -> str:

@@ -120,7 +120,8 @@ def _check_plan(world: World, outcome: Outcome, before: Model) -> None:
     for planned in outcome.plan.steps:
         if planned.state in said:
             node = planned.step.arguments["run"].node
-            said[planned.state].add(world.identity(node))
+            state = State.MAYBE if planned.may_match else planned.state
+            said[state].add(world.identity(node))
     ran = set(outcome.executed)
     lost = before.gone | {identity for identity, parts in before.damaged.items() if parts}
     assert said[State.RUN] <= ran, "the plan said that it would run"

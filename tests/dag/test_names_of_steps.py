@@ -24,6 +24,7 @@ from pipeline.plan.planning import State, make_plan
 from pipeline.plan.rerun_reasons import History
 from pipeline.plan.unfinished import Unfinished
 from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
 from pipeline.store.runs import names_of_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
@@ -236,10 +237,6 @@ def test_a_step_known_by_its_code_keeps_what_it_made_under_another_name(
     adapt = step(name="adapt", was=("fit",))(work.fit.function)
     assert lab.states(it=adapt(2)) == {"adapt": State.CACHED}
     assert lab.states(it=adapt(3)) == {"adapt": State.RUN}
-    vars(work)["fit"] = None  # renamed, and nothing said of it
-    other = module("other_work", WORK.replace("def fit", "def train")).train
-    assert lab.reasons(it=other(3)) == {"train": "never run"}
-    assert "if it was renamed, say @step(was=('fit',))" in lab.reasons(it=other(2))["train"]
 
 
 # --- reasons -------------------------------------------------------------------------------------
@@ -249,42 +246,16 @@ def reason(lab: Lab, wanted: Step, experiment: str = "") -> str:
     return make_plan({"it": wanted}, lab.store, experiment=experiment).steps[-1].reason
 
 
-@pytest.fixture
-def gone(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Takes a step function out of its module, as a rename does."""
-    return lambda name: monkeypatch.delattr(sys.modules["toy_steps"], name)
-
-
-def test_a_step_that_seems_renamed_is_told_what_to_say(
-    lab: Lab,
-    gone: Callable[[str], None],
-) -> None:
-    lab.run(product=lab.product())
-    assert reason(lab, product(lab, renamed("scale"))) == "never run", "the other is still there"
-    gone("multiply")
-    assert reason(lab, product(lab, renamed("scale"))) == (
-        "never run; multiply made this: if it was renamed, say @step(was=('multiply',))"
-    )
-
-
-def test_a_step_that_only_other_experiments_import_does_not_seem_renamed(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.run(product=lab.product())
-    monkeypatch.delitem(sys.modules, "toy_steps")
-    assert reason(lab, product(lab, renamed("scale"))) == "never run"
-
-
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ((1, 2), [1, 2], "config is of another type"),
+        ((1, 2), [1, 2], "config (1, 2) → [1, 2]"),
         (1, True, "config 1 → True"),
         (1, 1.0, "config 1 → 1.0"),
-        ({"fields": {"a": 1}}, {"a": 1}, "config is of another type"),
-        ({"a": (1, [2])}, {"a": (1, (2,))}, "config.a[1] is of another type"),
-        ({"a.b": 1}, {"a": {"b": 1}}, "config is of another type"),
-        ({1}, frozenset({1}), "config.$frozenset[0] added as 1, config.$set[0] removed"),
+        ({"fields": {"a": 1}}, {"a": 1}, "config.fields removed, config.a added as 1"),
+        ({"a": (1, [2])}, {"a": (1, (2,))}, "config.a[1] [2] → (2,)"),
+        ({"a.b": 1}, {"a": {"b": 1}}, "config.a.b removed, config.a added as {'b': 1}"),
+        ({1}, frozenset({1}), "config is of another type"),
     ],
 )
 def test_a_reason_is_never_empty(lab: Lab, one: Any, other: Any, said: str) -> None:
@@ -303,26 +274,28 @@ def test_the_type_of_a_setting_is_shown_whole(
     one, two = (module(name, SETTINGS) for name in ("first", "second"))
     lab.run(it=train(one.Conf(), two.Conf()))
     assert reason(lab, train(two.Conf(), one.Conf())) == (
-        "config type 'first:Conf' → 'second:Conf', other type 'second:Conf' → 'first:Conf'"
+        "config first:Conf() → second:Conf(), other second:Conf() → first:Conf()"
     )
 
 
-def test_the_same_experiment_is_compared_with_first(lab: Lab) -> None:
-    def make(factor: int, part: str = "train") -> Step:
-        return lab.product(Times(factor), part)
+def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> None:
+    lab.run(it=lab.product(Times(2)), other=lab.product(Times(3)))
+    (two, three) = Catalog(lab.store).history("multiply")
+    recipe: Any = {"step": "multiply", "arguments": {"config": 9, "x": 1}}
 
-    lab.run(it=make(2))
-    (made,) = Catalog(lab.store).history("multiply")
-    mine = made.provenance["experiment"]
-    assert mine
-    assert reason(lab, make(3, "test"), mine) == "config.factor 2 → 3, numbers['test'] changed"
-    history = Catalog(lab.store).history("multiply")
-    others = [_of(m, "another", {"config": 9}) for m in history]
-    close = History([*others, made], 2).nearest(
-        {"step": "multiply", "arguments": {"config": 9, "x": 1}}, {}, {}, experiment=mine
+    def nearest(*others: Manifest) -> tuple[Manifest, tuple[str, ...]]:
+        close = History(others, 2).nearest(recipe, {}, {}, experiment="mine")
+        assert close is not None
+        return close.manifest, close.changes
+
+    mine, near = (
+        _of(two, "mine", {"config": 7, "x": 2}),
+        _of(three, "theirs", {"config": 7, "x": 1}),
     )
-    assert close is not None
-    assert close.manifest is made, "although the other's is nearer"
+    assert nearest(near, mine) == (near, ("config 7 → 9",)), "whoever made it"
+    alike = _of(three, "theirs", {"config": 8, "x": 2})
+    for others in ((mine, alike), (alike, mine)):
+        assert nearest(*others)[0] is mine, "of two as near, that of the same experiment"
 
 
 def _of(made: Any, experiment: str, arguments: Json) -> Any:
