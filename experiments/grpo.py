@@ -10,6 +10,7 @@ A row is {"prompt": …, "answer": …}.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline import Input, Step
 from pipeline.experiment import main
@@ -53,8 +54,9 @@ class Config(Segmented):
 
 def grpo(cfg: Config) -> dict[str, Step]:
     """Prompts → segments of sampling, checking and learning → held-out prompts before and after."""
+    load = partial(load_prompts, checker=cfg.checker, most_without=cfg.judging.most_without)
+    rows = load_rows(load, cfg.data)
     policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
-    rows = load_rows(load_prompts, cfg.data)
 
     def judged(model: Step | Input) -> Step:
         answers = sample_rollouts(rows["test"], model, cfg.answering, cfg.rl.dtype)

@@ -48,7 +48,7 @@ def train_online(
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     with (
         at_work(out) as place,
-        checking(checker, judging, out.scratch) as reward,
+        checking(checker, judging, out.scratch, None if environment else prompts.path) as reward,
         replying(environment, judging) as replies,
     ):
         return run_sampling(

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.checking.verdicts import (
-    RULE,
     Answered,
     Checker,
     Judgement,
-    is_rule,
+    behind_thought,
     judged,
     no_verdict,
     plain_numerals,
+    why_no_answer,
 )
 
 _BRACE = re.compile(r"\\(boxed|fbox)\s*\{|\\[{}]|[{}]")
@@ -29,20 +29,22 @@ class Boxed(Checker):
     A text without `\boxed` may have its answer in `\fbox{...}`.
 
     Args:
-        anywhere: whether the box may be anywhere in the text, where the last box counts; otherwise
-            the box must be the whole text.
+        anywhere: whether the box may be anywhere behind the last `</think>`, where the last box
+            counts; otherwise the box must be the whole text.
     """
 
     name: ClassVar[str] = "boxed"
 
     anywhere: bool = False
 
+    def fault_of(self, answer: str | None) -> str:
+        return why_no_answer(answer)
+
     def check(self, answered: Answered) -> Judgement:
-        if answered.answer is None:
-            return no_verdict("the row has no answer")
-        if is_rule(answered.answer):
-            return no_verdict(RULE)
-        found = boxed_answer(answered.text, self.anywhere)
+        if (fault := self.fault_of(answered.answer)) or answered.answer is None:
+            return no_verdict(fault)
+        text = behind_thought(answered.text) if self.anywhere else answered.text
+        found = boxed_answer(text, self.anywhere)
         if found is None:
             return judged(False, "no box")
         return judged(_is_same(found, answered.answer))
@@ -135,8 +137,8 @@ def require_answers(records: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(
                 f"row {row!r} has the answer {answer!r}, which is no text; write it in quotes"
             )
-        if is_rule(answer):
-            raise ValueError(f"row {row!r}: {RULE}; leave the row out")
+        if fault := why_no_answer(answer):
+            raise ValueError(f"row {row!r}: {fault}; leave the row out")
 
 
 def _is_same(found: str, answer: str) -> bool:

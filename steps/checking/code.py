@@ -23,6 +23,7 @@ from steps.checking.verdicts import (
     Checker,
     Judgement,
     assertions,
+    behind_thought,
     held_in,
     judged,
     no_verdict,
@@ -69,20 +70,25 @@ class Code(Checker):
         require(self.seconds > 0, "seconds must be above 0", self.seconds)
         require_count(self, "memory_mb")
 
+    def fault_of(self, answer: str | None) -> str:
+        if answer is None or not answer.strip():
+            return "the row has no tests"
+        told = _tests(answer)[0]
+        if told is None:
+            return "the row's answer has values and no tests, so any program passes"
+        lacks = read_tests(told).lacks
+        return f"the row's tests {lacks}" if lacks else ""
+
     def check(self, answered: Answered) -> Judgement:
-        if answered.answer is None:
-            return no_verdict("the row has no tests")
-        told_tests, entry = _tests(answered.answer)
-        if told_tests is None:
-            return no_verdict("the row's answer has values and no tests, so any program passes")
-        tests = read_tests(told_tests)
-        if tests.lacks:
-            return no_verdict(f"the row's tests {tests.lacks}")
+        if fault := self.fault_of(answered.answer):
+            return no_verdict(fault)
+        told_tests, entry = _tests(answered.answer or "")
+        tests = read_tests(told_tests or "")
         asked = str(answered.prompt[-1].get("content", "")) if answered.prompt else ""
         names = [entry] if entry else functions_in(asked)
         uses = tests.uses | {re.split(r"\W", name)[0] for name in names}
         told = {
-            "program": program_in(answered.text, uses),
+            "program": program_in(behind_thought(answered.text), uses),
             "tests": tests.text,
             "form": tests.form,
             "called": tests.called,

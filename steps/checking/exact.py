@@ -20,6 +20,9 @@ class Exact(Checker):
 
     ignore_case: bool = False
 
+    def fault_of(self, answer: str | None) -> str:
+        return "" if answer and answer.strip() else "the row has no answer"
+
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no answer")

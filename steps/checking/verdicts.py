@@ -13,6 +13,8 @@ from enum import StrEnum
 from numbers import Number
 from typing import Any, ClassVar
 
+from steps.shared.shares import share_of
+
 
 class Verdict(StrEnum):
     """A checker's verdict on a completion."""
@@ -115,7 +117,7 @@ def why_no_answer(answer: str | None) -> str:
     if len(re.findall(r"(?<!\\){", answer)) != len(re.findall(r"(?<!\\)}", answer)):
         return f"the row's answer {shown} has a brace without its other half: it is cut"
     if "\n" in answer.strip() or len(answer.split()) > _MOST_WORDS:
-        return f"the row's answer {shown} is a whole solution; keep only what is right in its end"
+        return f"the row's answer {shown} is a whole solution; keep its result only"
     return ""
 
 
@@ -140,6 +142,25 @@ class Checker:
         """Judge one completion. This method may take long, hang, raise or crash: it runs in a
         process that can be killed (``judges``)."""
         raise NotImplementedError
+
+
+def require_checkable(
+    checker: Checker, answers: Mapping[str, str | None], most_without: float
+) -> None:
+    """Raise ValueError, which names the first row, if this checker can find no text right for a
+    larger share than `most_without` of the rows.
+
+    Args:
+        answers: the right answers by the rows' ids.
+    """
+    faults = {answer: checker.fault_of(answer) for answer in dict.fromkeys(answers.values())}
+    faulty = [row for row, answer in answers.items() if faults[answer]]
+    if len(faulty) > share_of(most_without, len(answers)):
+        raise ValueError(
+            f"row {faulty[0]!r}: {faults[answers[faulty[0]]]}; so {checker.name} could find no "
+            f"completion right for {len(faulty)} of {len(answers)} rows. Mend their field answer, "
+            "name another with data.fields.answer, leave the rows out, or choose another checker"
+        )
 
 
 def judged(is_right: bool, reason: str = "") -> Judgement:

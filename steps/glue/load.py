@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
+from steps.checking.verdicts import Checker, require_checkable
 from steps.data.formats.choice import OPTIONAL, SETTINGS, FormatChoice, format_name
 from steps.data.formats.preference import BY_SCORE
 from steps.data.formats.ranked import RankedFormat
@@ -20,6 +21,7 @@ from steps.data.load.one_object import COLUMNS, advice, are_columns
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
 from steps.data.records.record_fields import found
 from steps.data.rows.ledger import Tally, TooManyDropped
+from steps.data.rows.parquet import iter_rows
 from steps.data.rows.rows import EXTRA_KEYS
 from steps.shared.execution_detail import execution_detail
 from steps.sources import DataSource, Files, Mixed, MixturePart
@@ -47,6 +49,17 @@ def write_splits(
     except (ValueError, FileNotFoundError, ReadingStopped) as error:
         raise TemperError(str(error)) from error
     return _metrics(load, loaded)
+
+
+def require_splits(out: Output, checker: Checker, most_without: float) -> None:
+    """Raise TemperError if a split has too many answers that the checker cannot compare with."""
+    for split in ("train", "test"):
+        files = sorted((out.path / split).glob("prompts-*.parquet"))
+        answers = {row["row"]: row["answer"] for file in files for row in iter_rows(file)}
+        try:
+            require_checkable(checker, answers, most_without)
+        except ValueError as error:
+            raise TemperError(str(error)) from None
 
 
 def _reading(source: DataSource, choice: FormatChoice, kind: type) -> Reading:

@@ -23,7 +23,14 @@ from steps.checking.exact import Exact
 from steps.checking.judges import JudgeError, Judges
 from steps.checking.math_expression import MathExpression
 from steps.checking.pattern import Pattern
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
+from steps.checking.verdicts import (
+    Answered,
+    Checker,
+    Judgement,
+    Verdict,
+    judged,
+    require_checkable,
+)
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
@@ -62,6 +69,10 @@ def test_every_checker_of_the_folder_has_a_name() -> None:
         (Pattern(), "It is 4, or 42", "42", RIGHT),
         (Pattern(), "It is 42, or 4", "42", WRONG),
         (Pattern(), "It is 1,234", "234", WRONG),
+        (Pattern(), "It is 1,234", "1234", RIGHT),
+        (Pattern(), "It is 1234.", "1,234", RIGHT),
+        (Pattern(), "It is 5", "0.5", NONE),
+        (Boxed(anywhere=True), r"<think>\boxed{42}</think> I do not know", "42", WRONG),
         (Pattern(), "It is −5", "5", WRONG),
         (Pattern(), "It is −5.", " -5", RIGHT),
         (Pattern(), "It is 0.5.", "5", WRONG),
@@ -75,6 +86,40 @@ def test_every_checker_of_the_folder_has_a_name() -> None:
 )
 def test_a_rule_judges(checker: Checker, text: str, answer: str | None, verdict: Verdict) -> None:
     assert checker.check(Answered(text, answer)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("checker", "answer", "fault"),
+    [
+        (Exact(), None, "has no answer"),
+        (Boxed(), " ", "has no answer"),
+        (Boxed(), "####", "is only the mark of one"),
+        (Boxed(), r"So it is \boxed{42", "is cut"),
+        (Boxed(), "We add 40 and 2.\nThat is 42.", "is a whole solution"),
+        (Boxed(), "[{'id': 3}]", "is a rule or tests"),
+        (Boxed(), r"\frac{1}{2}", ""),
+        (Pattern(), "0.5", "is no whole number"),
+        (Pattern("(?P<answer>.*)"), "0.5", ""),
+        (Pattern("yes"), None, ""),
+        (Code(), "['5']", "has values and no tests"),
+        (Code(), "pass", "use nothing of the program"),
+        (MathExpression(), "12:30", "math-verify reads a part"),
+        (MathExpression(), "yes", "is no expression"),
+        (MathExpression(), "5 m", ""),
+    ],
+)
+def test_what_no_completion_can_equal_is_told_before_anything_is_sampled(
+    checker: Checker, answer: str | None, fault: str
+) -> None:
+    if isinstance(checker, MathExpression):
+        pytest.importorskip("math_verify")
+    assert fault in checker.fault_of(answer)
+    assert bool(checker.fault_of(answer)) is bool(fault)
+    if fault:
+        with pytest.raises(
+            ValueError, match=f"^row 'r1': .*{checker.name} could find no .* [19] of 9"
+        ):
+            require_checkable(checker, {"r1": answer, **dict.fromkeys("abcdefgh", "5")}, 0.05)
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:
@@ -151,7 +196,7 @@ def test_an_answer_that_is_a_rule_or_tests_makes_no_text_wrong_or_right(
     if isinstance(checker, MathExpression):
         pytest.importorskip("math_verify")
     assert checker.check(Answered(r"\boxed{3}", rule)).verdict is NONE
-    for answer in ("[0, 3]", "{0, 3}"):
+    for answer in ("[0, 3]", "{0, 3}") if not isinstance(checker, Pattern) else ("4,000",):
         assert checker.check(Answered(r"\boxed{4}", answer)).verdict is WRONG
     with pytest.raises(ValueError, match="row 'r1': the row's answer is a rule or tests"):
         require_answers([{"row": "r1", "answer": rule}])

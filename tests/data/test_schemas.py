@@ -715,6 +715,11 @@ def test_a_blank_answer_is_none(answer: object) -> None:
     assert row.answer is None
 
 
+@pytest.mark.parametrize("answer", ["####", "Six times seven.\n####\n", r"So it is $\boxed{42"])
+def test_a_solution_without_its_end_is_refused(answer: str) -> None:
+    assert loaded([{"question": "q", "answer": answer}], PromptRow) == ["answer without its end"]
+
+
 def test_an_answer_in_json_is_no_solution() -> None:
     """It tells what is checked, such as the box that an answer must have."""
     answer = json.dumps({"must_contain": r"\boxed{1}"})

@@ -28,13 +28,17 @@ _MARKED = re.compile(r"(?:.*\n)?#### *(\S[^\n]*)", re.DOTALL)
 """A solution in the form of GSM8K, whose last line is the answer."""
 
 
+_EMPTY_MARK = re.compile(r"(?:^|\n)\s*#{4}\s*$")
+_CUT_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|$)")
+
+
 @dataclass(frozen=True)
 class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
     `answer` is a string or a whole number, or a list of one, and may be absent or blank. Of a
     solution whose last line begins with `####`, as in GSM8K, the rest of that line is the answer;
-    of one with boxes, as in MATH, what the last box holds.
+    of one with boxes, as in MATH, what the last box holds. A solution that is cut is refused.
     """
 
     prompt: str = "prompt"
@@ -102,9 +106,13 @@ def _answer(value: Any, field: str) -> str | None:
         return None
     if not isinstance(parsed_json(said), str):  # what checks an answer, and no solution
         return said
+    if _EMPTY_MARK.search(said):
+        raise MalformedRow("answer without its end", f"{field} ends with #### and has no answer")
     if boxed := boxed_answer(said, anywhere=True):
         return boxed
     marked = _MARKED.fullmatch(said.rstrip())
+    if not marked and _CUT_BOX.search(said):
+        raise MalformedRow("answer without its end", f"{field} has a box that is cut")
     return marked[1].strip() if marked else said
 
 

@@ -21,6 +21,7 @@ from steps.checking.verdicts import (
     Judgement,
     Verdict,
     no_verdict,
+    require_checkable,
     reward_of,
 )
 from steps.data.rows.parquet import iter_rows
@@ -53,6 +54,7 @@ def judge_recording(
     """
     drawn = read_some(recording)
     rows = read_prompts(recording)
+    require_checkable(checker, {row.row: row.answer for row in rows.values()}, config.most_without)
     with Judges(
         checker, config.processes, config.time_limit, scratch, config.most_without
     ) as judges:

@@ -14,10 +14,15 @@ from typing import Any
 
 from steps.checking.config import JudgeConfig
 from steps.checking.judges import Judges
-from steps.checking.verdicts import Checker
+from steps.checking.verdicts import Checker, require_checkable
 from steps.data.rows.rows import PromptRow
 from steps.generation.engine import Finish
-from steps.online.rewarding.judging import judge_rollouts, require_prompts, require_verdicts
+from steps.online.rewarding.judging import (
+    judge_rollouts,
+    read_prompts,
+    require_prompts,
+    require_verdicts,
+)
 from steps.online.rollouts import Rollout
 
 Rows = Mapping[str, PromptRow]
@@ -30,7 +35,9 @@ completions; None for one that cannot be scored."""
 
 
 @contextmanager
-def checking(checker: Checker, config: JudgeConfig, scratch: Path) -> Iterator[Reward]:
+def checking(
+    checker: Checker, config: JudgeConfig, scratch: Path, prompts: Path | None = None
+) -> Iterator[Reward]:
     """A checker's verdicts and rewards for the rollouts that have no verdict yet, while the block
     runs; an environment may have given some verdicts.
 
@@ -38,7 +45,14 @@ def checking(checker: Checker, config: JudgeConfig, scratch: Path) -> Iterator[R
 
     Args:
         scratch: where verdicts of a costly checker are kept.
+        prompts: a folder of prompts that only the checker judges.
+
+    Raises:
+        ValueError: the checker finds nothing right for too many of `prompts`.
     """
+    if prompts is not None:
+        answers = {row.row: row.answer for row in read_prompts(prompts).values()}
+        require_checkable(checker, answers, config.most_without)
     kept, most_without = scratch / "verdicts", config.most_without
     judges = Judges(checker, config.processes, config.time_limit, kept, most_without)
 
