@@ -33,6 +33,5 @@ def load_prompts(
     from steps.glue.load import require_splits, write_splits
 
     metrics = write_splits(out, PromptRow, train, test, config)
-    if checker is not None:
-        require_splits(out, checker, most_without)
+    require_splits(out, checker, most_without)
     return metrics

@@ -32,6 +32,7 @@ Reason = Literal[
     "weight not a number",  # or below 0, or missing in a field that was named
     "trained not a boolean",  # of a message, or its keys contradict each other
     "answer not a string",
+    "answer without its end",  # a solution that ends with an empty #### or in a box that is cut
     "tools not a list of objects",
     "template arguments not an object",
     "no turn markers",  # a dialogue string without "\n\nHuman:" and "\n\nAssistant:"
