@@ -46,7 +46,7 @@ check: $(VENV)/with-dev  ## lint, format, types, which room uses which
 	$(BIN)/lint-imports --no-logo
 
 # --quiet would hide the warnings that --strict counts
-docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error
+docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link or a sentence of more than 30 words is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 size:  ## lines of each package, and its budget

@@ -5,6 +5,7 @@ and the pages that ``reference`` writes. A link to a file that is no page, such 
 plain text: the site has no such file.
 """
 
+import logging
 import os
 import re
 import sys
@@ -17,6 +18,9 @@ REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
 from reference import FROM_ABOVE, SCHEMAS, pages  # noqa: E402
+from sentences import long_sentences  # noqa: E402
+
+log = logging.getLogger("mkdocs.hooks")
 
 _PAGE_OF = {SCHEMAS: "reference/data_sets.md", **{f: page for page, f in FROM_ABOVE.items()}}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
@@ -31,8 +35,14 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Point links to files of the repository to their pages, or make them plain text."""
+    """Point links to files of the repository to their pages, or make them plain text.
+
+    A long sentence is a warning, as a broken link is: with --strict, both are errors.
+    """
     address = page.file.src_uri
+    if address == "index.md" or (REPOSITORY / "docs" / address).is_file():
+        for sentence in long_sentences(markdown):
+            log.warning("%s: a sentence of %s", address, sentence)
     folder = (Path(FROM_ABOVE[address]) if address in FROM_ABOVE else Path("docs", address)).parent
 
     def pointed(link: re.Match[str]) -> str:

@@ -11,14 +11,14 @@ import pytest
 import reference
 import yaml
 from places import REPOSITORY
+from sentences import long_sentences
 
 from steps import kinds
 from steps.train_dpo import train_dpo
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-OTHERS = ("benchmarks/README.md", "examples/README.md")
-BESIDE_CODE = [REPOSITORY / name for name in (*reference.FROM_ABOVE.values(), *OTHERS)]
+BESIDE_CODE = [REPOSITORY / name for name in reference.FROM_ABOVE.values()]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
@@ -47,8 +47,10 @@ def broken_links(page: Path) -> Iterator[str]:
             yield f"{link}: no such heading"
 
 
-def test_readme_is_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text("utf-8").split()) <= 500
+def test_readme_and_sentences_are_short() -> None:
+    texts = [page.read_text("utf-8") for page in (REPOSITORY / "README.md", *PAGES)]
+    assert len(texts[0].split()) <= 500
+    assert [long for text in texts for long in long_sentences(text)] == []
 
 
 @pytest.mark.parametrize("page", [*BESIDE_CODE, *PAGES], ids=lambda page: page.name)

@@ -11,8 +11,6 @@ from drivers import printed_by
 from places import REPOSITORY, model_for_plans
 from pyarrow import parquet
 
-PLAN_ONLY = "TEMPER_PLAN_ONLY"
-
 
 @pytest.fixture
 def folder(tmp_path: Path, repository: Path) -> Path:
@@ -31,7 +29,7 @@ def test_the_experiment_is_planned_with_all_its_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv(PLAN_ONLY, "1")
+    monkeypatch.setenv("TEMPER_PLAN_ONLY", "1")
     shown = script(folder / "readme.py").out
     assert "10 to run, 0 cached" in shown
     assert "beta=0.05" in shown
