@@ -250,6 +250,11 @@ def _source_of_function(function: FunctionType, session: Mapping[str, Any]) -> s
     raise _no_source(function.__name__)
 
 
+def texts() -> list[str]:
+    """The texts of all cells of the notebook."""
+    return _texts(vars(sys.modules["__main__"]))
+
+
 def _texts(session: Mapping[str, Any]) -> list[str]:
     """The source of all cells; of a cell below a magic, also that of what is below it."""
     return [text for cell in session["In"] for text in (cell, *_below_magic(cell))]

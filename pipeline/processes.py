@@ -1,6 +1,7 @@
 """Processes of this machine, and this one."""
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 
 
@@ -39,3 +40,18 @@ def working_folder() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+def _at_start() -> MutableMapping[str, str]:
+    """The environment with which this process was started. Code that it has run since may have
+    changed ``os.environ``; on other systems than Linux, that counts which ran before this import.
+    """
+    try:
+        entries = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
+        return dict(entry.split("=", 1) for entry in entries if entry)
+    except (OSError, ValueError):  # a program that changes its title may write over it
+        return dict(os.environ)
+
+
+STARTED_WITH = _at_start()
+"""The environment with which this process was started."""

@@ -177,7 +177,7 @@ def _keys_of_environment() -> Iterator[tuple[str, str]]:
     count only if the value looks random.
     """
     for name in os.environ:
-        if not _may_hold_key(name):
+        if not may_hold_key(name):
             continue
         value = os.environ.get(name, "")  # another thread may have removed it
         if len(value) < _SHORTEST_KEY or not _KEY.fullmatch(value):
@@ -187,7 +187,8 @@ def _keys_of_environment() -> Iterator[tuple[str, str]]:
 
 
 @lru_cache(4096)
-def _may_hold_key(name: str) -> bool:
+def may_hold_key(name: str) -> bool:
+    """Whether an environment variable with this name may hold a key of a service."""
     return is_secret(_without_number(name))
 
 

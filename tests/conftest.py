@@ -29,7 +29,7 @@ from shared_configs import share_configs
 from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
-from pipeline import Store, look_again
+from pipeline import Store, look_again, processes
 from pipeline.dag.inputs import forget_sources
 from pipeline.running import record
 from pipeline.show import terminal
@@ -48,6 +48,8 @@ os.environ.setdefault(  # to compile a program takes a third of the time; device
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
     "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
 )
+
+processes.STARTED_WITH = os.environ  # what a test sets is as if a shell had set it
 
 gc.disable()  # until all tests are collected: nothing of that is garbage
 os.environ.pop("TEMPER_STORE", None)  # the user's own store is none of the tests' business

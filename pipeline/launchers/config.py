@@ -18,11 +18,14 @@ class LocalConfig:
         grace_seconds: how long a step has for its checkpoint after it was asked to stop.
         warm: import libraries that steps need only once, and fork workers from there.
             Results are the same; in case of doubt a step gets a fresh interpreter.
+        env: environment variables for the workers, besides those with which this program was
+            started.
     """
 
     gpus: int | None = None
     grace_seconds: float = 10.0
     warm: bool = True
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,6 +41,8 @@ class SlurmConfig:
         poll_seconds: how often a waiting step asks Slurm for the state of its job.
         account: the account that jobs are charged to; by default ``SBATCH_ACCOUNT``, or Slurm's own
             default.
+        env: environment variables for the workers, besides those with which this program was
+            started. ``sbatch`` passes them on, unless its option ``export`` says otherwise.
         grace_seconds: how long a job has for its checkpoint after it was asked to stop.
     """
 
@@ -47,6 +52,7 @@ class SlurmConfig:
     python: str | None = None
     setup: list[str] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     grace_seconds: float = 60.0
     poll_seconds: float = 5.0
 
@@ -67,7 +73,7 @@ class RayConfig:
         working_dir: a folder of code that Ray copies to the nodes; by default the nodes have the
             code at the same path as this machine.
         python: the interpreter on the nodes; by default the path of this one.
-        env: environment variables for the workers.
+        env: environment variables for the workers, which otherwise get those of the nodes.
         autoscales: whether the cluster adds machines on demand, so that steps may request more than
             there is now.
         grace_seconds: how long a job has for its checkpoint after it was asked to stop.

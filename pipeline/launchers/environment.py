@@ -1,20 +1,71 @@
-"""The environment of the workers of every engine."""
+"""The environment of the workers of every engine.
+
+It begins with the one in which the driver was started. Workers do not get what code of the driver
+has set since: it is in no key, and a step that runs without this driver would not see it. Keys of
+services and places of caches are passed on as they are now: no result depends on them, and
+notebooks set them in a cell.
+"""
 
 import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.machinery import FileFinder
 from itertools import takewhile
 from pathlib import Path
 
+from pipeline import cells, processes
+from pipeline.code.modules import is_core
+from pipeline.installed import in_library
+from pipeline.launchers.config import LauncherConfig
+from pipeline.launchers.devices import VISIBLE
+from pipeline.observed.rules import names_a_cache
+from pipeline.redaction import may_hold_key
 from pipeline.taken_names import require_ours
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 UNOPTIMISED = {"PYTHONOPTIMIZE": ""}
 """Makes a worker run assertions, as they are code of the step: no key says whether they ran."""
+
+
+def users_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The user's variables for a worker.
+
+    Args:
+        settings: further variables, from the launcher's config.
+    """
+    fixed = {n: v for n, v in processes.STARTED_WITH.items() if not _is_passed_on(n)}
+    present = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
+    return {**fixed, **present, **settings}
+
+
+def _is_passed_on(variable: str) -> bool:
+    return may_hold_key(variable) or names_a_cache(variable)
+
+
+def kept_from_workers(config: LauncherConfig | None) -> list[str]:
+    """The variables that this driver has set, changed or removed, that workers do not see so, and
+    that the project's own code names: libraries set others."""
+    theirs = users_environment({})
+    names = {n for n in {*os.environ, *theirs} if os.environ.get(n) != theirs.get(n)}
+    names.discard(VISIBLE)  # it says which devices steps may use
+    for kind in [] if config is None else config.use:
+        names.difference_update(getattr(config, kind).env)
+    sources = [*_sources()] if names else []
+    return sorted(name for name in names if any(name in source for source in sources))
+
+
+def _sources() -> Iterator[str]:
+    """The texts of the modules and cells of the project."""
+    if cells.are_known():
+        yield from cells.texts()
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(".py") and not is_core(name) and not in_library(os.path.abspath(file)):
+            with suppress(OSError):
+                yield Path(file).read_text("utf-8", errors="replace")
 
 
 def import_path(python: str = sys.executable) -> str:

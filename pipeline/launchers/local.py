@@ -22,7 +22,7 @@ from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import devices
 from pipeline.launchers.config import LocalConfig
 from pipeline.launchers.driver_end import uninterrupted
-from pipeline.launchers.environment import UNOPTIMISED, import_path
+from pipeline.launchers.environment import UNOPTIMISED, import_path, users_environment
 from pipeline.launchers.warm_parent import Forked, WarmParent
 from pipeline.price.machine import cores_here, memory_here
 from pipeline.redaction import shown_output
@@ -153,7 +153,7 @@ class LocalLauncher:
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow could not fork
             devices.ORDER: devices.BY_BUS,
-            **os.environ,
+            **users_environment(self.config.env),
             **UNOPTIMISED,
             "PYTHONPATH": import_path(),
             ENVIRONMENT: str(self.lifeline.read_end),

@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline.dag.resources import Resources
 from pipeline.errors import TemperError
 from pipeline.launchers.config import SlurmConfig
-from pipeline.launchers.environment import job_environment
+from pipeline.launchers.environment import job_environment, users_environment
 from pipeline.launchers.jobs import EngineError
 from pipeline.wire.launcher import Ended, Task
 
@@ -36,6 +36,7 @@ NO_ANSWER = re.compile("timed out|unable to contact|communication|standby|zero b
 FIRST_PORT, PORTS = 20000, 20000
 DEFAULTS = ("account", "partition", "qos", "reservation")
 """Options that a user of ``sbatch`` may have set for all jobs, as ``SBATCH_ACCOUNT``."""
+_OF_A_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
 FLAG = "true"
 """The value of an option of ``sbatch`` that takes none."""
 
@@ -63,7 +64,9 @@ class Slurm:
         """
         script = self._folder / f"{task.name}.sh"
         script.write_text(self._script(task))
-        answer = _run(["sbatch", "--parsable", str(script)])
+        cluster = {name: os.environ[name] for name in _OF_A_CLUSTER if name in os.environ}
+        environment = _outside_jobs(users_environment({**cluster, **self.config.env}))
+        answer = _run(["sbatch", "--parsable", str(script)], environment)
         if answer.returncode:
             reason = _last_line(answer.stderr)
             if NO_ANSWER.search(reason):
@@ -269,14 +272,23 @@ def _seconds(text: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """
+    Args:
+        environment: what ``sbatch`` passes on to its job.
+
     Raises:
         EngineError: the command cannot be run, or takes too long.
     """
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, env=_environment()
+            command,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            env=_outside_jobs(os.environ) if environment is None else environment,
         )
     except FileNotFoundError as error:
         raise EngineError(
@@ -297,14 +309,13 @@ def _ask(command: Sequence[str]) -> str:
     return answer.stdout
 
 
-def _environment() -> dict[str, str]:
-    """The environment without the variables of a Slurm job in which this driver may run itself,
+def _outside_jobs(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables of a Slurm job in which this driver may run itself,
     and without those that come before what a job's script says (see ``DEFAULTS``)."""
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value
-        for name, value in os.environ.items()
-        if name in kept or not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+        for name, value in environment.items()
+        if name in _OF_A_CLUSTER or not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))
     }
 
 

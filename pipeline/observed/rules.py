@@ -95,6 +95,10 @@ def _elsewhere() -> Iterator[str]:
             yield sysconfig.get_path(name)
     yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
     for name, value in os.environ.items():
-        is_cache = name in _CACHE_VARIABLES or name.endswith(_ENDS_OF_CACHES)
-        if is_cache and os.path.isabs(value):
+        if names_a_cache(name) and os.path.isabs(value):
             yield value
+
+
+def names_a_cache(variable: str) -> bool:
+    """Whether an environment variable says where a cache lies, on which no result depends."""
+    return variable in _CACHE_VARIABLES or variable.endswith(_ENDS_OF_CACHES)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline import processes
 from pipeline.dag.resources import Resources
 from pipeline.price.estimator import Hardware
 
@@ -43,7 +44,7 @@ def hardware_elsewhere(asked: Resources) -> Hardware:
 
 def threads_set() -> int | None:
     """The number of threads that the environment sets for a process; workers inherit it."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
+    threads = processes.STARTED_WITH.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdecimal() and int(threads) else None
 
 

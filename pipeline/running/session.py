@@ -169,7 +169,8 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Prices | None":
     Raises:
         TemperError: a package that a step needs here is missing.
     """
-    from pipeline.show.terminal import show_plan
+    from pipeline.launchers.environment import kept_from_workers
+    from pipeline.show.terminal import show_kept_from_workers, show_plan
 
     invocation.plan()
     verbosity = options.verbosity
@@ -180,6 +181,8 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Prices | None":
     if PLAN_ONLY in os.environ:
         note_plan()
         raise SystemExit(0)
+    if not invocation.current.is_complete and (kept := kept_from_workers(options.launcher)):
+        show_kept_from_workers(invocation.console, kept)
     return prices
 
 

@@ -7,7 +7,7 @@ import io
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -227,6 +227,16 @@ def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
     for line, times in notices.items():
         often = f" ({times} times)" if times > 1 else ""
         console.print(f"[yellow]![/] {line}{often}", soft_wrap=True)
+
+
+def show_kept_from_workers(console: Console, variables: Collection[str]) -> None:
+    """Print which environment variables that this program has changed do not reach steps."""
+    text = (
+        f"! steps do not see the present values of {', '.join(variables)}: this program changed "
+        "them after its start, and no key has them. Pass as arguments what results depend on; set "
+        "others in launcher.local.env, in Python LocalConfig(env={…}), or before Python starts"
+    )
+    console.print(visible(text), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_unrecorded(console: Console, fault: TemperError) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import TemperError
+from pipeline import TemperError, processes
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import ray_jobs
 from pipeline.launchers.config import RayConfig, SlurmConfig
@@ -74,6 +74,24 @@ def test_the_state_of_a_job_of_slurm_is_a_word_while_it_lives_and_then_its_end(
         assert found == Ended(end.status, found.reason, end.preempted, end.cancelled, end.confirmed)
     else:
         assert found == end
+
+
+def test_a_job_of_slurm_gets_the_environment_of_the_driver_s_start_and_that_of_the_config(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STARTED_WITH", {**os.environ, "MODE": "of a shell"})
+    for name, value in {"MODE": "changed", "HF_TOKEN": "new", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    slurm.config.env = {"SEED_OF": "config"}
+    answers(slurm, "sbatch", "7")
+    program = Path(slurm.config.folder, "sbatch")
+    program.write_text(program.read_text() + "export > exported\n")
+    assert slurm.submit(task()) == "7"
+    passed = Path(slurm.config.folder, "exported").read_text()
+    assert "MODE='of a shell'" in passed
+    assert "HF_TOKEN='new'" in passed
+    assert "SEED_OF='config'" in passed
+    assert "SLURM_JOB_ID" not in passed
 
 
 def test_a_job_that_slurm_has_forgotten_may_still_run_and_a_busy_controller_says_nothing(

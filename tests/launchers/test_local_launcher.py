@@ -308,3 +308,52 @@ def alive(journal: str) -> list[int]:
     """The ranks that run."""
     pids = [int(found[1]) for line in lines(journal) if (found := re.search(r"pid (\d+)", line))]
     return [pid for pid in pids if is_running(pid)]
+
+
+BESIDE = """
+import os
+from pipeline import Metrics, Output, step
+
+@step
+def look(out: Output) -> Metrics:
+    (out.path / "result").write_text("seen")
+    names = ("SET_BY_A_SHELL", "MODE", "HF_HOME", "HF_TOKEN", "SET_IN_CONFIG")
+    return {name: os.environ.get(name, "unset") for name in names}
+"""
+SETS = """
+import os, sys
+from pipeline import run
+from pipeline.launchers.config import LauncherConfig, LocalConfig
+os.environ |= {"SET_BY_A_SHELL": "changed", "MODE": "fast", "HF_HOME": "/other", "HF_TOKEN": "new"}
+os.environ["OF_A_" + "LIBRARY"] = "1"  # it is named by no code of the project
+os.environ["SET_IN_CONFIG"] = "too late"
+from beside import look
+
+local = LocalConfig(warm="warm" in sys.argv, env={"SET_IN_CONFIG": "1"})
+made = run([look()], "store", launcher=LauncherConfig(local=local))
+print("seen:", dict(made["look"].metrics))
+"""
+
+
+@pytest.mark.parametrize("way", ["warm", "fresh"])
+def test_a_worker_sees_the_environment_in_which_the_driver_was_started(
+    way: str, tmp_path: Path
+) -> None:
+    """And keys of services and places of caches as they are now, which notebooks set in cells."""
+    (tmp_path / "beside.py").write_text(BESIDE)
+    (tmp_path / "sets.py").write_text(SETS)
+    environment = {**os.environ, "SET_BY_A_SHELL": "as the shell says", "HF_TOKEN": "old"}
+    for name in ("MODE", "HF_HOME", "SET_IN_CONFIG"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "sets.py", way],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    seen = {
+        "SET_BY_A_SHELL": "as the shell says", "MODE": "unset",
+        "HF_HOME": "/other", "HF_TOKEN": "new", "SET_IN_CONFIG": "1",
+    }  # fmt: skip
+    assert f"seen: {seen}" in done.stdout, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "steps do not see the present values of MODE, SET_BY_A_SHELL: " in told
+    assert told.count("do not see") == 1

@@ -18,6 +18,8 @@ from typing import Any
 
 from waiting import HANGS_SECONDS
 
+from pipeline import processes
+
 CONTEXT = multiprocessing.get_context("forkserver")
 """Of it are the pipes and queues that such processes are given."""
 FORK = multiprocessing.get_context("fork")
@@ -95,15 +97,20 @@ def settle(folder: str, environment: Mapping[str, str], printed: str) -> None:
         os.dup2(os.open(target, os.O_RDWR | os.O_APPEND), stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    _begin_with(environment)
+    os.chdir(folder)
+
+
+def _begin_with(environment: Mapping[str, str]) -> None:
+    """Make an environment that of this process' start: workers get that one."""
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
+    processes.STARTED_WITH = dict(environment)
 
 
 def _call(environment: dict[str, str], work: Callable[..., None], arguments: Any) -> None:
     import fsspec.config
 
-    os.environ.clear()
-    os.environ.update(environment)
+    _begin_with(environment)
     fsspec.config.set_conf_env(fsspec.config.conf)  # which took the server's at its import
     work(*arguments)

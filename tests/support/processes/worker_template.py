@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import fsspec.config
 
+from pipeline import processes
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT
 from pipeline.worker.libraries import hidden_packages
@@ -78,6 +79,7 @@ def _become(order: dict, answers: socket.socket, files: list[int], libraries: li
     os.environ.update(order["environment"])
     if inherited:  # a job has no lifeline
         os.environ[ENVIRONMENT] = str(inherited[0])
+    processes.STARTED_WITH = dict(os.environ)
     hidden_packages.STARTED_WITH.clear()
     hidden_packages.STARTED_WITH.update(os.environ)
     sys.path[:] = dict.fromkeys([*os.environ["PYTHONPATH"].split(os.pathsep), *libraries])
