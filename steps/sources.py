@@ -215,7 +215,7 @@ class PartData:
     """One source of ``data.mixture``: ``path``, or ``hub`` with ``revision`` and ``split``, and
     with ``name``, ``data_dir`` or ``data_files`` as in :class:`PreferenceData`.
 
-    ``repeat`` reads a small source several times; ``deduplicate`` must then be off.
+    ``repeat`` reads a small source several times; ``duplicates`` must then be ``keep``.
     """
 
     path: str | None = None
@@ -288,7 +288,8 @@ class PreferenceData:
             (``any``).
         pairs: which pairs are made from several completions: ``best_vs_worst``, ``adjacent`` or
             ``all``.
-        deduplicate: leave out pairs that equal an earlier pair.
+        duplicates: ``drop`` leaves out rows that equal an earlier one, and both of two pairs that
+            contradict each other (the sides exchanged); ``keep`` only counts such pairs.
         max_dropped: how many rows may be unusable: below 1 a fraction of the rows, from 1 on a
             number of rows.
         revision: the commit of the Hub dataset.
@@ -323,7 +324,7 @@ class PreferenceData:
     system: str | None = None
     turns: str = "alternating"
     pairs: str = "best_vs_worst"
-    deduplicate: bool = False
+    duplicates: str = "keep"
     max_dropped: float = 0.5
     images: str | None = None
     near_duplicates: float | None = None
@@ -334,10 +335,10 @@ class PreferenceData:
             raise ValueError(f"data.test_fraction must be in [0, 1), got {self.test_fraction}")
         check_weights([(name, part.weight) for name, part in self.mixture.items()], self.until)
         repeats = any(part.repeat > 1 for part in self.mixture.values())
-        if repeats and (self.deduplicate or self.near_duplicates):
+        if repeats and (self.duplicates == "drop" or self.near_duplicates):
             raise ValueError(
-                "data.deduplicate and data.near_duplicates leave out what data.mixture.*.repeat "
-                "repeats"
+                "data.duplicates=drop and data.near_duplicates leave out what "
+                "data.mixture.*.repeat repeats"
             )
         self.load()
 
@@ -406,7 +407,7 @@ class PreferenceData:
             self.max_train,
             self.max_test,
             FormatChoice(self.format, named, self.system, self.turns, self.pairs, self.images),
-            self.deduplicate,
+            self.duplicates,
             self.max_dropped,
             None if self.near_duplicates is None else NearDuplicates(self.near_duplicates),
             self.workers,

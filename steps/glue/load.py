@@ -22,6 +22,7 @@ from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_emp
 from steps.data.records.record_fields import found
 from steps.data.rows.ledger import Tally, TooManyDropped
 from steps.data.rows.parquet import iter_rows
+from steps.data.rows.reasons import CONTRADICTORY
 from steps.data.rows.rows import EXTRA_KEYS
 from steps.shared.execution_detail import execution_detail
 from steps.sources import DataSource, Files, Mixed, MixturePart
@@ -212,7 +213,7 @@ def _empty(split: str, load: Load) -> str:
             "prompts is held out; change data.test_fraction, add rows, or name a file with "
             "data.test_path (in Python LoadConfig(test_fraction=…) and test=File(…))"
         )
-    return f"every row of {split} equals one of train; name other rows, or deduplicate=false"
+    return f"every row of {split} equals one of train; name other rows, or duplicates=keep"
 
 
 def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
@@ -225,6 +226,7 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
         "formats": {split: _formats(reading.parts) for split, reading in load.readings()},
         **_drawn(load, loaded),
         **({"ignored_keys": loaded.ignored} if loaded.ignored else {}),
+        **({"kept_twice": loaded.doubled} if loaded.doubled else {}),
         **every.metrics(),
     }
     told = (
@@ -282,8 +284,16 @@ _EXTRA = f"{', '.join(EXTRA_KEYS)}, and of answers in conversations for SFT trai
 
 
 def _doubtful(loaded: Loaded) -> Iterator[str]:
-    """Notices about pairs whose sides may be exchanged, or repeat the question, about ends of turns
-    that are text, and about text in a wrong encoding."""
+    """Notices about pairs that occur twice, whose sides may be exchanged, or repeat the question,
+    about ends of turns that are text, and about text in a wrong encoding."""
+    if loaded.doubled:
+        counts = [
+            f"{n} {_DOUBLED[reason]} ({first})" for reason, (n, first) in loaded.doubled.items()
+        ]
+        yield (
+            f"of {sum(loaded.kept.values())} pairs, {' and '.join(counts)}; they are kept, and "
+            "data.duplicates=drop leaves them out"
+        )
     if loaded.ended:
         yield (
             f"in {loaded.ended} of {sum(loaded.kept.values())} rows a response ends with text such "
@@ -308,6 +318,10 @@ def _doubtful(loaded: Loaded) -> Iterator[str]:
         )
 
 
+_DOUBLED = {
+    "duplicate": "equal an earlier one",
+    CONTRADICTORY: "prefer what an earlier one rejects",
+}
 _MOST_WAYS = 8
 
 
@@ -335,7 +349,7 @@ def _leaked(loaded: Loaded) -> Iterator[str]:
     if loaded.trained_on:
         yield (
             f"{loaded.trained_on} of the {loaded.kept['test']} test rows have a prompt that train "
-            "has too: what is measured on them was learned; deduplicate=true leaves out those "
+            "has too: what is measured on them was learned; duplicates=drop leaves out those "
             "whose responses are equal as well"
         )
 

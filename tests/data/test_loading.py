@@ -385,12 +385,94 @@ def test_duplicates_are_left_out_across_spellings_and_splits(tmp_path: Path) -> 
         tmp_path,
         write(tmp_path / "a.jsonl", train),
         test=File(write(tmp_path / "t.jsonl", test)),
-        deduplicate=True,
+        duplicates="drop",
     )
 
     dropped = [entry.row for entry in out.ledger() if entry.reason == "duplicate"]
     assert dropped == ["b", "c", "file:1"], "case is content; scores are not"
     assert metrics["dropped"] == 3
+
+
+def turned(number: int, **other: Any) -> dict[str, Any]:
+    return pair(number, chosen="No.", rejected=f"Yes, {number}.", **other)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    ("spread", "killed_at"),
+    [("one file", 25), ("files", None), ("mixture", 25), ("test file", 25)],
+)
+def test_duplicates_and_contradictions_are_told_or_left_out(
+    tmp_path: Path, spread: str, killed_at: int | None
+) -> None:
+    first = [pair(0), *(pair(n) for n in range(1, 16)), pair(1), turned(2), pair(2)]
+    later = [turned(0, id="turned"), turned(3), turned(3), *(pair(n) for n in range(20, 32)),
+             pair(15), turned(31)]  # fmt: skip
+    files = [write(tmp_path / f"rows/{n}.jsonl", rows) for n, rows in enumerate((first, later))]
+    test = None
+    source: Any = str(tmp_path / "rows")
+    if spread == "one file":
+        source = write(tmp_path / "all.jsonl", [*first, *later])
+    elif spread == "mixture":
+        named = enumerate(files)
+        source = Mixed(tuple(MixturePart(f"{n}", File(f)) for n, f in named), "all exhausted")
+    elif spread == "test file":
+        source, test = files[0], File(files[1])
+
+    def made(name: str, duplicates: str) -> tuple[Folder, Mapping[str, Any]]:
+        chosen = {"test_fraction": 0.0, "duplicates": duplicates}
+        scratch = tmp_path / name / "scratch"
+        data = data_at(source) if isinstance(source, str) else source
+        if killed_at is not None:
+            killed = Folder(tmp_path / name / "killed", scratch, killed_at)
+            with pytest.raises(KeyboardInterrupt):
+                load_preferences.function(killed, data, test, LoadConfig(**chosen))
+        out = Folder(tmp_path / name, scratch)
+        return out, load_preferences.function(out, data, test, LoadConfig(**chosen)) or {}
+
+    kept, told = made("keep", "keep")
+    assert told["train"] + told.get("test", 0) == len(first) + len(later)
+    assert told["dropped"] == 0
+    doubled = Counter(entry.reason for entry in kept.ledger())
+    counts = doubled["duplicate"], doubled["contradictory pair"]
+    assert counts == ((4, 4) if spread == "mixture" else (3, 5)), "its order is another"
+    assert {e.outcome for e in kept.ledger()} == {"kept"}
+    (said,) = (notice for notice in told["notices"] if "data.duplicates=drop" in notice)
+    assert f"{counts[0]} equal an earlier one" in said
+    assert f"{counts[1]} prefer what an earlier one rejects" in said
+
+    dropped, metrics = made("drop", "drop")
+    asked = [row.prompt[0]["content"] for split in ("train", "test") for row in dropped.rows(split)]
+    left = {1, *range(4, 16), *range(20, 31)}
+    assert sorted(asked) == sorted(f"Question {n}?" for n in left)
+    assert metrics["train"] + metrics.get("test", 0) == len(left)
+    assert metrics["dropped"] == len(first) + len(later) - len(left)
+    reasons = Counter(e.reason for e in dropped.ledger() if e.outcome == "dropped")
+    assert reasons == {r: told["count"] for r, told in metrics["dropped_by_reason"].items()}
+    assert all(e.detail and "row" in e.detail for e in dropped.ledger() if e.reason)
+    named = {split: [e.row for e in dropped.ledger() if (e.split, e.outcome) == (split, "kept")]
+             for split in ("train", "test")}  # fmt: skip
+    assert named == {split: labels(dropped.rows(split)) for split in ("train", "test")}
+
+
+def test_pairs_contradict_each_other_only_if_all_but_the_sides_is_equal(tmp_path: Path) -> None:
+    rows = [
+        pair(1), turned(1, system="Be kind."), pair(2), turned(2, score_chosen=3, weight=2.0),
+        pair(3), turned(3, prompt="Question 4?"), pair(5), pair(5, rejected="Yes, 5.", chosen="N"),
+    ]  # fmt: skip
+    out, _ = loaded(tmp_path, write(tmp_path / "a.jsonl", rows), test_fraction=0.0)
+    assert [(e.row, e.detail) for e in out.ledger() if e.reason] == [
+        ("file:4", "row file:3 has its sides exchanged")
+    ]
+
+
+def test_rows_that_a_mixture_repeats_are_no_duplicates(tmp_path: Path) -> None:
+    file = File(write(tmp_path / "a.jsonl", [pair(1), pair(2), turned(2)]))
+    parts = (MixturePart("a", file, repeat=3), MixturePart("b", file))
+    _, metrics = loaded(tmp_path, Mixed(parts, "all exhausted"), test_fraction=0.0)
+    assert {reason: count for reason, (count, _) in metrics["kept_twice"].items()} == {
+        "duplicate": 2, "contradictory pair": 2,
+    }  # fmt: skip
 
 
 def test_what_differs_in_a_power_or_an_indentation_is_no_duplicate(tmp_path: Path) -> None:
@@ -400,7 +482,7 @@ def test_what_differs_in_a_power_or_an_indentation_is_no_duplicate(tmp_path: Pat
     ]  # fmt: skip
     test = File(write(tmp_path / "t.jsonl", TEST))
 
-    out, _ = loaded(tmp_path, write(tmp_path / "a.jsonl", rows), test=test, deduplicate=True)
+    out, _ = loaded(tmp_path, write(tmp_path / "a.jsonl", rows), test=test, duplicates="drop")
 
     assert len(out.rows("train")) == 4
 
@@ -774,7 +856,7 @@ def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished
 ) -> None:
     mixture, test = sources
     test = test if held_out == "file" else None
-    config = LoadConfig(test_fraction=0.1, max_train=30, deduplicate=True)
+    config = LoadConfig(test_fraction=0.1, max_train=30, duplicates="drop")
     files, expected = undisturbed(mixture, test, config)
 
     scratch = tmp_path / "scratch"
@@ -826,7 +908,7 @@ def test_scratch_that_a_disk_has_damaged_is_made_again(
 def test_several_processes_write_the_bytes_of_one_also_after_a_kill(
     tmp_path: Path, sources: tuple[Mixed, File]
 ) -> None:
-    chosen: dict[str, Any] = {"test_fraction": 0.1, "deduplicate": True}
+    chosen: dict[str, Any] = {"test_fraction": 0.1, "duplicates": "drop"}
     alone = Folder(tmp_path / "alone")
     expected = load_preferences.function(alone, *sources, LoadConfig(**chosen))
     scratch = tmp_path / "scratch"
@@ -932,7 +1014,7 @@ from test_loading import load, loading
 loading.ROWS_PER_SHARD = 1000
 for file in sys.argv[1:]:
     with tempfile.TemporaryDirectory() as folder:
-        load(Path(folder), [file], deduplicate=True)
+        load(Path(folder), [file], duplicates="drop")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
@@ -1203,8 +1285,8 @@ def test_a_mixture_of_nothing_is_refused() -> None:
 
 def test_what_is_repeated_is_not_left_out_as_a_duplicate() -> None:
     parts = {"small": PartData(path="a.jsonl", repeat=2)}
-    with pytest.raises(ValueError, match="deduplicate"):
-        PreferenceData(mixture=parts, deduplicate=True)
+    with pytest.raises(ValueError, match="duplicates=drop"):
+        PreferenceData(mixture=parts, duplicates="drop")
 
 
 def test_a_record_of_several_completions_has_a_line_for_each_pair(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ class LoadConfig:
         test_fraction: of the prompts, held out by a stable hash where no test source is given.
         max_train, max_test: keep only the first so many rows of a split.
         format: how the rows are spelled; ``auto`` where that is plain.
-        deduplicate: leave out rows that an earlier one equals, in either split.
+        duplicates: ``keep`` counts equal pairs, and pairs that contradict each other; ``drop``
+            keeps the first of equal rows, in either split, and no pair that another contradicts.
         max_dropped: how many rows may be unusable: below 1 a fraction of them, from 1 on a number.
         near_duplicates: leave out rows that say nearly what an earlier one says.
         workers: the number of processes; 0: one for each core. The result does not depend on it.
@@ -26,7 +27,7 @@ class LoadConfig:
     max_train: int | None = None
     max_test: int | None = None
     format: FormatChoice = field(default_factory=FormatChoice)
-    deduplicate: bool = False
+    duplicates: str = "keep"
     max_dropped: float = 0.5
     near_duplicates: NearDuplicates | None = field(default=None, metadata={"before": None})
     workers: int = detail_field(1)
@@ -38,6 +39,8 @@ class LoadConfig:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} must be at least 1 or null, got {limit}")
+        if self.duplicates not in ("keep", "drop"):
+            raise ValueError(f"duplicates must be keep or drop, got {self.duplicates!r}")
         if self.workers < 0:
             raise ValueError(f"workers must be 0 (one for each core) or more, got {self.workers}")
         check_max_dropped(self.max_dropped)

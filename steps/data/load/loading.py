@@ -8,6 +8,7 @@ was processing, and the files depend only on the sources.
 Rows beyond a limit are also read and checked, so that the ledger is complete.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from steps.data.load.parsing import Parsed, ParsedRow, Parser
 from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
-from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.reasons import CONTRADICTORY, MalformedRow
 from steps.data.rows.rows import PreferenceRow, PromptRow, Row, UnpairedRow
 from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
 from steps.data.work.resume_point import ResumePoint
@@ -116,6 +117,8 @@ class Loaded:
         scored_lower: the number of pairs whose chosen response has the lower score.
         asked_again: the number of pairs of which both responses begin with the question.
         ended: the number of rows of which a response ends with the text of a token that ends turns.
+        doubled: the number of kept pairs that equal or contradict an earlier one, and the first of
+            them, by reason.
         misread: the number of rows with text that was probably read in a wrong encoding, and the
             first of them.
         ignored: columns and keys of messages that are not read, with the number of rows.
@@ -139,6 +142,7 @@ class Loaded:
     scored_lower: int
     asked_again: int
     ended: int
+    doubled: dict[str, tuple[int, str]]
     misread: tuple[int, str]
     labels: list[bool]
     numbered: list[str]
@@ -164,7 +168,8 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
                 work.make_chunk()
         finally:
             work.close()
-    _publish(scratch / "shards", folder, [scratch / name for name in sorted(resumed.files)])
+        changed = bool(work.state["withdrawn"])
+        _publish(scratch / "shards", folder, resumed, SCHEMAS[load.kind], changed)
     state = work.state
     found: dict[str, Any] = {field.name: state[field.name] for field in fields(Loaded)}
     found["tallies"] = {split: Tally.from_json(data) for split, data in found["tallies"].items()}
@@ -222,7 +227,7 @@ class _Work:
         this one. Files of images are always read by this one, which is observed."""
         config, compared = self.load.config, self.load.test is not None
         fraction = None if compared else config.test_fraction
-        keys = config.deduplicate, compared
+        keys = config.duplicates == "drop" or self.load.kind is PreferenceRow, compared
         parser = Parser(part.format, part.images, fraction, *keys, part.named)
         others = (config.workers or os.cpu_count() or 1) - 1
         if others > number and part.images is None:
@@ -298,18 +303,19 @@ class _Work:
                 problem = MalformedRow("duplicate", "held-out rows are read once, despite repeat")
                 yield Entry.dropped("test", shard, name + made.row.row, problem), None, 0
                 continue
-            entry = self._judge_row(made, name + made.row.row, part, shard, parsed.pictures)
+            label = name + made.row.row
+            entry = self._judge_row(made, label, part, shard, parsed.pictures, again)
             yield entry, None if entry.outcome == "dropped" else made.row, made.size
 
     def _judge_row(
-        self, made: ParsedRow, name: str, part: Part, shard: str, pictures: Pictures
+        self, made: ParsedRow, name: str, part: Part, shard: str, pictures: Pictures, again: bool
     ) -> Entry:
         split = "test" if made.held_out else self.split
         try:
             if made.problem is not None:
                 raise made.problem
             self._note_label(made.row)
-            self._choose(made, name, split)
+            doubled = self._choose(made, [name, self.split, split, part.name], again)
             self._compare(made, split)
             self._note_pair(made.row)
             self._note_answer(made.row, name)
@@ -321,7 +327,11 @@ class _Work:
         counts = self.state["kept_of"][split]
         counts[part.name] = counts.get(part.name, 0) + 1
         self._keep(pictures, split)
-        return Entry(split, shard, name, "kept")
+        if doubled is None:
+            return Entry(split, shard, name, "kept")
+        count, first = self.state["doubled"].get(doubled.reason, (0, name))
+        self.state["doubled"][doubled.reason] = [count + 1, first]
+        return Entry(split, shard, name, "kept", doubled.reason, doubled.detail)
 
     def _keep(self, pictures: Pictures, split: str) -> None:
         """Remember the images of a kept row that no earlier row of the split has."""
@@ -330,18 +340,58 @@ class _Work:
                 self._pictures.setdefault(split, []).append(picture)
                 self._image_bytes += len(picture.content)
 
-    def _choose(self, made: ParsedRow, name: str, split: str) -> None:
-        """Drop a valid row that is over a limit or a duplicate."""
-        config = self.load.config
+    def _choose(self, made: ParsedRow, place: list[str], again: bool) -> MalformedRow | None:
+        """Drop a valid row that is over a limit, or doubled and not wanted; return why it is
+        doubled if it is wanted.
+
+        Args:
+            place: its label, and the names of its reading, its split and its part.
+        """
+        config, (name, _, split, _) = self.load.config, place
         limit = config.max_train if split == "train" else config.max_test
         if limit is not None and self.state["kept"][split] >= limit:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
-        if config.deduplicate and not self.resumed.is_new("content", made.content):
-            raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
+        doubled = None
+        if made.content and not (again and config.duplicates == "keep"):
+            doubled = self._doubled(made.content[:16], made.content[16:], place)
+        if doubled and config.duplicates == "drop":
+            raise doubled
         if self._near:
-            number = sum(self.state["kept"].values())
+            number = sum(self.state["kept"].values()) + self.state["withdrawn"]
             if found := self._near.like(made.row, name, number):
+                if doubled is None and made.content:  # it is not kept, so none can withdraw it
+                    noted = made.content[16:] + json.dumps([name]).encode()
+                    self.resumed.note("content", made.content[:16], noted)
                 raise MalformedRow("near duplicate", found)
+        return doubled
+
+    def _doubled(self, key: bytes, side: bytes, place: list[str]) -> MalformedRow | None:
+        """Why a row is doubled, if an earlier one equals or contradicts it; else its place is
+        noted. With `duplicates=drop` what is contradicted is withdrawn."""
+        if self.resumed.note_first("content", key, side + json.dumps(place).encode()):
+            return None
+        noted = self.resumed.noted("content", key) or b""
+        first: list[str] = json.loads(noted[len(side) :])
+        if noted.startswith(side):
+            return MalformedRow("duplicate", f"row {first[0]} has the same prompt and responses")
+        if self.load.config.duplicates == "drop" and len(first) > 1:
+            self._withdraw(first, f"row {place[0]} has its sides exchanged")
+            self.resumed.note("content", key, noted[:1] + json.dumps(first[:1]).encode())
+        return MalformedRow(CONTRADICTORY, f"row {first[0]} has its sides exchanged")
+
+    def _withdraw(self, place: list[str], detail: str) -> None:
+        """Leave out a pair that was kept; `_publish` takes it out of its file."""
+        name, reading, split, part = place
+        self.resumed.note("withdrawn", f"{split}/{name}".encode(), detail.encode())
+        self.state["withdrawn"] += 1
+        self.state["kept"][split] -= 1
+        self.state["kept_of"][split][part] -= 1
+        is_earlier, tallies = reading != self.split, self.state["tallies"]
+        tally = Tally.from_json(tallies[reading]) if is_earlier else self.tally
+        tally.kept -= 1
+        tally.add(Entry.dropped(split, "", name, MalformedRow(CONTRADICTORY, detail)))
+        if is_earlier:
+            tallies[reading] = tally.to_json()
 
     def _note_label(self, row: Row) -> None:
         if isinstance(row, UnpairedRow) and row.label not in self.state["labels"]:
@@ -432,6 +482,8 @@ def _beginning(load: Load) -> dict[str, Any]:
         "scored_lower": 0,
         "asked_again": 0,
         "ended": 0,
+        "doubled": {},
+        "withdrawn": 0,
         "misread": [0, ""],
         "ignored": {},
         "labels": [],
@@ -479,11 +531,31 @@ def _settle(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _publish(shards: Path, folder: Path, files: Sequence[Path]) -> None:
-    """Put the finished files into the output folder; the files in scratch stay as well."""
+def _publish(shards: Path, folder: Path, resumed: ResumePoint, schema: Any, changed: bool) -> None:
+    """Put the finished files into the output folder; the files in scratch stay as well.
+
+    Args:
+        schema: of the rows.
+        changed: whether files have rows that were withdrawn after they were written.
+    """
+
+    def why_withdrawn(split: str, row: Mapping[str, Any]) -> bytes | None:
+        return resumed.noted("withdrawn", f"{split}/{row['row']}".encode()) if changed else None
+
+    def judged(row: dict[str, Any]) -> dict[str, Any]:
+        if why := why_withdrawn(row["split"], row):
+            return row | {"outcome": "dropped", "reason": CONTRADICTORY, "detail": why.decode()}
+        return row
+
+    files = [shards.parent / name for name in sorted(resumed.files)]
     ledger = [path for path in files if path.parent == shards / "ledger"]
     for path in files:
-        if path not in ledger:
-            place(path, folder / path.relative_to(shards))
-    rows = (row for path in ledger for row in iter_rows(path))
-    write_rows(folder / "ledger.parquet", LEDGER, rows)
+        name = path.relative_to(shards)
+        if path in ledger:
+            continue
+        if not changed or path.parent.name == IMAGES:
+            place(path, folder / name)
+        elif rows := [r for r in iter_rows(path) if not why_withdrawn(name.parts[0], r)]:
+            write_rows(folder / name, schema, rows)
+    lines = (judged(line) for path in ledger for line in iter_rows(path))
+    write_rows(folder / "ledger.parquet", LEDGER, lines)

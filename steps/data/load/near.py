@@ -46,7 +46,7 @@ class NearDuplicates:
         if not 0.3 <= self.similarity <= 0.95:
             raise ValueError(
                 f"similarity must be from 0.3 to 0.95, got {self.similarity}; rows that are equal "
-                "are left out by deduplicate=true"
+                "are left out by duplicates=drop"
             )
         if self.words < 1:
             raise ValueError(f"words must be at least 1, got {self.words}")
@@ -73,7 +73,7 @@ class NearRows:
         bands = [_band(scope, index, minima[cut]) for index, cut in enumerate(self._cuts)]
         found = {key for band in bands for key in self._resumed.noted_after(_BAND, band)}
         for key in sorted(found):
-            noted = self._resumed.noted(_SIGNATURE, key)
+            noted = self._resumed.noted(_SIGNATURE, key) or b""
             shared = _share(minima, noted[: len(minima)])
             if shared >= self._wanted.similarity:
                 label = noted[len(minima) :].decode()

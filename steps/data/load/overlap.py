@@ -2,7 +2,8 @@
 
 *Duplicates* have equal roles, texts and tool calls, after texts have been normalised: Unicode NFC,
 no white space at the ends, plain line feeds. Case and indentation matter; scores and the names of
-rows do not.
+rows do not. Two pairs *contradict* each other if they are duplicates once the sides of one are
+exchanged.
 
 *Overlap* is a run of `n` words that a row shares with a text of the evaluation set (Brown et al.
 2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words consist of letters,
@@ -14,7 +15,6 @@ words are hard to separate.
 """
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -39,16 +39,33 @@ _NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "weight", "te
 
 
 def content_key(row: Row) -> bytes:
-    """A digest of 16 bytes; rows are duplicates if their digests are equal."""
+    """A digest of 16 bytes; rows are duplicates if their digests are equal. That of a pair has one
+    more byte, which says which of the two sides is the chosen one."""
     names = (field.name for field in fields(row) if field.name not in _NOT_CONTENT)
-    content = {name: _normal(getattr(row, name)) for name in names}
-    written = json.dumps(content, sort_keys=True)  # in whatever order a row has its keys
-    return hashlib.blake2b(written.encode(), digest_size=16).digest()
+    content = {name: _written(getattr(row, name)) for name in names}
+    sides = [content.pop(name) for name in ("chosen", "rejected") if name in content]
+    order = bytes([sides != sorted(sides)]) if sides else b""
+    written = "".join([*content, *content.values(), *sorted(sides)])
+    return hashlib.blake2b(written.encode(), digest_size=16).digest() + order
+
+
+def _written(value: Any) -> str:
+    """A text that only equal values have, in whatever order their keys are; texts count in their
+    normal form. It is several times faster than JSON."""
+    if isinstance(value, str):
+        text = normal_text(value)
+        return f"{len(text)}:{text}"
+    if isinstance(value, list | tuple):
+        return f"[{''.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{''.join(_written(key) + _written(value[key]) for key in sorted(value))}}}"
+    return f"{value!r};"
 
 
 def normal_text(text: str) -> str:
     """The normal form of a text; see the module."""
-    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
+    composed = text if text.isascii() else unicodedata.normalize("NFC", text)
+    return composed.replace("\r\n", "\n").strip()
 
 
 def texts_of(row: Row) -> Iterator[str]:
@@ -137,13 +154,3 @@ def _word() -> re.Pattern[str]:
 
 def _hash(words: list[str]) -> bytes:
     return hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest()
-
-
-def _normal(value: Any) -> Any:
-    if isinstance(value, str):
-        return normal_text(value)
-    if isinstance(value, list | tuple):
-        return [_normal(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _normal(item) for key, item in value.items()}
-    return value

@@ -48,6 +48,7 @@ Reason = Literal[
     "images not matched",  # a text has places for more of them, or for fewer, or none is read
     # --- choosing: a good row that was not wanted; never counted against `max_dropped`
     "duplicate",  # the same prompt and responses as an earlier row
+    "contradictory pair",  # the same but for its sides, which are exchanged
     "near duplicate",  # nearly the same
     "tie",  # neither side is better, or all completions are equally good
     "over the limit",  # more rows than were asked for
@@ -80,13 +81,15 @@ Reason = Literal[
 
 CHOICES: frozenset[Reason] = frozenset(
     {
-        "duplicate", "near duplicate", "tie", "over the limit", "overlaps evaluation",
-        "margin too small", "response too short", "response too long", "lengths too different",
-        "other language", "cut", "no reward", "not among the best", "low influence",
+        "duplicate", "contradictory pair", "near duplicate", "tie", "over the limit",
+        "overlaps evaluation", "margin too small", "response too short", "response too long",
+        "lengths too different", "other language", "cut", "no reward", "not among the best",
+        "low influence",
     }
 )  # fmt: skip
 """Reasons for dropping a valid row by choice."""
 
+CONTRADICTORY: Reason = "contradictory pair"
 REST_LOST: Reason = "file cut off"
 """The reason that stands for an unknown number of lost rows."""
 

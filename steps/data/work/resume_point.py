@@ -86,13 +86,16 @@ class ResumePoint:
         """Keep a value under a key of its kind."""
         self._database.execute("INSERT OR REPLACE INTO noted VALUES (?, ?, ?)", (kind, key, value))
 
-    def noted(self, kind: str, key: bytes) -> bytes:
-        """What was kept under a key; KeyError where nothing was."""
+    def note_first(self, kind: str, key: bytes, value: bytes) -> bool:
+        """Keep a value under a key of its kind if nothing is kept there; return whether it is."""
+        insert = "INSERT OR IGNORE INTO noted VALUES (?, ?, ?)"
+        return self._database.execute(insert, (kind, key, value)).rowcount == 1
+
+    def noted(self, kind: str, key: bytes) -> bytes | None:
+        """What was kept under a key; None where nothing was."""
         found = "SELECT value FROM noted WHERE kind = ? AND key = ?"
         value = self._database.execute(found, (kind, key)).fetchone()
-        if value is None:
-            raise KeyError(f"{kind} {key!r}")
-        return value[0]
+        return value and value[0]
 
     def noted_after(self, kind: str, prefix: bytes) -> list[bytes]:
         """Of the keys that are `prefix` and 8 bytes, these bytes, in order."""
