@@ -146,4 +146,4 @@ def test_every_snippet_that_is_whole_builds_its_steps(
         (folder / f"{name}.py").write_text(text)
         with contextlib.suppress(SystemExit):  # of a run() that plans
             importlib.import_module(name)
-    assert {"own_step.md", "from_trl.md", "python.md"} <= {page for page, _ in whole}
+    assert {"own_step.md", "python.md"} <= {page for page, _ in whole}
