@@ -59,7 +59,8 @@ class Effect:
 class RunDiff:
     """
     Attributes:
-        only_old, only_new: names of steps that only the first or only the second run has.
+        only_old, only_new: names of steps that only the first or only the second run has, or whose
+            artifact only one of them has, as of a run that was killed.
     """
 
     old: Run
@@ -79,6 +80,8 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
     """
     stories = [story_of_runs([run], catalog, look=None) for run in (old, new)]
     pairs, only_old, only_new = _paired(*stories)
+    only_old += [one.name for one, two in pairs if one.manifest and not two.manifest]
+    only_new += [two.name for one, two in pairs if two.manifest and not one.manifest]
     changed = [
         ChangedStep(two.name, compared, f"temper diff {one.manifest.name} {two.manifest.name}")
         for one, two in pairs

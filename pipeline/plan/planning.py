@@ -57,6 +57,7 @@ class PlannedStep:
         manifest: its artifact, if it is cached.
         may_match: whether an earlier artifact may turn out to be it, although it is in state
             ``run``: one of another call, if a step makes the same bytes with other settings.
+        left: the share of its work that is left, if it resumes from its scratch.
     """
 
     step: Step
@@ -65,6 +66,7 @@ class PlannedStep:
     key: str | None = None
     manifest: Manifest | None = None
     may_match: bool = False
+    left: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -327,8 +329,8 @@ class _Planner:
             made = self._changed(step, key, planned, resolver)
         if key is None:
             return made
-        left = self._unfinished.of(step.name, key, lambda scratch: self._outdating(step, scratch))
-        return replace(made, reason=f"{made.reason}; {left}") if left else made
+        why, left = self._unfinished.of(step.name, key, lambda at: self._outdating(step, at))
+        return replace(made, reason=f"{made.reason}; {why}", left=left) if why else made
 
     def _outdating(self, step: Step, scratch: Path) -> list[str]:
         """Why the next attempt at a step will not use the results in its scratch, in words."""

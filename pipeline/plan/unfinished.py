@@ -25,9 +25,9 @@ class Unfinished:
 
     def of(
         self, step: str, key: str, changes: Callable[[Path], Sequence[str]] = lambda _: ()
-    ) -> str:
-        """The scratch folder from which a step with this key resumes, in words; empty if there is
-        none.
+    ) -> tuple[str, float]:
+        """The scratch folder from which a step with this key resumes, in words, and the share of
+        its work that is left by its last progress. Without such a folder, no words and 1.
 
         Args:
             changes: the changes, in words, because of which a folder's results are not used.
@@ -37,10 +37,10 @@ class Unfinished:
             its = f"its scratch of {_when(changed)}"
             if why := changes(folder):
                 more = f" and {len(why) - 1} more" if len(why) > 1 else ""
-                return f"begins anew, and not from {its}: {why[0]}{more}"
-            reached = self._reached(step, key)
-            return f"goes on from {its}" + (reached and f" ({reached})")
-        return "goes on from the copy of its scratch" if key in self._copies(step) else ""
+                return f"begins anew, and not from {its}: {why[0]}{more}", 1.0
+            reached, left = self._reached(step, key)
+            return f"goes on from {its}" + (reached and f" ({reached})"), left
+        return "goes on from the copy of its scratch" if key in self._copies(step) else "", 1.0
 
     def _folders(self, step: str, key: str) -> list[Path]:
         """The scratch folders of a key on this machine: one for each epoch of its lease."""
@@ -61,17 +61,18 @@ class Unfinished:
                 self._kept[step] = frozenset(self._store.objects.folders(folder))
         return self._kept[step]
 
-    def _reached(self, step: str, key: str) -> str:
-        """The last progress of a step, if this machine's disk has it."""
+    def _reached(self, step: str, key: str) -> tuple[str, float]:
+        """The last progress of a step, if this machine's disk has it, and the share left."""
         if not self._store.is_local:
-            return ""
+            return "", 1.0
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             progress: Any = json.loads(Path(self._store.progress_path(step, key)).read_bytes())
             done, total = progress["done"], progress["total"]
-            if not done and total is None:
-                return ""
-            return f"{done:g} of {total:g}" if total is not None else f"{done:g}"
-        return ""
+            if total is None:
+                return f"{done:g}" if done else "", 1.0
+            left = 1 - done / total if total else 0.0
+            return f"{done:g} of {total:g}", left if 0 <= left <= 1 else 1.0
+        return "", 1.0
 
 
 def _last_change(folder: Path) -> float:

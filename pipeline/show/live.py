@@ -467,7 +467,7 @@ class Board:
             reached = f"at {progress_text({**progress, 'metrics': {}, 'doing': ''})}" if (
                 progress and progress["done"]
             ) else ""  # fmt: skip
-            kept = Unfinished(self.resolver.store).of(row.step.name, self._key(row))
+            kept, _ = Unfinished(self.resolver.store).of(row.step.name, self._key(row))
             row.state = "stopped"
             row.message = ", ".join(filter(None, (reached, "saved" if kept else "nothing saved")))
 

@@ -360,15 +360,19 @@ def test_a_step_that_will_resume_says_from_where(lab: Lab) -> None:
     told.parent.mkdir(parents=True)
     told.write_text('{"done": 4.0, "total": 9.0}')
     assert reason(lab, wanted) == f"never run; goes on from its scratch of {at} (4 of 9)"
-    for progress, shown in (
-        ({"done": 7, "total": None}, " (7)"),
-        ({"done": 0, "total": 9}, " (0 of 9)"),
-        ({"done": 0, "total": None}, ""),
-        ({"done": "seven", "total": 9}, ""),
-        ([], ""),
+    for progress, shown, left in (
+        ({"done": 6, "total": 8}, " (6 of 8)", 0.25),
+        ({"done": 7, "total": None}, " (7)", 1.0),
+        ({"done": 0, "total": 9}, " (0 of 9)", 1.0),
+        ({"done": 0, "total": None}, "", 1.0),
+        ({"done": 20, "total": 9}, " (20 of 9)", 1.0),
+        ({"done": "seven", "total": 9}, "", 1.0),
+        ([], "", 1.0),
     ):
         told.write_text(json.dumps(progress))
-        assert reason(lab, wanted) == f"never run; goes on from its scratch of {at}{shown}"
+        again = make_plan({"it": wanted}, lab.store).steps[-1]
+        assert again.reason == f"never run; goes on from its scratch of {at}{shown}"
+        assert again.left == left
     assert reason(lab, slow_count(8, lab.journal)) == "never run"
 
 
@@ -377,8 +381,8 @@ def test_a_step_whose_scratch_is_in_the_bucket_alone_goes_on_from_there() -> Non
     key = "0" * 32
     store.objects.create(f"{store.staged_scratch('fit', key)}/0/0/1.json", b"{}")
     left = Unfinished(store)
-    assert left.of("fit", key) == "goes on from the copy of its scratch"
-    assert left.of("fit", "1" * 32) == ""
+    assert left.of("fit", key) == ("goes on from the copy of its scratch", 1.0)
+    assert left.of("fit", "1" * 32) == ("", 1.0)
 
 
 @step

@@ -7,9 +7,10 @@ from report_steps import HOSTILE, count, hostile, measure, prepare, prepare_agai
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pipeline import Step, Store, TemperError, compare, results, run
+from pipeline import Artifact, Output, Step, Store, TemperError, compare, results, run, step
 from pipeline.cli import app
 from pipeline.plan.planning import make_plan
+from pipeline.running.session import RunFailed
 from pipeline.show.metrics import is_number
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
@@ -74,6 +75,29 @@ def test_steps_that_one_run_alone_has_are_named(store: Store, console: Console) 
     run({"data": prepare(), "more": measure(prepare())}, store, console=console)
     shown = temper(store, "diff", *names_of_runs(store))
     assert "only the second run has measure" in shown
+
+
+@step(version="1")
+def wait_for_file(out: Output, data: Artifact, file: str, seed: int = 0) -> dict:
+    return {"size": Path(file).stat().st_size}
+
+
+def test_what_a_failed_run_did_not_make_is_what_only_the_other_has(
+    store: Store, console: Console, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.txt"
+    data = prepare()
+    made = wait_for_file(data, str(file))
+    roots = {"data": data, "after": made, "end": prepare_again(made)}
+    with pytest.raises(RunFailed):
+        run(roots, store, console=console)
+    file.write_text("there")
+    run(roots, store, console=console)
+    failed, whole = names_of_runs(store)
+    shown = temper(store, "diff", failed, whole)
+    assert "only the second run has wait_for_file, prepare_again" in shown
+    assert "no difference" not in shown
+    assert "only the first run has wait_for_file, " in temper(store, "diff", whole, failed)
 
 
 def test_artifacts_are_still_compared_by_their_names(store: Store, console: Console) -> None:
