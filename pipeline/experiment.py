@@ -112,7 +112,7 @@ class ExperimentConfig:
     Args:
         store: the store of artifacts: a local path or an fsspec URL.
         jobs: how many steps may run at once on this machine.
-        force: names of steps to run again although they are cached, as in ``force=[train_dpo]``.
+        force: names of steps to run again although they are cached: ``force=[train_dpo@KEY]``.
         only: names of steps to make instead of all results, as in ``only=[train_dpo@KEY]``.
         scheduler: URL of a ``luigid`` that several drivers share.
         launcher: where steps run, and which resources they request; a group of its own.

@@ -50,10 +50,12 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
     if not changed and old_inputs == new_inputs:
         found = differences(_arguments(old), _arguments(new))
         changed = [Difference(at, shown(one), shown(other)) for at, one, other in found]
+    # functions of two steps cannot be compared by name
+    functions = _differences(old.code, new.code) if old.step == new.step else []
     return Comparison(
         settings=[d for d in changed if not _has_parts(d, by_input, paths)],
         inputs=_differences(old_inputs, new_inputs),
-        code=_differences(_made_by(old), _made_by(new)) + _code_differences(old, new),
+        code=_differences(_made_by(old), _made_by(new)) + functions,
         files=_differences(old_files, new_files),
         same_files=sum(old_files[name] == new_files.get(name) for name in old_files),
         metrics=[
@@ -100,11 +102,6 @@ def _input(entry: InputEntry | None, digest: str) -> str:
 def _made_by(manifest: Manifest) -> dict[str, str]:
     recipe: Any = manifest.recipe
     return {name: repr(recipe[name]) for name in RECIPE_FIELDS if name in recipe}
-
-
-def _code_differences(old: Manifest, new: Manifest) -> list[Difference]:
-    """None between artifacts of two steps: what is one function there may not be the other here."""
-    return _differences(old.code, new.code) if old.step == new.step else []
 
 
 def _files(manifest: Manifest) -> dict[str, str]:

@@ -59,8 +59,7 @@ class Effect:
 class RunDiff:
     """
     Attributes:
-        only_old, only_new: names of steps that only the first or only the second run has, or whose
-            artifact only one of them has, as of a run that was killed.
+        only_old, only_new: names of steps that only the first or only the second run has, or made.
     """
 
     old: Run

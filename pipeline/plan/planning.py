@@ -161,8 +161,8 @@ def make_plan(
     """Compute the state of every step that the roots need. It runs nothing and writes nothing.
 
     Args:
-        force: names of steps to run again although they are cached, unless the run ``run`` made
-            them.
+        force: names of steps (``STEP`` or ``STEP@KEY``) to run again although they are cached,
+            unless the run ``run`` made them.
         experiment: to explain why a step runs, prefer to compare with artifacts of this experiment.
         present: the current state of discovered dependencies, if it is known already.
 
@@ -175,11 +175,15 @@ def make_plan(
     steps = topological(roots.values())
     _require_one_function_a_name([*roots.values(), *steps])
     require_code_as_in_files(steps)
-    forced = forced_fingerprints(steps, force)
     catalog, present = catalog or Catalog(store), present or Present()
-    planner = _Planner(catalog, steps, forced, run, experiment, present)
+
+    def planned(forced: frozenset[str] = frozenset()) -> Plan:
+        return _planned(_Planner(catalog, steps, forced, run, experiment, present), roots, forced)
+
     with _no_collection():
-        return _planned(planner, roots, forced)
+        plan = planned()
+        wanted = steps_named(plan, force, "force")
+        return planned(frozenset(step.fingerprint for step in wanted)) if wanted else plan
 
 
 @contextlib.contextmanager
@@ -192,21 +196,7 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not _anything_is_frozen():
-                gc.freeze()  # both together make all objects old, so that the next collection,
-                gc.unfreeze()  # which is at once, does not look at each
             gc.enable()
-
-
-_is_frozen = False
-
-
-def _anything_is_frozen() -> bool:
-    """Whether `gc.freeze` was called before. Python counts the frozen objects one by one, so it is
-    not asked again once there are some."""
-    global _is_frozen
-    _is_frozen = _is_frozen or gc.get_freeze_count() > 0
-    return _is_frozen
 
 
 def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[str]) -> Plan:
@@ -236,20 +226,32 @@ def _require_one_function_a_name(steps: Collection[Step]) -> None:
             )
 
 
-def forced_fingerprints(steps: Iterable[Step], names: Collection[str]) -> frozenset[str]:
-    """The steps with one of these names.
+def steps_named(plan: Plan, names: Collection[str], option: str) -> list[Step]:
+    """The steps of a plan with these names: ``STEP``, or ``STEP@KEY`` with a beginning of the key,
+    or of the fingerprint, which stands for the key while an input is not known.
+
+    Args:
+        option: the option that has the names, for the error.
 
     Raises:
         TemperError: no step has one of the names.
     """
-    steps = list(steps)
-    present = {step.name for step in steps}
-    if unknown := set(names) - present:
-        raise TemperError(
-            f"force: there is no step {', '.join(sorted(unknown))} in this experiment; "
-            f"it has: {', '.join(sorted(present))}"
-        )
-    return frozenset(step.fingerprint for step in steps if step.name in names)
+    found: dict[str, Step] = {}
+    for name in names:
+        wanted, _, prefix = name.partition("@")
+        steps = [
+            p.step
+            for p in plan.steps
+            if p.step.name == wanted
+            and (p.step.fingerprint.startswith(prefix) or (p.key or "").startswith(prefix))
+        ]
+        if not steps:
+            known = ", ".join(dict.fromkeys(p.step.name for p in plan.steps))
+            raise TemperError(
+                f"{option}: there is no step {name} in this experiment; it has: {known}"
+            )
+        found |= {step.fingerprint: step for step in steps}
+    return [*found.values()]
 
 
 class _Planner:

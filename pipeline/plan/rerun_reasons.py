@@ -235,10 +235,11 @@ def _compare(
     inputs: list[str] = []
     changed_code: list[str] = []
     for path, one, other in differences(past.arguments, recipe.get("arguments", {})):
-        if _is_input(one) and _is_input(other):
-            inputs.append(input_names.get(other["$input"], path))
-        else:
-            changes.append(_phrase(path, one, other, input_names))
+        match one, other:
+            case {"$input": _}, {"$input": digest}:
+                inputs.append(input_names.get(digest, path))
+            case _:
+                changes.append(_phrase(path, one, other, input_names))
     if not past.is_older and "version" in new and old.get("version") != new["version"]:
         changes.append(_phrase("version", old.get("version", ABSENT), new["version"], {}))
     if not past.is_older and old.get("code") != new.get("code"):
@@ -308,10 +309,6 @@ def _phrase(path: str, old: Any, new: Any, input_names: Mapping[str, str]) -> st
     return f"{path} is of another type" if one == other else f"{path} {one} → {other}"
 
 
-def _is_input(value: Any) -> bool:
-    return isinstance(value, dict) and "$input" in value
-
-
 def _has_input(value: Any) -> bool:
     return value is not ABSENT and any(path.endswith("$input") for path, _ in leaves(value))
 
@@ -336,7 +333,9 @@ def shown(value: Any, other: Any = None, input_names: Mapping[str, str] = {}) ->
         case {"$type": name}:
             return f"{name}(…)"
         case _:
-            return _short(_plain(value))
+            plain = _plain(value)
+            is_digest = isinstance(plain, str) and _DIGEST.fullmatch(plain)
+            return cut(repr(f"{plain[:8]}…" if is_digest else plain), _LONGEST_VALUE)
 
 
 def _plain(value: Any) -> Any:
@@ -353,9 +352,3 @@ def _plain(value: Any) -> Any:
             return [*map(_plain, value)]
         case _:
             return value
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str) and _DIGEST.fullmatch(value):
-        value = f"{value[:8]}…"
-    return cut(repr(value), _LONGEST_VALUE)

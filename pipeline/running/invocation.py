@@ -57,6 +57,9 @@ class Invocation:
             self.record.experiment,
             self._present,
         )
+        forced = (p.step for p in self.current.steps if p.step.fingerprint in self.current.forced)
+        # keys may be others in the next plan of the same run
+        self.force = [f"{step.name}@{step.fingerprint}" for step in forced]
         return self.current
 
     def missing(self) -> list[Step]:

@@ -11,7 +11,7 @@ from pipeline.dag.step import Input, Step, StepFunction
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
 from pipeline.plan.labels import labels
-from pipeline.plan.planning import Plan, State, topological
+from pipeline.plan.planning import Plan, State, steps_named, topological
 from pipeline.store.layout import Store, open_store
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
@@ -130,20 +130,10 @@ def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
     Raises:
         TemperError: no step has one of the names.
     """
-    chosen: dict[str, Step] = {}
-    for name in names:
-        step, _, prefix = name.partition("@")
-        found = [
-            p.step
-            for p in plan.steps
-            if p.step.name == step and (p.key or p.step.fingerprint).startswith(prefix)
-        ]
-        if not found:
-            known = ", ".join(dict.fromkeys(p.step.name for p in plan.steps))
-            raise TemperError(f"only: there is no step {name} in this experiment; it has: {known}")
-        for step in found:  # they keep their labels in the plan of these alone
-            chosen[f"{step.name} {plan.labels[step.fingerprint]}".strip()] = step
-    return chosen
+    return {  # they keep their labels in the plan of these alone
+        f"{step.name} {plan.labels[step.fingerprint]}".strip(): step
+        for step in steps_named(plan, names, "only")
+    }
 
 
 def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> None:

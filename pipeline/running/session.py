@@ -77,7 +77,8 @@ def run(
         store: local path or fsspec URL; by default what ``TEMPER_STORE`` names, else the folder
             ``store``.
         jobs: how many steps may run at once.
-        force: names of steps to run again although they are cached. Their old artifacts stay.
+        force: names of steps (``STEP`` or ``STEP@KEY``) to run again although they are cached.
+            Their old artifacts stay.
         scheduler: URL of a ``luigid`` that several drivers share.
         launcher: where steps run; by default on this machine.
         only: make only these steps (``STEP`` or ``STEP@KEY``) and what they need, not the roots.

@@ -50,8 +50,27 @@ def test_what_follows_a_forced_step_reruns_only_if_it_made_something_else(
     assert lab.run(**roots()) == []
 
 
+def test_a_step_is_forced_by_the_name_that_the_plan_shows(lab: Lab) -> None:
+    """The key of what follows it is another by the time that it has run."""
+
+    def roots() -> dict[str, Step]:
+        changing = [stamp(lab.numbers()[part], lab.journal) for part in ("train", "test")]
+        return {"one": add(changing[:1], lab.journal), "other": add(changing[1:], lab.journal)}
+
+    made = run(roots(), lab.store, console=lab.console)
+    before = len(journal_lines(lab.journal))
+    stamped = made["one"].manifest.inputs[0]
+    force = [f"stamp@{stamped.key[:8]}", made["one"].name]
+    again = run(roots(), lab.store, console=lab.console, force=force)
+    assert journal_lines(lab.journal)[before:] == ["stamp", "add"]
+    assert again["one"].manifest.inputs[0].digest != stamped.digest
+    assert again["other"].manifest == made["other"].manifest
+    with pytest.raises(TemperError, match=r"force: there is no step add@0123 .*it has: "):
+        make_plan(roots(), lab.store, force=["add@0123"])
+
+
 def test_forcing_a_step_that_is_not_there_is_refused(lab: Lab) -> None:
-    with pytest.raises(TemperError, match=r"no step multply .*it has: multiply, numbers"):
+    with pytest.raises(TemperError, match=r"no step multply .*it has: numbers, multiply"):
         run({"product": lab.product()}, lab.store, force=["multply"])
 
 
