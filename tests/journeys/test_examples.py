@@ -13,7 +13,11 @@ from waiting import HANGS_SECONDS
 from workers_here import instead_of_processes
 
 EXAMPLES = REPOSITORY / "examples"
-SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "sums")
+SCRIPTS = sorted(
+    path.stem
+    for path in EXAMPLES.glob("*.py")
+    if path.stem != "sums" and not path.stem.endswith("_in_one_file")
+)
 SHARED = ("sums", "dpo_on_my_rows")
 """What examples import from each other."""
 
