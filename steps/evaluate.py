@@ -41,11 +41,12 @@ def evaluate(
     """
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability
-    from steps.evaluation.divergence import divergence, harm, writing
+    from steps.evaluation.divergence import divergence, writing
     from steps.evaluation.own_samples import score_own_samples
     from steps.evaluation.preferences import preference_metrics, reward_margins
     from steps.models.folders import load_model
     from steps.scoring.reference import run_reference
+    from steps.shared.harm import far_from, stopped_ending
 
     records = list(rows_with_images(tokens_for(model, tokens)))
     with at_work(out) as place:
@@ -81,12 +82,13 @@ def evaluate(
     metrics |= writing(answers)
     if drawn:
         metrics |= {f"sampled/{name}": value for name, value in divergence(drawn).items()}
-    harmed: list[str] = []
+    harmed = far_from(metrics.get("sampled/kl_per_token", {}).get("value"), "baseline")
     if baseline is not None and answers:
         before = held_out.judge(read_json_lines(baseline / "answers.jsonl"), config.checks)
         (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
         metrics |= held_out.compare_answers(before, answers)
-        harmed = harm(before, answers, metrics)
+        first, now = (writing(side)["sampled/ended"]["value"] for side in (before, answers))
+        harmed += stopped_ending(first, now, len(answers), "baseline")
     metrics |= held_out.check_answers(answers)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
     told = [*scored.get("notices", ()), unanswered if config.sample_prompts else "", *harmed]

@@ -10,12 +10,6 @@ from typing import Any
 import numpy as np
 
 from steps.evaluation.intervals import Interval, bootstrap, mean, proportion
-from steps.evaluation.paired import paired_shares
-from steps.shared.execution_detail import execution_detail
-
-_FAR = 1.0
-"""Nats a token. Models of `experiments/dpo_arithmetic.py` whose answers stayed right were at most
-0.3 from the model before; at 0.9, exact match had gone from 0.68 to 0.47, at 4.5 to 0.06."""
 
 _PHRASE = 4
 """Tokens of what counts as repeated."""
@@ -48,34 +42,6 @@ def writing(answers: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         "sampled/tokens": mean([a["tokens"] for a in answers]),
         "sampled/repetition": mean([a["repeated"] for a in answers]),
     }
-
-
-@execution_detail
-def harm(
-    before: Sequence[Mapping[str, Any]],
-    after: Sequence[Mapping[str, Any]],
-    metrics: Mapping[str, Any],
-) -> list[str]:
-    """Notices where answers stopped ending, or the model is far from its baseline.
-
-    Args:
-        before: the baseline's answers to the prompts of `after`.
-    """
-    notices = []
-    one, other = ([bool(answer["ended"]) for answer in side] for side in (before, after))
-    if sum(other) < sum(one) / 2 and paired_shares(one, other).p < 0.05:
-        notices.append(
-            f"answers stopped ending: {sum(one)} of {len(one)} ended before the limit with the "
-            f"baseline, {sum(other)} with this model; look at them in answers.jsonl"
-        )
-    apart = metrics.get("sampled/kl_per_token")
-    if apart is not None and apart["value"] > _FAR:
-        notices.append(
-            f"the model is {apart['value']:.2f} nats a token from its baseline, on its own "
-            f"samples; beyond {_FAR:g} it has often lost what the baseline could do: look at its "
-            "answers"
-        )
-    return notices
 
 
 def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray) -> Interval:

@@ -14,21 +14,17 @@ those of the sampler, which uses other kernels. The difference between the two i
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
 from steps.online.behind import Earlier
-from steps.online.config import RlConfig
 from steps.online.learning_from import describe, experience_of, with_policy_logps
-from steps.online.methods.experience import Experience, mismatch
 from steps.online.rollouts import Rollout
-from steps.online.updates import learn, logps_by_prompt, scores_first
-from steps.scoring.scorer import Scorer
+from steps.online.updates import Learner, learn
 from steps.training.checkpoints import Checkpoints
 from steps.training.loop import is_due
 from steps.training.metrics import StepMetrics
-from steps.training.trainer import Trainer
 
 
 class Source(Protocol):
@@ -55,15 +51,6 @@ class Segment:
     first: int
     last: int
     tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Learner:
-    """The trainer, the settings, and the `reference` if the method needs one."""
-
-    trainer: Trainer
-    config: RlConfig
-    reference: Scorer | None = None
 
 
 def iterate(
@@ -141,20 +128,15 @@ class _Loop:
     def learn(self, rollouts: Sequence[Rollout]) -> StepMetrics:
         """Learn from the iteration's rollouts, and keep them; the iteration's line of the log."""
         learner, config, iteration = self.learner, self.learner.config, self.iteration
-        experience = experience_of(rollouts, config.max_new_tokens, config.overlong_buffer)
-        experience = _score(learner, experience, self.place.ranks)
-        agreement = _agreement(config, self.source, experience, iteration)
-        learnt, known = learn(learner.trainer, config, experience, iteration)
-        if known is not experience:
-            agreement = _agreement(config, self.source, known, iteration)
-        self.keep(iteration, with_policy_logps(rollouts, known))
+        drawn = experience_of(rollouts, config.max_new_tokens, config.overlong_buffer)
+        learnt, old = learn(learner, drawn, iteration, partial(self.source.forget, iteration))
+        self.keep(iteration, with_policy_logps(rollouts, old))
         before = self.log[-1]["num_tokens"] if self.log else self.segment.tokens
         return {
             "step": iteration + 1,
-            **describe(rollouts, experience),
-            **agreement,
+            **describe(rollouts, drawn),
             **learnt,
-            "num_tokens": before + sum(group.num_tokens for group in experience.groups),
+            "num_tokens": before + sum(group.num_tokens for group in drawn.groups),
         }
 
     def save_or_leave(self) -> None:
@@ -177,32 +159,3 @@ class _Loop:
 
     def _mark_saved(self) -> None:
         self.saved_at, self.saved = time.monotonic(), len(self.log)
-
-
-def _score(learner: Learner, drawn: Experience, ranks: Ranks) -> Experience:
-    """Add the logps of trainer and reference to the completions, if they are needed now."""
-    if not drawn.groups:
-        return drawn
-    scorers: list[Trainer | Scorer | None] = [
-        learner.trainer if scores_first(learner.config, ranks) else None,
-        learner.reference,
-    ]
-    # One after the other: of several ranks, all must communicate for the same scorer at a time.
-    policy, reference = (scorer and logps_by_prompt(scorer, drawn.groups) for scorer in scorers)
-    return drawn.scored_by(policy, reference)
-
-
-def _agreement(
-    config: RlConfig, source: Source, experience: Experience, iteration: int
-) -> StepMetrics:
-    if experience.policy is None:
-        return {}
-    found = mismatch(experience.policy, experience.sampler)
-    if config.max_mismatch is not None and not found["mismatch/k3"] <= config.max_mismatch:
-        source.forget(iteration)
-        raise ValueError(
-            f"iteration {iteration + 1}: log-probabilities of trainer and sampler differ by "
-            f"{found['mismatch/k3']:.3g} nats a token, and max_mismatch is "
-            f"{config.max_mismatch:g}; look at the sampler's weights, or use off_policy=truncate"
-        )
-    return dict(found)

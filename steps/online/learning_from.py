@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import compress, islice
 
 import torch
+from torch import Tensor
 
 from steps.environments.environment import turns_of
-from steps.online.methods.advantages import has_signal
 from steps.online.methods.experience import Experience
+from steps.online.methods.grpo import has_signal
 from steps.online.rollouts import Rollout, by_row
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.training.metrics import StepMetrics
@@ -49,11 +50,17 @@ def overlong(length: int, longest: int, buffer: int | None) -> float:
     return min(1.0, max(0, length - longest + buffer) / buffer)
 
 
-def with_policy_logps(rollouts: Sequence[Rollout], experience: Experience) -> list[Rollout]:
-    """The rollouts with the trainer's own logps, for those that the trainer has scored."""
-    if experience.policy is None:
+def with_policy_logps(
+    rollouts: Sequence[Rollout], policy: tuple[Tensor, ...] | None
+) -> list[Rollout]:
+    """The rollouts with the trainer's own logps, for those that the trainer has scored.
+
+    Args:
+        policy: as `Experience.policy` of these rollouts.
+    """
+    if policy is None:
         return list(rollouts)
-    tokens = iter(torch.cat(experience.policy).tolist() if experience.policy else [])
+    tokens = iter(torch.cat(policy).tolist())
 
     def own(rollout: Rollout) -> tuple[float, ...]:
         drawn = tuple(islice(tokens, sum(rollout.scored)))

@@ -41,7 +41,7 @@ from steps.online.behind import Earlier, Lagged
 from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
-from steps.online.iterations import Learner, Segment, Source, iterate
+from steps.online.iterations import Segment, Source, iterate
 from steps.online.learning_from import experience_of
 from steps.online.recording import (
     Drawn,
@@ -53,6 +53,7 @@ from steps.online.recording import (
 from steps.online.rewarding.rewards import Reward
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
+from steps.online.updates import Learner
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.parity import choose_attention
@@ -60,6 +61,7 @@ from steps.scoring.scored_by import model_digest
 from steps.scoring.scorer import Scorer, build_scorer
 from steps.shared.checks import require
 from steps.shared.execution_detail import execution_detail
+from steps.shared.harm import far_from, stopped_ending
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import Schedule
 from steps.training.metrics import StepMetrics, side_by_side
@@ -120,7 +122,7 @@ def run_online(
         if start.state is not None:
             earlier.load(start.state, first)
             _load_state(policy.trainer, start.state)
-        learner = Learner(policy.trainer, config, reference)
+        learner = Learner(policy.trainer, config, ranks, reference)
         drawn = source(policy.trainer, kept, earlier)
         keep = kept.put if ranks.is_first else lambda iteration, rollouts: None
         log = iterate(learner, drawn, segment, checkpoints, place, keep, earlier)
@@ -139,7 +141,11 @@ def run_online(
         policy.save(weights, place.output / "model")
         write_json_lines(place.output / "metrics.jsonl", log)
         (place.output / "summary.md").write_text(_first_and_final(log))
-    notices = [*notices, *_untaught(log)]
+    before, after = (1 - log[n]["completions/clipped_ratio"] for n in (0, -1))
+    harmed = stopped_ending(before, after, config.prompts, "model of the first iteration")
+    apart = [line["kl/k1"] for line in log if "kl/k1" in line]
+    harmed += far_from(apart[-1] if apart else None, "reference")
+    notices = [*notices, *_untaught(log), *harmed]
     return _summary(log) | ({"notices": notices} if notices else {})
 
 

@@ -2,7 +2,8 @@
 
 ``checks`` validates config dataclasses, ``execution_detail`` marks settings and code that cannot
 change a result, ``markdown`` escapes untrusted text, ``named`` finds the losses or checkers in a
-folder, ``accelerators`` holds figures from vendors' data sheets, ``beginnings`` compares sequences.
+folder, ``accelerators`` holds figures from vendors' data sheets, ``beginnings`` compares sequences,
+``harm`` notices a model that training has harmed.
 On a CPU, ``products`` computes the linear layers of models and ``experts`` their mixtures of
 experts; these two alone use torch. ``padded_rows`` is the number of rows of such a product.
 ``shares`` multiplies a share by a whole number.

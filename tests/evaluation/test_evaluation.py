@@ -16,7 +16,7 @@ from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.evaluation import intervals, paired
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.config import KlConfig
-from steps.evaluation.divergence import harm, kl_per_token, repeated, sampled_kl, writing
+from steps.evaluation.divergence import kl_per_token, repeated, sampled_kl, writing
 from steps.evaluation.intervals import bootstrap, mean, mean_share, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
@@ -24,6 +24,7 @@ from steps.evaluation.several_samples import pass_at_k, share_of_samples
 from steps.generation.config import SamplingConfig
 from steps.kinds import Model, PairTokens
 from steps.measure_kl import measure_kl
+from steps.shared.harm import far_from, stopped_ending
 
 N = 2000
 
@@ -242,6 +243,10 @@ def test_measured_kl_is_that_of_all_possible_responses(tmp_path: Path) -> None:
     assert found["kl"]["high"] - found["kl"]["low"] < 0.2 * truth
 
 
+SHARES = ((12, 12), (12, 9), (12, 2), (1, 0), (0, 0))
+"""How many of 12 answers ended, before and after; one in twelve is too few to tell."""
+
+
 def test_answers_that_stop_ending_and_a_model_far_from_its_baseline_are_told() -> None:
     def answers(ended: int) -> list[dict[str, Any]]:
         return [{"ended": n < ended, "tokens": 8, "repeated": 0.0} for n in range(12)]
@@ -249,12 +254,9 @@ def test_answers_that_stop_ending_and_a_model_far_from_its_baseline_are_told() -
     found = writing(answers(9))
     named = [found[f"sampled/{name}"]["value"] for name in ("ended", "tokens", "repetition")]
     assert named == [0.75, 8, 0]
-    cases = ((12, 0.3, []), (9, 0.3, []), (2, 0.3, ["ending"]), (12, 4.5, ["4.50"]))
-    for after, apart, told in cases:
-        notices = harm(answers(12), answers(after), {"sampled/kl_per_token": {"value": apart}})
-        assert len(notices) == len(told)
-        assert all(text in notice for text, notice in zip(told, notices, strict=True))
-    assert harm(answers(0), answers(0), {}) == []  # a baseline whose answers never ended
+    told = [bool(stopped_ending(before / 12, n / 12, 12, "")) for before, n in SHARES]
+    assert told == [False, False, True, False, False]
+    assert [bool(far_from(nats, "")) for nats in (None, 0.3, 4.5)] == [False, False, True]
 
 
 def test_a_repeated_phrase_is_a_share_of_the_phrases_of_a_text() -> None:

@@ -97,7 +97,7 @@ def test_one_update_saves_the_scoring_pass_and_changes_no_bit(
 ) -> None:
     config = rl(method=PolicyGradient(kl=Kl.k3, kl_weight=0.05))
     run(policy, tmp_path / "once", config, judge=judge)
-    monkeypatch.setattr("steps.online.iterations.scores_first", lambda *_: True)
+    monkeypatch.setattr("steps.online.updates.scores_first", lambda *_: True)
     run(policy, tmp_path / "twice", config, judge=judge)
     assert weights(tmp_path / "once") == weights(tmp_path / "twice")
     assert log_of(tmp_path / "once") == log_of(tmp_path / "twice")
@@ -435,6 +435,21 @@ def test_a_run_in_which_no_completion_has_a_reward_says_so(policy: Path, tmp_pat
     told = run(policy, tmp_path, rl(), 2, judge=cut)
     assert "no completion had a reward, and " in told["notices"][0]
     assert "% of them were cut at max_new_tokens" in told["notices"][0]
+
+
+def test_a_run_whose_completions_stop_ending_far_from_the_reference_says_so(
+    policy: Path, tmp_path: Path
+) -> None:
+    def rewarded(cut: bool) -> Judge:
+        return lambda drawn: [replace(r, rewards={"cut": float(r.is_cut == cut)}) for r in drawn]
+
+    fast = OptimizerConfig(learning_rate=0.1, schedule=Schedule.constant)
+    config = rl(prompts=8, method=PolicyGradient(kl=Kl.k3, kl_weight=1e-6), optimizer=fast)
+    first = run(policy, tmp_path / "ending", config, 4, judge=rewarded(False))
+    assert ["a token from the reference" in told for told in first["notices"]] == [True]
+    model = tmp_path / "ending/out/model"
+    second = run(model, tmp_path / "cut", config, 3, judge=rewarded(True))
+    assert "answers stopped ending: 77% ended" in second["notices"][0]
 
 
 def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(

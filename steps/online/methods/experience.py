@@ -1,7 +1,7 @@
 """The input of one iteration's learning: prompts with completions, rewards and logps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -45,12 +45,6 @@ class Experience:
     def sums(self, tokens: Sequence[Tensor]) -> Tensor:
         """The logps of whole completions, float64 [n, k]."""
         return TokenLogps(torch.cat(list(tokens)), self.lengths).sums()
-
-    def scored_by(
-        self, policy: tuple[Tensor, ...] | None, reference: tuple[Tensor, ...] | None
-    ) -> "Experience":
-        """The same experience with the logps of trainer and reference."""
-        return replace(self, policy=policy, reference=reference)
 
 
 def mismatch(policy: Sequence[Tensor], sampler: Sequence[Tensor]) -> dict[str, float]:

@@ -164,7 +164,7 @@ class PolicyGradient(Method):
         return self.kl is Kl.k1_in_reward or self.off_policy is not OffPolicy.none
 
     def objective(self, experience: "Experience") -> "Objective | None":
-        from steps.online.methods.policy_batch import policy_objective
+        from steps.online.methods.grpo import policy_objective
 
         return policy_objective(self, experience)
 

@@ -8,7 +8,7 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
-from steps.online.methods.advantages import advantages, has_signal
+from steps.online.methods.grpo import advantages, has_signal
 from steps.online.methods.policy_gradient import Advantage
 
 mp.dps = 50

@@ -14,7 +14,7 @@ from made_up import LENGTHS, MadeUp, made_up
 from mpmath import mp, mpf
 from torch import Tensor
 
-from steps.online.methods.policy_batch import PolicyBatch, scales
+from steps.online.methods.grpo import PolicyBatch, scales
 from steps.online.methods.policy_gradient import Kl, Over, PolicyGradient, Ratio
 from steps.scoring.logps import TokenLogps
 

@@ -1,4 +1,15 @@
-"""The policy-gradient loss of a batch of completions, for the trainer.
+"""The arithmetic of policy gradients: advantages, the losses of tokens, the loss of a batch.
+
+With A the advantage of a token's completion, ρ = π/π_old of the token (or of its whole response)
+and w the off-policy weight, a token's loss is
+
+    −w · min(ρ A, clip(ρ) A)        ratio = token, sequence
+    −w · sg(clip(ρ)) A log π        ratio = detached
+    −w · A log π                    ratio = none
+    +β · k3   or   +β · ρ · k3      k3 = π_ref/π − log(π_ref/π) − 1
+
+π_old is the trainer's own scoring at the start of the iteration: ρ is exactly 1 at the first
+update, and nothing is clipped.
 
 The losses of groups are shares of the batch's loss: their denominators are counted over the whole
 batch before the step. So the loss does not depend on how the batch is cut into forwards.
@@ -11,14 +22,127 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from steps.online.methods.advantages import advantages
 from steps.online.methods.experience import Experience
-from steps.online.methods.policy_gradient import Kl, OffPolicy, Over, PolicyGradient
-from steps.online.methods.policy_loss import Compared, policy_losses
+from steps.online.methods.policy_gradient import (
+    Advantage,
+    Kl,
+    OffPolicy,
+    Over,
+    PolicyGradient,
+    Ratio,
+)
 from steps.scoring.logps import TokenLogps
 from steps.shared.checks import require
 from steps.training.objectives import Objective
 from steps.training.trainer import GroupLosses
+
+_STD_EPSILON = 1e-4  # outside the root, as in TRL
+
+_FAR = 30.0
+"""Nats behind the reference from which ρ and k3 are multiplied by adding their logarithms."""
+
+
+def advantages(rewards: Tensor, present: Tensor, kind: Advantage) -> Tensor:
+    """How much better each of k completions is than the others of its prompt, float64 [n, k]; 0
+    where none is present, where one is alone, and where all rewards of a prompt are equal, whatever
+    rounding does to their mean.
+
+    Args:
+        rewards: float64 [n, k]; what stands where no completion is present is not read.
+        present: bool [n, k]; which completions there are.
+    """
+    count = present.sum(dim=1, keepdim=True).double()  # integers would divide in float32
+    rewards = rewards.where(present, 0.0)
+    centred = (rewards - rewards.sum(dim=1, keepdim=True) / count.clamp(min=1)).where(present, 0.0)
+    match kind:
+        case Advantage.group_mean:
+            found = centred
+        case Advantage.group_std:
+            variance = centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)
+            found = centred / (variance.sqrt() + _STD_EPSILON)
+        case Advantage.leave_one_out:
+            found = centred * (count / (count - 1).clamp(min=1))
+    return found.where(has_signal(rewards, present)[:, None], 0.0)
+
+
+def has_signal(rewards: Tensor, present: Tensor) -> Tensor:
+    """Which groups have completions with different rewards, bool [n]: the others teach nothing."""
+    highest = rewards.where(present, -torch.inf).amax(dim=1)
+    lowest = rewards.where(present, torch.inf).amin(dim=1)
+    return highest > lowest
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The values with which S tokens are compared, float64 [S] each; `reference` and `weight` are
+    optional."""
+
+    old: Tensor
+    advantages: Tensor
+    reference: Tensor | None = None
+    weight: Tensor | None = None
+
+
+def policy_losses(
+    method: PolicyGradient, logps: TokenLogps, to: Compared
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses of tokens, with gradients, and their metrics, detached; [S] each.
+
+    A token of weight 0 is clipped or not as if it had another weight, as in TRL. It counts in the
+    divergence from the reference, too, where that is finite.
+    """
+    log_ratio = logps.tokens - to.old
+    masked = None if to.weight is None else to.weight == 0
+    if masked is not None:  # -inf - -inf, where the policy had excluded what was drawn
+        log_ratio = log_ratio.masked_fill(masked & ~log_ratio.isfinite(), 0.0)
+    compared = _means(log_ratio, logps) if method.ratio is Ratio.sequence else log_ratio
+    ratio, low, high = compared.detach().exp(), method.clip_low, method.clip_high
+    clipped = ratio.clamp(
+        -torch.inf if low is None else 1 - low, None if high is None else 1 + high
+    )
+    binds = ((ratio > clipped) & (to.advantages > 0)) | ((ratio < clipped) & (to.advantages < 0))
+    gain = to.advantages if masked is None else to.advantages.masked_fill(masked, 0.0)
+    learnt = logps.tokens.masked_fill(gain == 0, 0.0)
+    if method.ratio is Ratio.none:
+        gains = gain * learnt
+    elif method.ratio is Ratio.detached:
+        gains = (clipped * gain).masked_fill(gain == 0, 0.0) * learnt
+        binds = ratio != clipped
+    else:  # masked before exp: where it overflows, a gradient of 0 would become NaN
+        moving = compared.masked_fill(binds | (gain == 0), 0.0).exp()
+        gains = clipped.where(binds, moving) * gain
+    losses = -gains if to.weight is None else -gains * to.weight
+    watched = {
+        "ratio/deviation": (ratio - 1).abs(),
+        "clip_ratio/low_mean": (binds & (ratio < clipped)).double(),
+        "clip_ratio/high_mean": (binds & (ratio > clipped)).double(),
+    }
+    if to.reference is not None:
+        behind = to.reference - logps.tokens
+        if masked is not None:
+            behind = behind.masked_fill(masked & ~behind.isfinite(), 0.0)
+        k3 = behind.expm1() - behind
+        watched |= {"kl/k1": -behind, "kl/k3": k3}
+        if method.kl is Kl.k3:
+            losses = losses + method.kl_weight * k3
+        elif method.kl is Kl.k3_weighted:
+            losses = losses + method.kl_weight * _weighted(log_ratio, behind)
+    return losses, {name: values.detach() for name, values in watched.items()}
+
+
+def _weighted(log_ratio: Tensor, behind: Tensor) -> Tensor:
+    """ρ k3, even where ρ is too small and k3 too large for a number."""
+    far, ratio = behind > _FAR, log_ratio.exp()
+    near = behind.masked_fill(far, 0.0)
+    away = (log_ratio + behind).where(far, 0.0).exp() - ratio * (1 + behind)
+    return away.where(far, ratio * (near.expm1() - near))
+
+
+def _means(log_ratio: Tensor, logps: TokenLogps) -> Tensor:
+    """Each token's mean over its response: the logarithm of a geometric mean."""
+    means = replace(logps, tokens=log_ratio).sums() / logps.lengths.clamp(min=1)
+    counts = logps.lengths.flatten()
+    return means.flatten().repeat_interleave(counts, output_size=len(log_ratio))
 
 
 def policy_objective(method: PolicyGradient, experience: Experience) -> Objective | None:
@@ -89,7 +213,7 @@ class PolicyBatch:
     lengths: scored tokens of each completion, int64 [n, k]; 0 where there is none.
     advantages, scale: of each completion, float64 [n, k]; `scale` is what its tokens' losses are
         multiplied by, so that they add up to the batch's; 0 if they do not count.
-    old, reference, weight: of each token, float64 [S]; see `policy_loss.Compared`. Without `old`,
+    old, reference, weight: of each token, float64 [S]; see `Compared`. Without `old`,
         the policy in training is the old one: this is the only update.
     """
 
