@@ -24,6 +24,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from pipeline.dag.digests import file_digests
 from pipeline.dag.files import FileEntry, describe, describe_stream
 from pipeline.errors import TemperError
 from pipeline.store.layout import Store
@@ -107,11 +108,15 @@ class Made:
         folder = self.path
         if is_new:  # its digests were checked after the download
             return
-        for name in names:
-            if describe(folder / name) != self.manifest.files[name]:
-                raise self._damaged(name)
+        known = {name: self.manifest.files[name].blake3 for name in names}
+        found = file_digests(str(folder / name) for name in known)
+        if damaged := [n for n, digest in zip(known, found, strict=True) if digest != known[n]]:
+            raise self._damaged(damaged[0])
 
     def __truediv__(self, name: str) -> Path:
+        """The path of a file or folder, after a check of its bytes; raises as :meth:`load` does."""
+        folder = f"{name.rstrip('/')}/"
+        self.require_intact(n for n in self.files if f"{n}/".startswith(folder))
         return self.path / name
 
     def load(self, name: str = "") -> Any:

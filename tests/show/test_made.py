@@ -122,12 +122,26 @@ def test_bytes_that_changed_on_the_disk_are_not_loaded(measured: Made) -> None:
         measured.load,
         lambda: measured.load("answers.jsonl"),
         lambda: measured.records("answers.jsonl"),
+        lambda: measured / "answers.jsonl",
     ):
         with pytest.raises(TemperError, match=r"answers.jsonl of .* temper verify measure"):
             look()
     assert measured.load("metrics.jsonl")[-1]["loss"] == 0.2
+    assert (measured / "metrics.jsonl").is_file()
     (shown,) = views_of(measured, known_kind)
     assert "temper verify measure" in str(shown)
+
+
+def test_a_folder_is_checked_with_all_its_files(store: Store, console: Console) -> None:
+    made = made_of(write_any(), store, console)
+    file = made / "train" / "rows-00001.parquet"
+    data = file.read_bytes()
+    file.chmod(0o644)
+    file.write_bytes(data[:-1] + b"x")
+    assert (made / "test").is_dir()
+    for name in ("train", "train/", "train/rows-00001.parquet"):
+        with pytest.raises(TemperError, match=r"train/rows-00001.parquet of .* temper verify"):
+            _ = made / name
 
 
 def test_of_a_bucket_the_files_are_a_checked_copy(gcs_bucket: str, console: Console) -> None:
