@@ -8,17 +8,13 @@ from typing import Any, ClassVar, Self
 from steps.data.formats import RecordFormat
 from steps.data.records.conversations import (
     THOUGHTS,
-    dialogue,
+    conversation,
     history,
-    in_turn,
-    is_written_out,
-    messages,
     question,
     read_system,
     response_messages,
     unpacked,
     with_system,
-    written_out,
 )
 from steps.data.records.one_message import listed_calls
 from steps.data.records.record_fields import (
@@ -27,11 +23,9 @@ from steps.data.records.record_fields import (
     for_template,
     found,
     is_list,
-    show,
     text,
 )
-from steps.data.records.trained_turns import TRAINED, with_trained
-from steps.data.rows.reasons import MalformedRow
+from steps.data.records.trained_turns import TRAINED
 from steps.data.rows.rows import ConversationRow, Messages
 from steps.data.rows.turn_order import ordered
 
@@ -88,29 +82,7 @@ class ChatFormat(RecordFormat):
         return cls(messages=names[0]) if len(names) == 1 else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
-        value = unpacked(found(record, self.messages))
-        if value is None:
-            raise MalformedRow("no messages", f"{self.messages} is missing")
-        if is_written_out(value):
-            raise written_out(value, self.messages)
-        told = dialogue(value, self.messages) if isinstance(value, str) else ()
-        if not told and not is_list(value):
-            how = (
-                "; a text must begin with a speaker's mark, as in '### Human: … ### Assistant: …', "
-                "'Human:' with 'Assistant:' after a blank line, or 'USER: … ASSISTANT: …' (what "
-                "stands before the first belongs in the column that data.fields.system_field names)"
-            )
-            how = how if isinstance(value, str) else ", expected messages"
-            raise MalformedRow("content not a string", f"{self.messages} is {show(value)}{how}")
-        if not value:
-            raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
-        listed = told or (in_turn if are_texts(value) else messages)(value, self.messages)
-        if not told:
-            listed = with_trained(listed, value, self.messages, self.trained)
-        system = read_system(record, self.system_field)
-        if told and system is not None:
-            system = system.removeprefix("SYSTEM:").strip()
-        whole = with_system(listed, system)
+        whole = conversation(record, self.messages, self.trained, self.system_field)
         turns = ordered(whole, self.messages, self.turns, may_end_open=True)
         return ConversationRow(row, with_system(turns, self.system), **for_template(record, self))
 

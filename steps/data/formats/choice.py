@@ -13,10 +13,9 @@ from steps.data.formats.chat import ChatFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
-from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS, THOUGHTS, unpacked
-from steps.data.records.one_message import READ_KEYS, is_second
+from steps.data.records.conversations import INPUTS, THOUGHTS, unpacked, unread_keys
 from steps.data.records.record_fields import are_texts, found, is_list, is_object
-from steps.data.records.trained_turns import tells, told_by
+from steps.data.records.trained_turns import told_by
 from steps.data.rows.turn_order import TURNS
 
 AUTO = "auto"
@@ -179,14 +178,8 @@ class IgnoredKeys:
         """Names as above."""
         return {n for n, v in record.items() if self._matters(n, v, record)} | {
             f"{name}[].{key}{' of others than the assistant' if key in self._told else ''}"
-            for name, turns in record.items()
-            if name in self._names and is_list(turns)
-            for turn in turns
-            if is_object(turn) and (len(turn) > 2 or not turn.keys() <= READ_KEYS)
-            for key, value in turn.items()
-            if not (_is_read(key, turn) or tells(key, turn, self._told))
-            and value is not None
-            and str(key).isprintable()
+            for name in self._names
+            for key in unread_keys(record.get(name), self._told)
         }
 
     def _matters(self, name: Any, value: Any, record: Mapping[str, Any]) -> bool:
@@ -217,11 +210,6 @@ def _told_by(name: str) -> str:
         return name.lower()
     kinds = {"media": _MEDIA, "mask": _MASKS, "thoughts": THOUGHTS, "answer": _ANSWERS}
     return next((kind for kind, pattern in kinds.items() if pattern.search(name)), "")
-
-
-def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
-    exchanged = key in EXCHANGED_KEYS and "role" not in turn and "from" not in turn
-    return (key in READ_KEYS and not is_second(key, turn)) or exchanged
 
 
 def format_name(chosen: RecordFormat) -> str:

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from steps.data.images.finding import images_of
 from steps.data.load.overlap import normal_text
 from steps.data.rows.rows import ConversationRow, Message, Row, TextRow
 
@@ -42,5 +41,5 @@ def prompt_of(row: Row) -> Sequence[Message]:
 def prompt_key(prompt: Sequence[Message]) -> bytes:
     """The sha256 of a prompt and its images, which prompts share that differ in spelling alone."""
     messages = [[message["role"], normal_text(message["content"])] for message in prompt]
-    messages += [[image["sha256"]] for image in images_of(prompt)]
+    messages += [[image["sha256"]] for turn in prompt for image in turn.get("images", ())]
     return hashlib.sha256(json.dumps(messages).encode()).digest()

@@ -5,11 +5,18 @@ Each is a text or a list of messages. A list may also hold questions with their 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from steps.data.records.one_message import content_text, is_message, no_speakers, read_message
+from steps.data.records.one_message import (
+    READ_KEYS,
+    content_text,
+    is_message,
+    is_second,
+    no_speakers,
+    read_message,
+)
 from steps.data.records.record_fields import (
     are_texts,
     as_written,
@@ -20,6 +27,7 @@ from steps.data.records.record_fields import (
     show,
     text,
 )
+from steps.data.records.trained_turns import tells, with_trained
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Message, Messages
 from steps.data.rows.turn_order import FOLLOWERS
@@ -36,7 +44,7 @@ _EXCHANGES = (
 )
 """Names under which one object of a list holds a question and its answer."""
 
-EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in keys)})
+_EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in keys)})
 """The keys of a question with its answer that are read."""
 
 _DIALOGUE = re.compile(
@@ -84,6 +92,33 @@ _RENDERED = re.compile(
 """How a text begins that a chat template has written already."""
 
 
+def conversation(
+    record: Mapping[str, Any], field: str, trained: str, system_field: str | None
+) -> Messages:
+    """A whole conversation: messages, texts in turn, or one text with the marks of the speakers."""
+    value = unpacked(found(record, field))
+    if value is None:
+        raise MalformedRow("no messages", f"{field} is missing")
+    if isinstance(value, str) and (told := dialogue(value, field)):
+        system = read_system(record, system_field)
+        return with_system(told, system and system.removeprefix("SYSTEM:").strip())
+    if is_written_out(value):
+        raise written_out(value, field)
+    if not is_list(value):
+        how = (
+            "; a text must begin with a speaker's mark, as in '### Human: … ### Assistant: …', "
+            "'Human:' with 'Assistant:' after a blank line, or 'USER: … ASSISTANT: …' (what "
+            "stands before the first belongs in the column that data.fields.system_field names)"
+        )
+        how = how if isinstance(value, str) else ", expected messages"
+        raise MalformedRow("content not a string", f"{field} is {show(value)}{how}")
+    if not value:
+        raise MalformedRow("empty conversation", f"{field} is an empty list")
+    listed = (in_turn if are_texts(value) else messages)(value, field)
+    listed = with_trained(listed, value, field, trained)
+    return with_system(listed, read_system(record, system_field))
+
+
 def messages(value: Sequence[Any], field: str) -> Messages:
     """Read a list of messages, or of questions with answers, without a check of their order."""
     if value and (keys := _exchange(value[0])) is not None:
@@ -111,6 +146,18 @@ def _exchanged(item: Any, keys: tuple[str, str], field: str) -> Messages:
         for role, said, name in texts
         if said or role != "system"
     )
+
+
+def unread_keys(turns: Any, told: Sequence[str]) -> Iterator[str]:
+    """The keys of messages that are not read, `told` apart, which say what is trained on."""
+    for turn in turns if is_list(turns) else ():
+        if not isinstance(turn, Mapping) or (len(turn) <= 2 and turn.keys() <= READ_KEYS):
+            continue
+        exchanged = () if "role" in turn or "from" in turn else _EXCHANGED_KEYS
+        for key, value in turn.items():
+            is_read = (key in READ_KEYS and not is_second(key, turn)) or key in exchanged
+            if not is_read and value is not None and not tells(key, turn, told):
+                yield from (key,) if str(key).isprintable() else ()
 
 
 def dialogue(value: Any, field: str) -> Messages:
