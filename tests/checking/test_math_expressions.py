@@ -1,9 +1,13 @@
 """Answers to mathematical questions: where a text has its answer, what is read, what is equal."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from steps.checking.math_expression import MathExpression
 from steps.checking.verdicts import UNREADABLE, Answered, Verdict
+from steps.online.rewarding.judging import require_verdicts
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
@@ -206,4 +210,6 @@ def test_a_text_that_cannot_be_read_is_no_failure_of_the_checker(text: str) -> N
     judgement = MathExpression().check(Answered(rf"\boxed{{{text}}}", "5"))
     assert judgement.verdict is NONE
     assert judgement.reason.startswith(UNREADABLE)
+    rollouts: Any = [SimpleNamespace(verdict=judgement.verdict, reason=judgement.reason)]
+    require_verdicts(rollouts, 0.05)
     assert not MathExpression().check(Answered("5", text)).reason.startswith(UNREADABLE)
