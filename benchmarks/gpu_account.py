@@ -4,11 +4,10 @@
 
 Operations are those of a forward and backward of two layers and the head on PyTorch's meta device,
 which computes no number; the other layers are like these. Memory is the formula by which a plan
-estimates it (`steps.prices.of_training`), taken apart. Nothing here was measured on a GPU.
+estimates it (`steps.step_needs`), taken apart. Nothing here was measured on a GPU.
 """
 
 import argparse
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,14 +18,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.llamas import LLAMAS
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
-from steps.prices.model_sizes import body, of_config, weights_bytes
-from steps.prices.of_training import _activations, _adapters
 from steps.scoring import attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import forward_backward
 from steps.scoring.packing import make_pack
+from steps.step_needs import Model, activations, model_of, trained_parameters
 
 SHAPE = LLAMAS["8b"]
+SIZES: Model = model_of(SHAPE)  # type: ignore[assignment]
 PROMPT, RESPONSE = 512, 256
 GIB = 2.0**30
 
@@ -50,9 +49,9 @@ def main() -> None:
             f"{how} {working(tokens, how) / GIB:.1f}" for how in ActivationCheckpointing
         )
         print(f"| {devices} | {state} | {gathered} | {kept} |")
-    adapters = _adapters(of_config(SHAPE), LoraConfig()) * (2 + 4 + 4 + 8)
+    adapters = trained_parameters(SIZES, LoraConfig()) * (2 + 4 + 4 + 8)
     for how in (None, *Quantization):
-        size = (weights_bytes(of_config(SHAPE), Dtype.bfloat16, how) + adapters) / GIB
+        size = (SIZES.weights(Dtype.bfloat16, how) + adapters) / GIB
         print(
             f"\nAdapters of rank 16 over {how or 'bfloat16'}: {size:.1f} GiB in place of the first"
         )
@@ -67,9 +66,8 @@ def counted(tokens: int, how: ActivationCheckpointing) -> tuple[float, float]:
     ]
     pack = make_pack(pairs).to("meta")
     one, two = (_operations(layers, pack, how) for layers in (1, 2))
-    sizes = of_config(SHAPE)
     head = len(pack.targets) * SHAPE["vocab_size"] * SHAPE["hidden_size"]
-    plain = 6 * (body(sizes) * len(pack.input_ids) + head)
+    plain = 6 * ((SIZES.parameters - SIZES.table) * len(pack.input_ids) + head)
     return one + (two - one) * (SHAPE["num_hidden_layers"] - 1), plain
 
 
@@ -87,18 +85,16 @@ def _operations(layers: int, pack: Any, how: ActivationCheckpointing) -> int:
 def held(devices: int) -> tuple[float, float]:
     """Bytes on each device of what is trained, with float32 masters, and of what is gathered of it
     for a while."""
-    sizes = of_config(SHAPE)
-    parameters = sizes["parameters"]
+    parameters = SIZES.parameters
     if devices == 1:  # bfloat16 weights; masters, gradients and two moments in float32
         return parameters * (2 + 4 + 4 + 8), 0.0
-    tables = sizes["vocabulary"] * sizes["hidden"]
-    return parameters * (4 + 4 + 8) / devices, 4 * (body(sizes) / sizes["layers"] + tables)
+    layer = (parameters - SIZES.table) / SIZES.layers
+    return parameters * (4 + 4 + 8) / devices, 4 * (layer + SIZES.table / 2)
 
 
 def working(tokens: int, how: ActivationCheckpointing) -> float:
     """Bytes of what a pack keeps for its backward, and of two slices of logits."""
-    config = SimpleNamespace(activation_checkpointing=how)
-    return _activations(of_config(SHAPE), tokens, config, 2) + 2e9
+    return tokens * activations(SIZES, how) * 2 + 2e9
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Authors import what they need from here. The rooms, from the author to the machi
 - ``dag``: steps and their arguments. ``code``: the code that a step reaches. Keys are built from
   both.
 - ``store``: what is kept; commits, leases, catalogs.
-- ``plan``: which artifacts exist and which steps will run. ``price``: their estimated cost.
+- ``plan``: which artifacts exist and which steps will run. ``estimate``: their estimated cost.
   ``observed``: what a step uses while it runs.
 - ``tuning``: many invocations, in search of the best settings. ``running``: one invocation.
   ``launchers`` start a ``worker`` somewhere; both use the protocol in ``wire``.

@@ -430,15 +430,15 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
 
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     from pipeline.launchers.placement import requests, require_processes
-    from pipeline.running.forecast import prices_of  # a complete plan does not need it
+    from pipeline.running.forecast import estimates_of  # a complete plan does not need it
 
     require_known(config.sinks)
     catalog = Catalog(Store(config.store))
     if config.only:
         roots = chosen(make_plan(roots, catalog.store, (), catalog), config.only)
     plan = make_plan(roots, catalog.store, config.force, catalog)
-    prices = prices_of(plan, catalog, config.launcher, config.jobs)
-    show_plan(make_console(), plan, prices=prices, jobs=config.jobs)
+    estimates = estimates_of(plan, catalog, config.launcher, config.jobs)
+    show_plan(make_console(), plan, estimates=estimates, jobs=config.jobs)
     note_plan()
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
@@ -450,7 +450,7 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
 def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step]]]) -> None:
     """Warn if the steps of all jobs together do not fit on the disk; each job has its own plan, and
     that knows nothing of the others. A step that several jobs need counts once."""
-    from pipeline.running.forecast import prices_of
+    from pipeline.running.forecast import estimates_of
 
     config, _ = jobs[0]
     alike = [(job, roots) for job, roots in jobs if job.store == config.store]
@@ -461,8 +461,8 @@ def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step
         wanted = chosen(make_plan(roots, store, (), catalog), job.only) if job.only else roots
         found |= {f"{name} of job {number}": step for name, step in wanted.items()}
     plan = make_plan(found, store, (), catalog)
-    prices = prices_of(plan, catalog, config.launcher, config.jobs)
-    show_disk_of_sweep(make_console(), prices, len(alike))
+    estimates = estimates_of(plan, catalog, config.launcher, config.jobs)
+    show_disk_of_sweep(make_console(), estimates, len(alike))
 
 
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:

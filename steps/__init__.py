@@ -11,7 +11,7 @@ tokens), ``scoring`` (how likely a model finds a response), ``training`` (with `
 engine, ``online`` trains on what a policy draws, ``checking`` judges and ``environments`` reply in
 the middle of it, ``comparing`` judges two models' answers side by side; ``jax_backend`` scores and
 trains in JAX, ``functional_backend`` trains by pure functions of torch. ``glue`` joins steps to
-these libraries, which know nothing of ``pipeline``; ``prices`` says beforehand what steps will
+these libraries, which know nothing of ``pipeline``; ``step_needs`` says beforehand what steps will
 take, ``serving`` has the commands that use a finished model, and ``shared`` is what every room may
 use.
 """

@@ -44,7 +44,7 @@ class PairConfig:
             raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
 
 
-@step(makes=Preferences, estimate="steps.prices.of_rows:BUILT_PAIRS")
+@step(makes=Preferences)
 def build_pairs(
     out: Output, completions: Completions, config: PairConfig = PairConfig()
 ) -> Metrics:

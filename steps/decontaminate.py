@@ -31,7 +31,7 @@ from steps.data.rows.rows import (
 from steps.kinds import ConversationSplits, Preferences, PromptSplits, TextSplits, UnpairedSplits
 
 
-@step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")
+@step(makes=Preferences)
 def decontaminate(
     out: Output,
     pairs: Preferences,
@@ -44,7 +44,7 @@ def decontaminate(
     return _decontaminated(out, pairs, PreferenceRow, against, n, splits)
 
 
-@step(makes=ConversationSplits, estimate="steps.prices.of_rows:REST_OF_CONVERSATIONS")
+@step(makes=ConversationSplits)
 def decontaminate_conversations(
     out: Output,
     conversations: ConversationSplits,
@@ -57,7 +57,7 @@ def decontaminate_conversations(
     return _decontaminated(out, conversations, ConversationRow, against, n, splits)
 
 
-@step(makes=PromptSplits, estimate="steps.prices.of_rows:REST_OF_PROMPTS")
+@step(makes=PromptSplits)
 def decontaminate_prompts(
     out: Output,
     prompts: PromptSplits,
@@ -69,7 +69,7 @@ def decontaminate_prompts(
     return _decontaminated(out, prompts, PromptRow, against, n, splits)
 
 
-@step(makes=UnpairedSplits, estimate="steps.prices.of_rows:REST_OF_UNPAIRED")
+@step(makes=UnpairedSplits)
 def decontaminate_unpaired(
     out: Output,
     unpaired: UnpairedSplits,
@@ -82,7 +82,7 @@ def decontaminate_unpaired(
     return _decontaminated(out, unpaired, UnpairedRow, against, n, splits)
 
 
-@step(makes=TextSplits, estimate="steps.prices.of_rows:REST_OF_TEXTS")
+@step(makes=TextSplits)
 def decontaminate_texts(
     out: Output,
     texts: TextSplits,

@@ -13,7 +13,7 @@ from steps.kinds import Evaluation, Model, PairTokens
 from steps.losses.base import PreferenceLoss
 
 
-@step(makes=Evaluation, estimate="steps.prices.of_generation:EVALUATED")
+@step(makes=Evaluation, estimate="steps.step_needs:of_model")
 def evaluate(
     out: Output,
     tokens: PairTokens,

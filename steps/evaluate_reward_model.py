@@ -26,7 +26,7 @@ class BestOfConfig:
         require(holds, "sizes must be different whole numbers of at least 1", self.sizes)
 
 
-@step(makes=RewardEvaluation, estimate="steps.prices.of_generation:EVALUATED_REWARDS")
+@step(makes=RewardEvaluation)
 def evaluate_reward_model(
     out: Output,
     pairs: RewardScores,

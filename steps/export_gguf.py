@@ -11,7 +11,6 @@ _INSTEAD = "leave this step out (export_gguf=null)"
 
 @step(
     makes=GgufModel,
-    estimate="steps.prices.of_models:EXPORTED_GGUF",
     refuses="steps.export_gguf:refuse_unwritable",
 )
 def export_gguf(

@@ -15,7 +15,7 @@ CURVES = "training_curves.png"
 
 @step(
     makes=Model,
-    estimate="steps.prices.of_models:EXPORTED",
+    estimate="steps.step_needs:writes_model",
     added={"before": None, "base": None, "data": None, "adapters": Adapters.merged},
 )
 def export_hf(

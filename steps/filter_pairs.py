@@ -44,7 +44,7 @@ class FilterConfig:
         require(len(self.splits) > 0, "splits must name a split, as in ('train',)", self.splits)
 
 
-@step(makes=Preferences, estimate="steps.prices.of_rows:REST_OF_PAIRS")
+@step(makes=Preferences)
 def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterConfig()) -> Metrics:
     """Write the pairs that satisfy ``config``, and ``ledger.parquet``.
 

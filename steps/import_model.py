@@ -12,7 +12,7 @@ from steps.models.config import Dtype
 
 
 @step(
-    makes=Model, estimate="steps.prices.of_models:IMPORTED", refuses="steps.sources:refuse_no_model"
+    makes=Model, estimate="steps.step_needs:writes_model", refuses="steps.sources:refuse_no_model"
 )
 def import_model(
     out: Output,

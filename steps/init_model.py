@@ -25,7 +25,7 @@ class LlamaShape:
     max_length: int = 64
 
 
-@step(makes=Model, estimate="steps.prices.of_models:INITIALISED")
+@step(makes=Model, estimate="steps.step_needs:writes_model")
 def init_model(out: Output, shape: LlamaShape = LlamaShape(), seed: int = 0) -> Metrics:
     """Write a model folder with the word-level tokenizer of :mod:`steps.data.rows.arithmetic`."""
     import torch

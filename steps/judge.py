@@ -7,7 +7,7 @@ from steps.checking.verdicts import Checker
 from steps.kinds import Judged, Rollouts
 
 
-@step(makes=Judged, estimate="steps.prices.of_generation:JUDGED_ROLLOUTS")
+@step(makes=Judged)
 def judge(
     out: Output, rollouts: Rollouts, checker: Checker = Boxed(), config: JudgeConfig = JudgeConfig()
 ) -> Metrics:

@@ -13,7 +13,7 @@ _ALL_CUT = (
 )
 
 
-@step(makes=Judged, estimate="steps.prices.of_training:REWARDED")
+@step(makes=Judged, estimate="steps.step_needs:of_model")
 def judge_with_reward_model(
     out: Output,
     rollouts: Rollouts,

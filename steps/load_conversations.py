@@ -9,7 +9,7 @@ from steps.sources import DataSource
 
 @step(
     makes=ConversationSplits,
-    estimate="steps.prices.of_rows:LOADED",
+    estimate="steps.step_needs:loads",
     converts="steps.sources:as_sources",
 )
 def load_conversations(

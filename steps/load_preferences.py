@@ -7,9 +7,7 @@ from steps.kinds import Preferences
 from steps.sources import DataSource
 
 
-@step(
-    makes=Preferences, estimate="steps.prices.of_rows:LOADED", converts="steps.sources:as_sources"
-)
+@step(makes=Preferences, estimate="steps.step_needs:loads", converts="steps.sources:as_sources")
 def load_preferences(
     out: Output,
     train: DataSource,

@@ -8,9 +8,7 @@ from steps.kinds import PromptSplits
 from steps.sources import DataSource
 
 
-@step(
-    makes=PromptSplits, estimate="steps.prices.of_rows:LOADED", converts="steps.sources:as_sources"
-)
+@step(makes=PromptSplits, estimate="steps.step_needs:loads", converts="steps.sources:as_sources")
 def load_prompts(
     out: Output,
     train: DataSource,

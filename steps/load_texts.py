@@ -7,7 +7,7 @@ from steps.kinds import TextSplits
 from steps.sources import DataSource
 
 
-@step(makes=TextSplits, estimate="steps.prices.of_rows:LOADED", converts="steps.sources:as_sources")
+@step(makes=TextSplits, estimate="steps.step_needs:loads", converts="steps.sources:as_sources")
 def load_texts(
     out: Output,
     train: DataSource,

@@ -5,7 +5,7 @@ from steps.data.rows.arithmetic import demonstrations, sample_problems, write_ta
 from steps.kinds import VerifiableTask
 
 
-@step(makes=VerifiableTask, estimate="steps.prices.of_rows:ARITHMETIC")
+@step(makes=VerifiableTask)
 def make_arithmetic(out: Output, train: int = 1100, test: int = 500, seed: int = 0) -> Metrics:
     """Write ``sft/conversations-*.parquet`` and ``train/`` and ``test/prompts-*.parquet``.
 

@@ -6,7 +6,7 @@ from steps.data.rows.sums import patient_demonstrations, sample_sums
 from steps.kinds import VerifiableTask
 
 
-@step(makes=VerifiableTask, estimate="steps.prices.of_rows:SUMS")
+@step(makes=VerifiableTask)
 def make_sums(out: Output, train: int = 1100, test: int = 500, seed: int = 0) -> Metrics:
     """Write ``sft/conversations-*.parquet`` and ``train/`` and ``test/prompts-*.parquet``.
 

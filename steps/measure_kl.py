@@ -8,7 +8,7 @@ from steps.glue.own_tokens import tokens_for
 from steps.kinds import Divergence, Model, PairTokens
 
 
-@step(makes=Divergence, estimate="steps.prices.of_generation:DIVERGED")
+@step(makes=Divergence, estimate="steps.step_needs:of_model")
 def measure_kl(
     out: Output, tokens: PairTokens, model: Model, reference: Model, config: KlConfig = KlConfig()
 ) -> Metrics:

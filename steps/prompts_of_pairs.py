@@ -11,7 +11,7 @@ from steps.data.rows.rows import PreferenceRow, PromptRow
 from steps.kinds import Preferences, PromptSplits
 
 
-@step(makes=PromptSplits, estimate="steps.prices.of_rows:REST_OF_PAIRS")
+@step(makes=PromptSplits)
 def prompts_of_pairs(out: Output, pairs: Preferences) -> Metrics:
     """Write ``SPLIT/prompts-00000.parquet`` for every split of ``pairs``.
 

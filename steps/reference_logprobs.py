@@ -8,7 +8,7 @@ from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.scoring.config import ReferenceConfig
 
 
-@step(makes=ReferenceLogps, estimate="steps.prices.of_training:SCORED")
+@step(makes=ReferenceLogps, estimate="steps.step_needs:of_model")
 def reference_logprobs(
     out: Output,
     tokens: PairTokens | UnpairedTokens,

@@ -3,7 +3,7 @@
 from pipeline import Artifact, Metrics, Output, step
 
 
-@step(estimate="steps.prices.of_rows:REPORTED")
+@step
 def report(out: Output, results: dict[str, Artifact], title: str = "Report") -> Metrics:
     """Write ``report.html``, which loads nothing from elsewhere.
 

@@ -8,7 +8,7 @@ from steps.kinds import Completions, Model, Prompts
 from steps.models.config import Dtype
 
 
-@step(makes=Completions, estimate="steps.prices.of_generation:SAMPLED")
+@step(makes=Completions, estimate="steps.step_needs:of_model")
 def sample_completions(
     out: Output,
     prompts: Prompts,

@@ -10,7 +10,7 @@ from steps.kinds import Model, Prompts, Rollouts
 from steps.models.config import Dtype
 
 
-@step(makes=Rollouts, estimate="steps.prices.of_generation:SAMPLED")
+@step(makes=Rollouts, estimate="steps.step_needs:of_model")
 def sample_rollouts(
     out: Output,
     prompts: Prompts,

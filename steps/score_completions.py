@@ -7,7 +7,7 @@ from steps.data.rows.jsonl import write_json_lines
 from steps.kinds import Completions, Scores
 
 
-@step(makes=Scores, estimate="steps.prices.of_generation:JUDGED")
+@step(makes=Scores)
 def score_completions(out: Output, completions: Completions) -> Metrics:
     """Write ``scores.jsonl`` and return the exact match with its 95 % interval.
 

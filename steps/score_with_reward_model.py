@@ -11,7 +11,7 @@ from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
 from steps.reward_models.config import RewardScoring
 
 
-@step(makes=RewardScores, estimate="steps.prices.of_training:REWARDED")
+@step(makes=RewardScores, estimate="steps.step_needs:of_model")
 def score_with_reward_model(
     out: Output,
     responses: Completions | PairTokens,

@@ -5,7 +5,7 @@ from steps.kinds import ConversationTokens, Judged
 from steps.online.selecting import Best
 
 
-@step(makes=ConversationTokens, estimate="steps.prices.of_rows:CHOSEN_DEMONSTRATIONS")
+@step(makes=ConversationTokens)
 def select_demonstrations(out: Output, rollouts: Judged, how: Best = Best()) -> Metrics:
     """Write ``tokens-00000.parquet``, for ``train_sft``: prompts with the sampled token ids of
     their completions. Training covers the completions only. Completions that were cut or have no

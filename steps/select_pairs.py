@@ -5,7 +5,7 @@ from steps.kinds import Judged, PairTokens
 from steps.online.selecting import Pairs
 
 
-@step(makes=PairTokens, estimate="steps.prices.of_rows:CHOSEN_PAIRS")
+@step(makes=PairTokens)
 def select_pairs(out: Output, rollouts: Judged, how: Pairs = Pairs()) -> Metrics:
     """Write ``tokens-00000.parquet``, for ``train_dpo`` and other steps that train on pairs. It
     holds the sampled token ids. Completions that were cut or have no reward are left out.

@@ -32,7 +32,7 @@ class SelectionConfig:
             raise ValueError(f"drop_share must be in [0, 1), got {self.drop_share}")
 
 
-@step(makes=PairTokens, estimate="steps.prices.of_rows:REST_OF_TOKENS")
+@step(makes=PairTokens)
 def select_rows(
     out: Output,
     tokens: PairTokens,

@@ -6,7 +6,7 @@ from steps.glue.tokenize import write_tokens
 from steps.kinds import Conversations, ConversationTokens, Model
 
 
-@step(makes=ConversationTokens, estimate="steps.prices.of_rows:TOKENIZED_CONVERSATIONS")
+@step(makes=ConversationTokens, estimate="steps.step_needs:tokenizes")
 def tokenize_conversations(
     out: Output,
     conversations: Conversations,

@@ -6,7 +6,7 @@ from steps.glue.tokenize import write_split_tokens
 from steps.kinds import Model, Preferences, TokenizedPreferences
 
 
-@step(makes=TokenizedPreferences, estimate="steps.prices.of_rows:TOKENIZED_PAIRS")
+@step(makes=TokenizedPreferences, estimate="steps.step_needs:tokenizes")
 def tokenize_preferences(
     out: Output, pairs: Preferences, tokenizer: Model, config: TokenizeConfig = TokenizeConfig()
 ) -> Metrics:

@@ -6,7 +6,7 @@ from steps.glue.tokenize import write_tokens
 from steps.kinds import Model, Texts, TextTokens
 
 
-@step(makes=TextTokens, estimate="steps.prices.of_rows:TOKENIZED_TEXTS")
+@step(makes=TextTokens, estimate="steps.step_needs:tokenizes")
 def tokenize_texts(
     out: Output, texts: Texts, tokenizer: Model, config: TextConfig = TextConfig()
 ) -> Metrics:

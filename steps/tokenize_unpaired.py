@@ -6,7 +6,7 @@ from steps.glue.tokenize import write_split_tokens
 from steps.kinds import Model, TokenizedUnpaired, UnpairedSplits
 
 
-@step(makes=TokenizedUnpaired, estimate="steps.prices.of_rows:TOKENIZED_UNPAIRED")
+@step(makes=TokenizedUnpaired, estimate="steps.step_needs:tokenizes")
 def tokenize_unpaired(
     out: Output,
     unpaired: UnpairedSplits,

@@ -9,7 +9,7 @@ from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
 
 
-@step(makes=Model, estimate="steps.prices.of_training:PREFERENCE")
+@step(makes=Model, estimate="steps.step_needs:of_model")
 def train_dpo(
     out: Output,
     tokens: PairTokens,

@@ -14,7 +14,7 @@ from steps.shared.execution_detail import execution_detail
 from steps.training.config import KtoConfig
 
 
-@step(makes=Model, estimate="steps.prices.of_training:PREFERENCE")
+@step(makes=Model, estimate="steps.step_needs:of_model")
 def train_kto(
     out: Output,
     tokens: UnpairedTokens,

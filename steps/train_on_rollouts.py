@@ -11,7 +11,7 @@ from steps.online.config import RlConfig
 
 @step(
     makes=OnlineTraining,
-    estimate="steps.prices.of_online:REPLAYED",
+    estimate="steps.step_needs:of_model",
     refuses="steps.train_on_rollouts:refuse_other_distribution",
 )
 def train_on_rollouts(

@@ -11,7 +11,7 @@ from steps.kinds import Model, OnlineRun, OnlineState, Prompts
 from steps.online.config import RlConfig
 
 
-@step(makes=OnlineRun, estimate="steps.prices.of_online:ONLINE")
+@step(makes=OnlineRun, estimate="steps.step_needs:of_model")
 def train_online(
     out: Output,
     prompts: Prompts,

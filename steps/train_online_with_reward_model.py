@@ -14,7 +14,7 @@ from steps.online.config import RlConfig
 from steps.reward_models.model_rewards import ModelRewards
 
 
-@step(makes=OnlineRun, estimate="steps.prices.of_online:ONLINE")
+@step(makes=OnlineRun, estimate="steps.step_needs:of_model")
 def train_online_with_reward_model(
     out: Output,
     prompts: Prompts,

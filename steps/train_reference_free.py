@@ -8,7 +8,7 @@ from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
 
 
-@step(makes=Model, estimate="steps.prices.of_training:PREFERENCE")
+@step(makes=Model, estimate="steps.step_needs:of_model")
 def train_reference_free(
     out: Output,
     tokens: PairTokens,

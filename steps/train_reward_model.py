@@ -8,7 +8,7 @@ from steps.kinds import Model, PairTokens, RewardModel
 from steps.reward_models.config import RewardConfig
 
 
-@step(makes=RewardModel, estimate="steps.prices.of_training:REWARD")
+@step(makes=RewardModel, estimate="steps.step_needs:of_model")
 def train_reward_model(
     out: Output,
     tokens: PairTokens,

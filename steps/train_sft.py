@@ -14,7 +14,7 @@ from steps.losses.imitation.sft import Sft
 from steps.training.config import TrainConfig
 
 
-@step(makes=Model, estimate="steps.prices.of_training:IMITATION", added={"loss": Sft()})
+@step(makes=Model, estimate="steps.step_needs:of_model", added={"loss": Sft()})
 def train_sft(
     out: Output,
     tokens: PairTokens | ConversationTokens,

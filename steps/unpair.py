@@ -12,7 +12,7 @@ from steps.data.rows.rows import PreferenceRow, UnpairedRow
 from steps.kinds import Preferences, UnpairedSplits
 
 
-@step(makes=UnpairedSplits, estimate="steps.prices.of_rows:SEPARATED")
+@step(makes=UnpairedSplits)
 def unpair(out: Output, pairs: Preferences) -> Metrics:
     """Write ``SPLIT/completions-*.parquet`` for every split of ``pairs``.
 

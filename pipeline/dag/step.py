@@ -107,8 +107,8 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
         retries: how often to retry after a failure; each retry resumes from scratch.
         name: the step's name, if it is not the function's; it stays when the function is renamed.
         was: earlier names of the step, under which existing artifacts are found too.
-        estimate: ``module:name`` of an estimator of time, memory and disk; it is in no key. See
-            :mod:`pipeline.price.estimator`.
+        estimate: ``module:name`` of a function that returns its work, memory and disk; it is in no
+            key. See :mod:`pipeline.estimate.needs`.
         needs_packages: optional packages that the step needs, by module name. A class of its
             arguments can declare an attribute ``needs_packages`` too, and an argument whose values
             decide has a method ``packages_in_use``.

@@ -19,12 +19,12 @@ from threading import Event
 from typing import IO
 
 from pipeline.dag.resources import NOTHING, Resources
+from pipeline.estimate.machine import cores_here, memory_here
 from pipeline.launchers import devices
 from pipeline.launchers.config import LocalConfig
 from pipeline.launchers.driver_end import uninterrupted
 from pipeline.launchers.environment import UNOPTIMISED, import_path, users_environment
 from pipeline.launchers.warm_parent import Forked, WarmParent
-from pipeline.price.machine import cores_here, memory_here
 from pipeline.redaction import shown_output
 from pipeline.wire import forking
 from pipeline.wire.launcher import Ended, Task

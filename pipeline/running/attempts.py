@@ -20,11 +20,11 @@ from pipeline.dag.inputs import source_identity
 from pipeline.dag.resources import MOST_PREEMPTIONS
 from pipeline.dag.step import Input, Step
 from pipeline.errors import TemperError
+from pipeline.estimate.estimates import Estimator
+from pipeline.estimate.past_runs import hardware_in
 from pipeline.launchers.jobs import JobRecord
 from pipeline.launchers.placement import Place, Placement
 from pipeline.plan.resolver import Resolver
-from pipeline.price.experience import hardware_in
-from pipeline.price.pricing import Pricer
 from pipeline.redaction import redact_log, shown, shown_output
 from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
@@ -266,10 +266,10 @@ class Executor:
         return committed
 
     def _foreseen(self, work: _Work, report: Report) -> dict[str, Any]:
-        """The estimate of an attempt on the hardware that it had, recorded to improve estimates."""
-        took = _spent(report)
-        pricer, hardware = Pricer(self.resolver.catalog), hardware_in(took)
-        return pricer.recorded(work.step, dict(work.inputs), hardware, took.get("seconds"))
+        """What the step needs on the hardware that it had, to which later runs are compared."""
+        inputs = (made for _, made in work.inputs)
+        estimator = Estimator(self.resolver.catalog)
+        return estimator.foreseen(work.step, inputs, hardware_in(_spent(report)))
 
     def _commit(self, step: Step, made: Manifest) -> Manifest:
         """Commit an attempt, and return the artifact that counts. If another driver was faster,

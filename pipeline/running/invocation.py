@@ -16,8 +16,8 @@ from pipeline.store.layout import Store
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
     from rich.console import Console
 
+    from pipeline.estimate.estimates import Estimates
     from pipeline.launchers.config import LauncherConfig
-    from pipeline.price.pricing import Prices
     from pipeline.show.live import Board
 
 
@@ -66,13 +66,13 @@ class Invocation:
         """The steps that will run, or may run."""
         return [planned.step for planned in self.current.steps if planned.state is not State.CACHED]
 
-    def prices(self, options: RunOptions) -> "Prices | None":
+    def estimates(self, options: RunOptions) -> "Estimates | None":
         """The estimated cost of the plan; ``None`` if everything is cached."""
         if self.current.is_complete:
             return None
-        from pipeline.running.forecast import prices_of
+        from pipeline.running.forecast import estimates_of
 
-        return prices_of(self.current, self.catalog, options.launcher, options.jobs)
+        return estimates_of(self.current, self.catalog, options.launcher, options.jobs)
 
     def resolver(self) -> Resolver:
         return Resolver(

@@ -13,8 +13,8 @@ from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.wire.spec import Pause
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
+    from pipeline.estimate.estimates import Estimates
     from pipeline.launchers.placement import Placement
-    from pipeline.price.pricing import Prices
     from pipeline.running.attempts import Executor
     from pipeline.running.luigi_engine import Observer
     from pipeline.show.live import Board
@@ -34,7 +34,7 @@ class RunFailed(TemperError):
 def run_missing(
     invocation: Invocation,
     options: RunOptions,
-    prices: "Prices | None" = None,
+    estimates: "Estimates | None" = None,
     pauses: Mapping[str, Pause] = MappingProxyType({}),
 ) -> None:
     """Run what the plan lacks.
@@ -60,7 +60,7 @@ def run_missing(
 
         def run_round() -> "Board":
             executor = Executor(invocation.resolver(), placed, leases, record.provenance, pauses)
-            return _run_round(invocation, options, executor, lifeline, prices)
+            return _run_round(invocation, options, executor, lifeline, estimates)
 
         board = run_round()
         for _ in range(MOST_ROUNDS - 1):
@@ -85,7 +85,7 @@ def _run_round(
     options: RunOptions,
     executor: "Executor",
     lifeline: "Lifeline",
-    prices: "Prices | None",
+    estimates: "Estimates | None",
 ) -> "Board":
     """Run what the present plan lacks; return what became of each step."""
     from pipeline.running.luigi_engine import schedule  # a cached run needs no Luigi
@@ -93,7 +93,7 @@ def _run_round(
     from pipeline.show.sinks.process import mirrored
 
     record, resolver, placed = invocation.record, executor.resolver, executor.placement
-    ahead = prices.ahead(invocation.current) if prices is not None else ()
+    ahead = estimates.ahead(invocation.current) if estimates is not None else ()
     board = Board(
         invocation.console, invocation.current, resolver, options.verbosity, placed.description,
         ahead, options.jobs, record.name,

@@ -33,8 +33,8 @@ from pipeline.wire.spec import Pause
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
     from rich.console import Console
 
+    from pipeline.estimate.estimates import Estimates
     from pipeline.launchers.config import LauncherConfig
-    from pipeline.price.pricing import Prices
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
 """The variable by which ``temper plan`` asks for no more than a plan: a file to make for it. A
@@ -101,8 +101,8 @@ def run(
     roots = chosen(make_plan(roots, store), only) if only else roots
     invocation = Invocation(roots, store, console or make_console(), force)
     options = RunOptions(jobs, launcher, scheduler, verbosity, again, sinks)
-    prices = _planned(invocation, options)
-    found = _completed(invocation, lambda: run_missing(invocation, options, prices))
+    estimates = _planned(invocation, options)
+    found = _completed(invocation, lambda: run_missing(invocation, options, estimates))
     for step in roots.values():
         if step.fingerprint not in found:
             store.require_still_there()
@@ -162,7 +162,7 @@ def advance(
     }
 
 
-def _planned(invocation: Invocation, options: RunOptions) -> "Prices | None":
+def _planned(invocation: Invocation, options: RunOptions) -> "Estimates | None":
     """Plan, and show the plan; ends the process if a plan is all that is wanted.
 
     Returns the estimates that are shown, if there are any.
@@ -175,16 +175,16 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Prices | None":
 
     invocation.plan()
     verbosity = options.verbosity
-    prices = invocation.prices(options) if verbosity >= 0 else None
+    estimates = invocation.estimates(options) if verbosity >= 0 else None
     if verbosity >= 0:
-        show_plan(invocation.console, invocation.current, verbosity > 0, prices, options.jobs)
+        show_plan(invocation.console, invocation.current, verbosity > 0, estimates, options.jobs)
     require_packages(invocation.current, options.launcher)
     if PLAN_ONLY in os.environ:
         note_plan()
         raise SystemExit(0)
     if not invocation.current.is_complete and (kept := kept_from_workers(options.launcher)):
         show_kept_from_workers(invocation.console, kept)
-    return prices
+    return estimates
 
 
 def _completed(invocation: Invocation, run_missing: Callable[[], None]) -> Mapping[str, Manifest]:

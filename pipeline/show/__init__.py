@@ -8,5 +8,5 @@ numbers. ``views`` defines the shapes in which an artifact can show its content:
 tables. ``metrics_log`` reads the metrics log of a step that still runs. ``report`` writes the HTML
 file, ``sinks`` send metrics to W&B and TensorBoard.
 
-Uses ``price``, ``plan``, ``wire``, ``store`` and what lies below them.
+Uses ``estimate``, ``plan``, ``wire``, ``store`` and what lies below them.
 """

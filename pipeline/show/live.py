@@ -29,10 +29,10 @@ from rich.text import Text
 
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
+from pipeline.estimate.remaining import Ahead, left_of
 from pipeline.plan.planning import Plan, State, display_names
 from pipeline.plan.resolver import Resolver
 from pipeline.plan.unfinished import Unfinished
-from pipeline.price.remaining import Ahead, learned, left_of
 from pipeline.show.failures import show_failure
 from pipeline.show.step_progress import Pace, parse_progress, progress_text
 from pipeline.store.lease import Leases
@@ -277,9 +277,8 @@ class Board:
         return self._left_text
 
     def _work_out_left(self) -> str:
-        factor = self._learned()
         ahead = [
-            replace(step, seconds=self._seconds_left(row, step.seconds, factor),
+            replace(step, seconds=self._seconds_left(row, step.seconds),
                     is_running=row.state == "running")
             for name, step in self._ahead.items()
             if (row := self.rows[name]).state in ("running", "waiting")
@@ -287,9 +286,9 @@ class Board:
         left = left_of(ahead, self._jobs)
         if left.unknown == len(ahead):
             return ""
-        return f"; {'about' if left.is_complete else 'more than'} {about(left.seconds)} left"
+        return f"; {'more than' if left.unknown else 'about'} {about(left.seconds)} left"
 
-    def _seconds_left(self, row: Row, foreseen: float | None, factor: float) -> float | None:
+    def _seconds_left(self, row: Row, foreseen: float | None) -> float | None:
         """The seconds that one step still needs: from its pace if it has one, else from its
         estimate."""
         if row.state == "running" and row.progress:
@@ -299,18 +298,7 @@ class Board:
         if foreseen is None:
             return None
         elapsed = time.monotonic() - row.started if row.started else 0.0
-        return max(0.0, foreseen * factor - elapsed)
-
-    def _learned(self) -> float:
-        """The factor that corrects estimates, from steps that ended and from running steps that
-        take longer than estimated."""
-        foreseen = {n: s.seconds for n, s in self._ahead.items() if s.seconds is not None}
-        taken = {n: r.seconds for n, r in self.rows.items() if r.state == "done"}
-        for name, row in self.rows.items():
-            elapsed = time.monotonic() - row.started
-            if row.state == "running" and elapsed > foreseen.get(name, elapsed):
-                taken[name] = elapsed
-        return learned(taken, foreseen)
+        return max(0.0, foreseen - elapsed)
 
     def _cells(self, row: Row) -> tuple[Any, ...]:
         name = Text(row.name, no_wrap=True, overflow="ellipsis")

@@ -39,10 +39,10 @@ from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.text import about, clock, counted, cut, size, visible
 
-if TYPE_CHECKING:  # imported late: a cached plan has no prices, and few results have a summary
+if TYPE_CHECKING:  # imported late: a cached plan has no estimates, and few results have a summary
     from rich.markdown import Markdown
 
-    from pipeline.price.pricing import Price, Prices
+    from pipeline.estimate.estimates import Estimate, Estimates
 
 LONGEST_NAME = 80
 LONGEST_SUMMARY = 6000
@@ -63,7 +63,11 @@ _LABELS = {
 
 
 def show_plan(
-    console: Console, plan: Plan, whole: bool = False, prices: "Prices | None" = None, jobs: int = 1
+    console: Console,
+    plan: Plan,
+    whole: bool = False,
+    estimates: "Estimates | None" = None,
+    jobs: int = 1,
 ) -> None:
     """Print the plan: one line for each step, with its state, its estimated cost, and the reason.
 
@@ -72,7 +76,7 @@ def show_plan(
         jobs: how many steps run at once.
     """
     names = display_names(plan)
-    priced = prices if prices is not None and prices.of else None
+    estimated = estimates if estimates is not None and estimates.of else None
     rows: list[tuple[Text, Text, list[str], Text]] = []
     folded = Counter[str]()
     for planned in plan.steps:
@@ -83,14 +87,14 @@ def show_plan(
         style = "dim" if planned.state is State.CACHED else "cyan"
         label = Text(_LABELS[planned.state], style)
         why = Text(visible(planned.reason), "dim")
-        costs = _costs(priced.of.get(planned.step.fingerprint)) if priced else []
+        costs = _costs(estimated.of.get(planned.step.fingerprint)) if estimated else []
         rows.append((named(names[planned.step.fingerprint]), label, costs, why))
     for name, count in folded.items():
         rows.append((Text(f"{name} × {count}"), Text("cached", "dim"), [""] * len(COSTS), Text()))
-    console.print(_plan_table(rows, console.width, bool(priced)))
-    total = _total(plan, priced, jobs) if priced else ""
+    console.print(_plan_table(rows, console.width, bool(estimated)))
+    total = _total(plan, estimated, jobs) if estimated else ""
     console.print(_plan_summary(plan) + total, highlight=False)
-    for warning in _warnings(names, priced) if priced else ():
+    for warning in _warnings(names, estimated) if estimated else ():
         console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
 
 
@@ -100,7 +104,7 @@ WHY_COLUMNS = 20
 
 
 def _plan_table(
-    rows: Sequence[tuple[Text, Text, list[str], Text]], width: int, is_priced: bool
+    rows: Sequence[tuple[Text, Text, list[str], Text]], width: int, is_estimated: bool
 ) -> Table:
     """A plan as a table: a step's name, state, costs and reason in each row."""
     words = (len(word) for name, *_ in rows for word in name.plain.split())
@@ -108,7 +112,7 @@ def _plan_table(
     cells = [[state.plain, *costs] for _, state, costs, _ in rows]
     columns = [max(map(len, column), default=0) for column in zip(*cells, strict=True)]
     room = width - longest - sum(columns) - 2 * len(columns) - 4
-    headings = COSTS[: 1 if room < WHY_COLUMNS else None] if is_priced else ()
+    headings = COSTS[: 1 if room < WHY_COLUMNS else None] if is_estimated else ()
     table = Table(box=None, padding=(0, 1), header_style="bold", title_justify="left")
     table.add_column("step", overflow="fold", min_width=max(12, longest))
     table.add_column("plan", no_wrap=True)
@@ -120,67 +124,66 @@ def _plan_table(
     return table
 
 
-def _costs(price: "Price | None") -> list[str]:
+def _costs(estimate: "Estimate | None") -> list[str]:
     """Estimated time, memory and disk of a step, where known; empty for a cached step."""
-    if price is None:
+    if estimate is None:
         return [""] * len(COSTS)
-    rough = "~" if price.is_rough else ""
-    devices = f" × {price.hardware.devices}" if price.hardware.devices else ""
+    rough = "~" if estimate.is_rough else ""
+    devices = f" × {estimate.hardware.devices}" if estimate.hardware.devices else ""
     return [
-        UNKNOWN if price.seconds is None else rough + about(price.seconds),
-        UNKNOWN if price.memory is None else size(price.memory) + devices,
-        UNKNOWN if price.disk is None else size(price.disk),
+        UNKNOWN if estimate.seconds is None else rough + about(estimate.seconds),
+        UNKNOWN if estimate.memory is None else size(estimate.memory) + devices,
+        UNKNOWN if estimate.disk is None else size(estimate.disk),
     ]
 
 
-def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
+def _total(plan: Plan, estimates: "Estimates", jobs: int) -> str:
     """For example ``: about 2 min, 1.4 GB to write, 38 GB free``."""
-    from pipeline.price.remaining import left_of
+    from pipeline.estimate.remaining import left_of
 
-    left = left_of(prices.ahead(plan), jobs)
-    at_least = "at least" if left.unknown else "about"
-    parts = [f"{at_least} {about(left.seconds)}"] if left.unknown < len(prices.of) else []
-    if any(price.disk is not None for price in prices.of.values()):
-        parts.append(f"{size(prices.disk)} to write")
-        parts += [f"{size(prices.free)} free"] if prices.free is not None else []
+    seconds, unknown = left_of(estimates.ahead(plan), jobs)
+    every = len(estimates.of)
+    parts = [f"{'at least' if unknown else 'about'} {about(seconds)}"] if unknown < every else []
+    if unknown:
+        has_run = any(e.has_run for e in estimates.of.values() if e.seconds is None)
+        why = "never run on such inputs" if has_run else "never run on such hardware"
+        parts.append(f"time of {counted(unknown, 'step')} unknown ({why})")
+    if any(estimate.disk is not None for estimate in estimates.of.values()):
+        parts.append(f"{size(estimates.disk)} to write")
+        parts += [f"{size(estimates.free)} free"] if estimates.free is not None else []
     return ": " + ", ".join(parts) if parts else ""
 
 
-def show_disk_of_sweep(console: Console, prices: "Prices", jobs: int) -> None:
+def show_disk_of_sweep(console: Console, estimates: "Estimates", jobs: int) -> None:
     """Print a warning if the disk is too small for what the jobs of a sweep will write."""
-    for warning in _disk_warnings(prices, f"the results of all {jobs} jobs together"):
+    for warning in _disk_warnings(estimates, f"the results of all {jobs} jobs together"):
         console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
 
 
-def _disk_warnings(prices: "Prices", what: str) -> Iterator[str]:
-    if prices.fits_disk or prices.free is None:
+def _disk_warnings(estimates: "Estimates", what: str) -> Iterator[str]:
+    if estimates.fits_disk or estimates.free is None:
         return
-    beside = prices.peak_disk - prices.disk
+    beside = estimates.peak_disk - estimates.disk
     besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
     yield (
-        f"the disk of the store has {size(prices.free)} free, and {what} take about "
-        f"{size(prices.disk)}{besides} so it will be full before the end: make room "
+        f"the disk of the store has {size(estimates.free)} free, and {what} take about "
+        f"{size(estimates.disk)}{besides} so it will be full before the end: make room "
         "(temper gc, temper evict), ask for less, or set store= to another disk"
     )
 
 
-def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
-    """Notes of estimators, and warnings about too little disk or memory."""
-    noted: dict[str, list[str]] = {}
-    for fingerprint, price in prices.of.items():
-        if price.note:
-            noted.setdefault(price.note, []).append(names[fingerprint])
-    for note, steps in noted.items():
-        more = f" and {len(steps) - MOST_WARNINGS} more" if len(steps) > MOST_WARNINGS else ""
-        yield f"{', '.join(steps[:MOST_WARNINGS])}{more}: {visible(note)}"
-    yield from _disk_warnings(prices, "all results together")
-    too_large = [(n, price) for n, price in prices.of.items() if price.fits is False]
-    for fingerprint, price in too_large[:MOST_WARNINGS]:
-        if price.memory and price.capacity:
-            where = f"on each {price.hardware.model}" if price.hardware.devices else "of memory"
+def _warnings(names: Mapping[str, str], estimates: "Estimates") -> Iterator[str]:
+    """Warnings about too little disk or memory."""
+    yield from _disk_warnings(estimates, "all results together")
+    too_large = [(n, estimate) for n, estimate in estimates.of.items() if estimate.fits is False]
+    for fingerprint, estimate in too_large[:MOST_WARNINGS]:
+        if estimate.memory and estimate.capacity:
+            where = (
+                f"on each {estimate.hardware.model}" if estimate.hardware.devices else "of memory"
+            )
             yield (
-                f"{names[fingerprint]} needs about {size(price.memory)} {where}, which has "
-                f"{size(price.capacity)}: lower tokens_per_forward, or give it more devices"
+                f"{names[fingerprint]} needs about {size(estimate.memory)} {where}, which has "
+                f"{size(estimate.capacity)}: lower tokens_per_forward, or give it more devices"
             )
 
     if (more := len(too_large) - MOST_WARNINGS) > 0:

@@ -8,6 +8,6 @@ files of its inputs and describes the files that it wrote. ``stopping`` handles 
 ``rank`` in each process. ``warm`` is the parent process that forks workers for steps that import
 the same libraries, which the room ``libraries`` imports and hides.
 
-Uses ``price``, ``plan``, ``wire``, ``observed``, ``store`` and what lies below them; never
+Uses ``estimate``, ``plan``, ``wire``, ``observed``, ``store`` and what lies below them; never
 ``launchers``.
 """

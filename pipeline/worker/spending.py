@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.price.machine import cores_here, memory_here, processor, threads_set
+from pipeline.estimate.machine import cores_here, memory_here, processor, threads_set
 
 
 def spent(devices: Mapping[str, Any], processes: int, resumed: bool, seconds: float) -> dict:

@@ -10,7 +10,7 @@ from command_line import Said, script, temper
 from places import REPOSITORY, model_for_plans
 
 from pipeline.cli.recipes import recipes
-from pipeline.price import pricing
+from pipeline.estimate import estimates
 from pipeline.tuning.driver import TUNING
 
 EXPERIMENTS = REPOSITORY / "experiments"
@@ -426,7 +426,7 @@ def test_the_jobs_of_a_sweep_are_held_against_the_disk_together(
     all_jobs = "the results of all 2 jobs together take about"
 
     def said(free: int, swept: str) -> tuple[str, str]:
-        monkeypatch.setattr(pricing, "free_disk", lambda _: free)
+        monkeypatch.setattr(estimates, "free_disk", lambda _: free)
         told = temper("run", "dpo", *ASKED, "-m", swept, "--plan").out
         before, _, jobs = told.partition("job 1: ")
         assert jobs.count("13 kB to write") == 2

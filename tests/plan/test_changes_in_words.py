@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from command_line import script
+from estimated_steps import Adapter, Prompted, Settings, adapt
 from numbers_lab import Lab
-from priced_steps import Adapter, Prompted, Settings, adapt
 from rich.console import Console
 from toy_steps import Times
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from toy_steps import fail, slow_count
 
 from pipeline import Store, run
+from pipeline.estimate.estimates import Estimate, Estimates
+from pipeline.estimate.machine import Hardware
+from pipeline.estimate.remaining import Ahead
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
-from pipeline.price.estimator import Hardware
-from pipeline.price.pricing import Price, Prices
-from pipeline.price.remaining import Ahead
 from pipeline.show.live import Board
 from pipeline.show.terminal import show_plan, show_results
 from pipeline.store.catalog import Catalog
@@ -251,9 +251,9 @@ def test_a_plan_cuts_no_name_and_leaves_room_for_its_reasons(
     step = slow_count(3, str(tmp_path / "journal")).named("a_name_of_24_characters_ all")
     plan = make_plan({"count": step}, store)
     console = Console(file=io.StringIO(), width=width)
-    price = Price(Hardware(), 3.0, 1e9, 1e6)
+    estimates = Estimates({step.fingerprint: Estimate(Hardware(), 3.0, 1e9, 1e6)})
     plan = replace(plan, steps=[replace(p, reason="a reason " * 9) for p in plan.steps])
-    show_plan(console, plan, prices=Prices({step.fingerprint: price}))
+    show_plan(console, plan, estimates=estimates)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "a_name_of_24_characters_" in shown
     assert ("1.0 GB" in shown) is has_memory
@@ -275,7 +275,8 @@ def test_a_narrow_window_shows_what_is_left_and_the_loss_and_why_a_step_runs(
     path = store.progress_path(step.name, resolved[0])
     store.objects.replace(path, json.dumps(progress).encode())
     console.print(board.renderable())
-    show_plan(console, plan, prices=Prices({step.fingerprint: Price(Hardware(), 3.0, 1e9, 1e6)}))
+    estimates = Estimates({step.fingerprint: Estimate(Hardware(), 3.0, 1e9, 1e6)})
+    show_plan(console, plan, estimates=estimates)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "loss 0.5" in shown
     assert "never run" in shown

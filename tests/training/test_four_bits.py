@@ -27,8 +27,8 @@ from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model
 from steps.models.quantized import count_of, put_rounded_weights, rounded_weights
 from steps.models.workplace import Workplace
-from steps.prices.model_sizes import of_config, weights_bytes
 from steps.scoring.reference import run_reference
+from steps.step_needs import model_of
 from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
 from steps.training.recipes import run_dpo, run_sft
 
@@ -190,7 +190,9 @@ def test_the_estimate_of_rounded_weights_is_what_the_library_allots(how: Quantiz
         )
         scales = [state.absmax] if not state.nested else [state.absmax, state.state2.absmax]
         found += sum(tensor.nbytes for tensor in (packed, *scales))
-    expected = weights_bytes(of_config(config.to_dict()), Dtype.bfloat16, how)
+    model = model_of(config.to_dict())
+    assert model is not None
+    expected = model.weights(Dtype.bfloat16, how)
     assert expected == pytest.approx(found, rel=1e-3)
 
 

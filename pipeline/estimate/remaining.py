@@ -1,18 +1,15 @@
 """Estimates how long a run still takes, by simulating the schedule of its steps."""
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """A step that is running or will run.
-
-    Attributes:
-        seconds: the time that it still takes; ``None`` if unknown.
-        needs: the names of the steps before it.
-    """
+    """A step that is running or will run: its name, the seconds that it still takes (``None`` if
+    unknown), and the names of the steps before it."""
 
     name: str
     seconds: float | None
@@ -20,17 +17,11 @@ class Ahead:
     is_running: bool = False
 
 
-@dataclass(frozen=True)
-class Left:
-    """The seconds that are left, and the number of steps of unknown duration, which count as 0
-    s."""
+class Left(NamedTuple):
+    """The seconds left, and how many steps have no estimate and count as 0 s."""
 
     seconds: float
     unknown: int
-
-    @property
-    def is_complete(self) -> bool:
-        return self.unknown == 0
 
 
 def left_of(steps: Iterable[Ahead], jobs: int) -> Left:
@@ -60,14 +51,3 @@ def left_of(steps: Iterable[Ahead], jobs: int) -> Left:
             if not waiting[name]:
                 heapq.heappush(ready, (True, order[name], name))
     return Left(now, sum(step.seconds is None for step in ahead.values()))
-
-
-def learned(taken: Mapping[str, float], foreseen: Mapping[str, float]) -> float:
-    """The factor by which to correct the estimates of coming steps: the total time of the steps
-    that have ended in this run over their total estimate, between 0.1 and 10."""
-    both = taken.keys() & foreseen.keys()
-    expected = sum(foreseen[name] for name in both)
-    if not expected:
-        return 1.0
-    # as if ten more seconds had passed as estimated, so that short steps have little influence
-    return min(10.0, max(0.1, (sum(taken[n] for n in both) + 10) / (expected + 10)))

@@ -1,15 +1,33 @@
 """The hardware of this machine, for records of attempts and for estimates of plans."""
 
+import contextlib
 import functools
 import os
 import platform
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import processes
 from pipeline.dag.resources import Resources
-from pipeline.price.estimator import Hardware
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The hardware on which one step runs: the model of its processors or accelerators (empty if
+    unknown), the number of accelerators (0: only processors), the threads of one process, and the
+    bytes of one accelerator or of the machine."""
+
+    model: str = ""
+    devices: int = 0
+    threads: int = 1
+    memory: int | None = None
+
+    def is_like(self, other: "Hardware") -> bool:
+        """Whether steps take as long; if a model is unknown, whether it has as many devices."""
+        is_same = self.model == other.model and (self.devices > 0 or self.threads == other.threads)
+        return self.devices == other.devices and (is_same or not self.model or not other.model)
 
 
 def hardware_here(
@@ -72,11 +90,7 @@ def memory_here() -> int:
 
 def free_disk(folder: Path) -> int | None:
     """The free bytes on the disk of a folder, which need not exist; ``None`` if unknown."""
-    for place in (folder, *folder.parents):
-        try:
-            return shutil.disk_usage(place).free
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
+    with contextlib.suppress(OSError):
+        place = next(place for place in (folder, *folder.parents) if place.exists())
+        return shutil.disk_usage(place).free
     return None

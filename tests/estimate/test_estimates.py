@@ -1,0 +1,254 @@
+"""What a plan says a run will take, before it takes it."""
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from estimated_steps import (
+    breaks_estimate,
+    missing_estimate,
+    nonsense_estimate,
+    sum_rows,
+    undeclared,
+    write_rows,
+)
+from rich.console import Console
+
+from pipeline import Step, Store, TemperError, run, step
+from pipeline.estimate import machine
+from pipeline.estimate.estimates import Estimates, Estimator
+from pipeline.estimate.machine import Hardware
+from pipeline.estimate.past_runs import PastRun, past_run, scaled, seconds_of
+from pipeline.estimate.remaining import Ahead, left_of
+from pipeline.plan.planning import Plan, make_plan
+from pipeline.show.terminal import show_plan
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
+from pipeline.text import about, clock, counted, size
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+QUIET = Console(quiet=True)
+
+
+def planned(store: Store, **roots: Step) -> tuple[Plan, Estimates]:
+    catalog = Catalog(store)
+    plan = make_plan(roots, store, catalog=catalog)
+    return plan, Estimator(catalog).estimate(plan)
+
+
+def shown(plan: Plan, estimates: Estimates, width: int = 150) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    show_plan(console, plan, estimates=estimates)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def spent(store: Store, name: str, **changes: object) -> Manifest:
+    """The latest artifact of a step, with other records of what its run took."""
+    made = Catalog(store).history(name)[-1]
+    provenance = {**made.provenance, "spent": {**made.provenance["spent"], **changes}}
+    return replace(made, provenance=provenance)
+
+
+def test_a_plan_says_memory_and_disk_by_formula_and_that_a_step_never_ran(store: Store) -> None:
+    rows = write_rows(1000)
+    text = shown(*planned(store, total=sum_rows(rows), other=undeclared(rows)))
+    lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines()}
+    assert lines["step"] == "step plan time memory disk why"
+    assert "– 100 MB 10 kB" in lines["write_rows"]
+    assert "– 200 MB 20 B" in lines["sum_rows"]
+    assert lines["undeclared"].count("–") == 3
+    unknown = "time of 3 steps unknown (never run on such hardware)"
+    assert f"3 to run, 0 cached: {unknown}, 10 kB to write, " in text
+
+
+def test_a_step_takes_what_its_last_run_took_and_totals_say_what_is_unknown(store: Store) -> None:
+    run({"sum": sum_rows(write_rows(1000))}, store, console=QUIET)
+    took = spent(store, "sum_rows").provenance["spent"]
+    again, new = sum_rows(write_rows(1000), scale=2.0), undeclared(write_rows(1000))
+    plan, estimates = planned(store, again=again, new=new)
+    estimate = estimates.of[again.fingerprint]
+    assert estimate.seconds == pytest.approx(took["seconds"])
+    assert estimate.memory == pytest.approx(took["memory"])
+    text = shown(plan, estimates)
+    assert "~" not in text
+    assert ": at least 1 s, time of 1 step unknown (never run on such hardware), " in text
+
+
+def test_a_step_whose_inputs_are_made_again_is_estimated_by_those_that_were(store: Store) -> None:
+    """As after an edit of the code that made them; other arguments make other inputs."""
+    rows = write_rows(1000)
+    run({"sum": sum_rows(rows)}, store, console=QUIET)
+    catalog = Catalog(store)
+    for other, is_known in ((rows, True), (write_rows(999), False)):
+        plan = make_plan({"sum": sum_rows(other)}, store, ["write_rows", "sum_rows"], catalog)
+        estimates = Estimator(catalog).estimate(plan)
+        assert (estimates.of[sum_rows(other).fingerprint].seconds is not None) == is_known
+    text = shown(*planned(store, sum=sum_rows(write_rows(999))))
+    assert "time of 1 step unknown (never run on such inputs)" in text
+
+
+def test_what_declares_nothing_is_scaled_by_the_bytes_of_its_inputs(store: Store) -> None:
+    run({"it": undeclared(write_rows(10**30))}, store, console=QUIET)
+    small = spent(store, "undeclared", seconds=100.0)
+    assert small.provenance["foreseen"]["work"] == {"bytes": 31}
+    known = past_run(small)
+    assert known is not None
+    assert seconds_of({"bytes": 31.0}, [known]) == 100
+    _, estimates = planned(store, it=undeclared(write_rows(10**30), times=2))
+    (estimate,) = estimates.of.values()
+    assert (estimate.disk, estimate.is_rough) == (100, False)
+
+
+def test_other_threads_make_a_time_rough(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run([undeclared(write_rows(100))], store, console=QUIET)
+    monkeypatch.setattr(machine, "threads_set", lambda: 5000)
+    text = shown(*planned(store, other=undeclared(write_rows(100), times=2)))
+    assert "~1 s" in text
+
+
+def test_a_cached_plan_has_no_estimate_and_imports_nothing_to_say_so(store: Store) -> None:
+    root = sum_rows(write_rows(3))
+    run({"sum": root}, store, console=QUIET)
+    plan, estimates = planned(store, sum=root)
+    assert not estimates.of
+    assert "time" not in shown(plan, estimates)
+    script = (
+        "import sys; from pipeline import run; from estimated_steps import sum_rows, write_rows;"
+        f"run([sum_rows(write_rows(3))], {store.url!r}, verbosity=-1);"
+        "print('pipeline.running.forecast' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script]
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    again = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
+    assert again.stdout.splitlines()[-1] == "False"
+
+
+def test_a_declaration_is_a_text_and_in_no_key() -> None:
+    function = sum_rows.function
+    others = [step(estimate=named)(function) for named in (None, "elsewhere:OTHER")]
+    one, other = (each(write_rows(3)) for each in others)
+    assert one.fingerprint == other.fingerprint == sum_rows(write_rows(3)).fingerprint
+    with pytest.raises(TemperError, match="name it, as in 'module:name'"):
+        step(estimate="no reference")(function)
+
+
+def test_a_declaration_that_breaks_or_is_not_there_breaks_no_plan(store: Store) -> None:
+    roots = {"a": breaks_estimate(write_rows(3)), "b": missing_estimate(), "c": nonsense_estimate()}
+    text = shown(*planned(store, **roots))
+    for name in ("breaks_estimate", "missing_estimate", "nonsense_estimate"):
+        assert any(name in line and line.count("–") == 3 for line in text.splitlines())
+    made = run(roots, store, console=QUIET)["c"].manifest
+    assert made.provenance["foreseen"] == {"work": {}}
+
+
+@pytest.mark.real_workers
+def test_a_run_records_what_it_took_and_needed_without_who_started_it(store: Store) -> None:
+    """A driver may be a notebook that holds a large table."""
+    large = bytearray(b"1") * 2**28
+    made = run({"sum": sum_rows(write_rows(1000))}, store, console=QUIET)["sum"].manifest
+    took = made.provenance["spent"]
+    assert took["model"]
+    assert 1e6 < took["memory"] < len(large)
+    assert took["cpu_seconds"] > 0
+    assert 0 < took["seconds"] < made.seconds  # without the start of the worker
+    assert "resumed" not in took
+    needed = {"work": {"rows": 1000.0}, "memory": 2e8, "disk": 20.0}
+    assert made.provenance["foreseen"] == needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "took"),
+    [
+        ({"resumed": True}, None),
+        ({"memory": "much", "seconds": -1, "devices": "many", "threads": None}, {"disk"}),
+        ({"memory": 1e300, "model": 3}, {"disk", "seconds"}),
+    ],
+)
+def test_what_a_store_says_of_runs_is_not_believed(
+    store: Store, changes: dict[str, Any], took: set[str] | None
+) -> None:
+    run({"sum": sum_rows(write_rows(3))}, store, console=QUIET)
+    found = past_run(spent(store, "sum_rows", **changes))
+    assert (None if found is None else set(found.took)) == took
+
+
+def past(rows: float, seconds: float) -> PastRun:
+    return PastRun(Hardware(), {"rows": rows}, {"memory": 10.0}, {"seconds": seconds, "memory": 30})
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "seconds"),
+    [
+        ([(100, 50)], 200, 95),  # of one run, five seconds may be its start
+        ([(100, 4)], 1, 2.02),
+        ([(1, 20), (1000, 120)], 1000, 120),
+        ([(10, 21), (1010, 121)], 510, 71),  # a start of 20 s
+        ([(10, 21), (1010, 121)], 3010, 321),
+        ([(10, 50), (1000, 20)], 500, 20),  # not faster with more work
+        ([(1, 1e-3), (10, 1e29)], 1e29, 1e57),
+    ],
+)
+def test_time_grows_with_work_as_it_did_between_runs(
+    runs: list[tuple[float, float]], rows: float, seconds: float
+) -> None:
+    found = seconds_of({"rows": rows}, [past(*one) for one in runs])
+    assert found == pytest.approx(seconds, rel=0.02)
+
+
+def test_runs_are_compared_in_a_unit_that_both_have() -> None:
+    runs = [past(100, 50)]
+    assert seconds_of({"tokens": 7.0, "rows": 100.0}, runs) == 50
+    assert seconds_of({"tokens": 7.0}, runs) is None
+    assert seconds_of({}, runs) is None
+    assert scaled("memory", 20.0, runs[0]) == 60
+    assert scaled("memory", None, runs[0]) is None
+    assert scaled("memory", 20.0, None) == 20
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_runs(store: Store) -> None:
+    plan, estimates = planned(store, sum=sum_rows(write_rows(1000)))
+    full = shown(plan, replace(estimates, free=500_000))
+    assert "! the disk of the store has 500 kB free" in full
+    assert "checkpoints of 1.0 MB" in full
+    assert "!" not in shown(plan, replace(estimates, free=2_000_000))
+
+
+def test_a_step_that_does_not_fit_into_memory_is_named(store: Store) -> None:
+    plan, estimates = planned(store, rows=write_rows(1000))
+    small = {name: replace(estimate, capacity=5e7) for name, estimate in estimates.of.items()}
+    text = shown(plan, replace(estimates, of=small))
+    assert "! write_rows needs about 100 MB of memory, which has 50 MB" in text
+
+
+def test_what_is_left_is_laid_out_over_the_steps_that_run_at_once() -> None:
+    first, needs = Ahead("a", 10.0), frozenset({"a"})
+    rest = [Ahead("b", 4.0, needs), Ahead("c", 6.0, needs), Ahead("d", None, frozenset({"b"}))]
+    assert left_of([first, *rest], jobs=1) == (20, 1)
+    assert left_of([first, *rest], jobs=2) == (16, 1)
+    running = [Ahead("c", 1.0, needs, is_running=True), Ahead("b", 4.0, needs)]
+    assert left_of(running, jobs=1) == (5, 0)  # what they need is there
+
+
+def test_durations_and_numbers_of_things_are_shown_as_people_write_them() -> None:
+    assert [clock(s) for s in (0.04, 59.94, 59.97, 60, 119.9, 185, 3599.9, 3600, 7620)] == [
+        "0.0s", "59.9s", "1m00s", "1m00s", "1m59s", "3m05s", "59m59s", "1h00m", "2h07m",
+    ]  # fmt: skip
+    assert [counted(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+
+
+def test_estimates_are_told_no_more_exactly_than_they_are_known() -> None:
+    assert [about(s) for s in (0.2, 3.4, 89, 130, 7200, 40 * 3600, 3e6)] == [
+        "1 s", "3 s", "89 s", "2 min", "2.0 h", "40 h", "35 days",
+    ]  # fmt: skip
+    assert [size(b) for b in (0, 999, 1000, 9.96e6, 542e6, 16e9, 2.5e12)] == [
+        "0 B", "999 B", "1.0 kB", "10 MB", "542 MB", "16 GB", "2.5 TB",
+    ]  # fmt: skip
+
+
+def test_a_store_that_is_not_there_yet_has_the_free_disk_of_its_place(tmp_path: Path) -> None:
+    _, estimates = planned(Store(f"{tmp_path}/not/yet"), rows=write_rows(3))
+    assert estimates.free
