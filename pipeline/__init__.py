@@ -3,7 +3,7 @@
 Authors import what they need from here. The rooms, from the author to the machine:
 
 - ``dag``: steps and their arguments. ``code``: the code that a step reaches. Keys are built from
-  both.
+  both. ``trace``: the rule for the code that ran.
 - ``store``: what is kept; commits, leases, catalogs.
 - ``plan``: which artifacts exist and which steps will run. ``estimate``: their estimated cost.
   ``observed``: what a step uses while it runs.

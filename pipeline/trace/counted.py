@@ -1,0 +1,245 @@
+"""The rule for code: which statements and functions of loaded modules count; see ``RULE.md``."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import blake3
+
+from pipeline.trace.source_parts import (
+    BODIES,
+    EVERYTHING,
+    MODULE,
+    READS_TEXT,
+    Part,
+    Source,
+    Statement,
+)
+
+IMPORT = "(import)"
+"""Names what the import of a module does besides binding names that have digests of their own."""
+TEXT = "(text)"
+"""Names the bytes of a module's file, where code reads source."""
+ALL = "*"
+"""Names all of a module, of which any function may have run."""
+_ASKED = "?"
+"""Begins the name of something that the step looked up by a name known only at run time."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module of the project that a step has loaded.
+
+    Attributes:
+        is_package: whether its file is an ``__init__.py``.
+        ran: the qualified names of its functions that ran; ``None`` if any may have run.
+        asked: names that were looked up in it by a name known only at run time; :data:`ALL` if it
+            may be any.
+    """
+
+    source: Source
+    is_package: bool
+    ran: frozenset[str] | None
+    asked: frozenset[str] = frozenset()
+
+
+def digests(modules: Mapping[str, Loaded], has: Callable[[str], bool]) -> dict[str, str]:
+    """The digest of every unit that counts, by its name ``MODULE:UNIT``.
+
+    Args:
+        modules: the loaded modules of the project, by name.
+        has: whether the project has a module of this name now.
+    """
+    return _Rule(modules, has).digests()
+
+
+def seen_in(units: Collection[str]) -> dict[str, tuple[frozenset[str] | None, frozenset[str]]]:
+    """From the names of the units that count: the modules, each with the functions that ran (and
+    names of classes and constants) and with what was asked for."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for unit in units:
+        module, _, name = unit.partition(":")
+        ran, asked = found.setdefault(module, (set(), set()))
+        (asked if name.startswith(_ASKED) else ran).add(name.removeprefix(_ASKED))
+    return {
+        module: (None if ALL in ran else frozenset(ran), frozenset(asked))
+        for module, (ran, asked) in found.items()
+    }
+
+
+def imported_by(name: str, module: Loaded) -> Iterator[str]:
+    """The names of modules that any code of a module may import."""
+    rule = _Rule({name: module}, lambda _: False)
+    for level, target, attribute in module.source.whole.imports:
+        base = rule.absolute(name, level, target)
+        yield from (".".join(base.split(".")[: n + 1]) for n in range(base.count(".") + 1))
+        yield f"{base}.{attribute}"
+
+
+class _Rule:
+    def __init__(self, modules: Mapping[str, Loaded], has: Callable[[str], bool]):
+        self.modules, self.has = modules, has
+        self.words: set[str] = set()
+        self.whole: set[str] = set()
+        self.counts_bodies = self.counts_text = False
+        self.types_act = any(m.source.has_acting_types for m in modules.values())
+        self.counted: dict[str, set[int]] = {name: set() for name in modules}
+
+    def digests(self) -> dict[str, str]:
+        self._begin()
+        while self._spread():
+            pass
+        return {
+            f"{name}:{unit}": digest
+            for name in sorted(self.modules)
+            for unit, digest in self._of_module(name)
+        }
+
+    def _begin(self) -> None:
+        for name, module in self.modules.items():
+            if module.ran is None:
+                self._note(name, module.source.whole)
+                self.whole.add(name)
+                continue
+            if ALL in module.asked:
+                self.whole.add(name)
+            self.words |= module.asked
+            for stars in module.source.stars:
+                self.whole |= {name, *self._named(name, *stars[:2], "")}
+            for function, part in self._ran(module):
+                self.words.add(function.partition(".")[0])
+                self._note(name, part)
+
+    def _ran(self, module: Loaded) -> Iterator[tuple[str, Part]]:
+        for statement in module.source.statements:
+            for function, part in statement.functions.items():
+                if module.ran is not None and function in module.ran:
+                    yield function, part
+
+    def _spread(self) -> bool:
+        """Count what counted code mentions. Return whether this was more than before."""
+        before = len(self.whole), sum(map(len, self.counted.values())), self.counts_bodies
+        for name, module in self.modules.items():
+            if module.ran is None:
+                continue
+            for number, statement in enumerate(module.source.statements):
+                if number not in self.counted[name] and self._counts(name, statement):
+                    self.counted[name].add(number)
+                    self._note(name, statement.part)
+                    if self.counts_bodies:
+                        self._note_functions(name, statement)
+        return before != (
+            len(self.whole),
+            sum(map(len, self.counted.values())),
+            self.counts_bodies,
+        )
+
+    def _counts(self, name: str, statement: Statement) -> bool:
+        if (
+            statement.binds is None
+            or name in self.whole
+            or (statement.has_hints and self.types_act)
+        ):
+            return True
+        if any(self.has(module.partition(".")[0]) for _, module, _ in statement.part.imports):
+            return True
+        return not self.words.isdisjoint(statement.binds)
+
+    def _note(self, name: str, part: Part) -> None:
+        self.words |= part.words
+        if MODULE in part.reflection:
+            self.whole.add(name)
+        if EVERYTHING in part.reflection:
+            self.whole.update(self.modules)
+        self.counts_text |= READS_TEXT in part.reflection
+        if BODIES in part.reflection and not self.counts_bodies:
+            self.counts_bodies = True
+            for other, numbers in self.counted.items():
+                for number in numbers:
+                    self._note_functions(other, self.modules[other].source.statements[number])
+        for value in part.values:
+            self.whole |= self._modules_of(name, value.split("."))
+
+    def _note_functions(self, name: str, statement: Statement) -> None:
+        for part in statement.functions.values():
+            self._note(name, part)
+
+    # --- modules as values -----------------------------------------------------------------------
+
+    def _modules_of(self, name: str, dotted: list[str]) -> set[str]:
+        """The loaded modules that an imported name with attributes may stand for."""
+        found: set[str] = set()
+        for at in self.modules[name].source.aliases.get(dotted[0], ()):
+            found |= self._named(name, *at)
+        for attribute in dotted[1:]:
+            found = {m for one in found for m in self._attribute(one, attribute)}
+        return found
+
+    def _named(self, name: str, level: int, module: str, attribute: str) -> set[str]:
+        """The loaded modules that an import in a module may bind."""
+        target = self.absolute(name, level, module)
+        if attribute and attribute != "*":
+            return self._attribute(target, attribute)
+        return {target} & self.modules.keys()
+
+    def _attribute(self, module: str, attribute: str, depth: int = 0) -> set[str]:
+        inner = {f"{module}.{attribute}"} & self.modules.keys()
+        if (loaded := self.modules.get(module)) is None or depth > len(self.modules):
+            return inner
+        source = loaded.source
+        if source.stars:
+            return {m for m in self.modules if m.rpartition(".")[2] == attribute}
+        for level, target, name in source.aliases.get(attribute, ()):
+            other = self.absolute(module, level, target)
+            if name:
+                inner |= self._attribute(other, name, depth + 1)
+            else:
+                inner |= {other} & self.modules.keys()
+        return inner
+
+    def absolute(self, name: str, level: int, module: str) -> str:
+        if not level:
+            return module
+        parts = name.split(".")
+        kept = parts[: len(parts) - level + self.modules[name].is_package]
+        return ".".join([*kept, *([module] if module else [])])
+
+    # --- digests ---------------------------------------------------------------------------------
+
+    def _of_module(self, name: str) -> Iterator[tuple[str, str]]:
+        module = self.modules[name]
+        yield from ((f"{_ASKED}{asked}", "") for asked in sorted(module.asked))
+        if self.counts_text:
+            yield TEXT, module.source.text
+        if module.ran is None:
+            yield ALL, self._with_places(name, module.source.whole)
+            return
+        order: list[str] = []
+        functions: dict[str, list[str]] = {}
+        for number in sorted(self.counted[name]):
+            statement = module.source.statements[number]
+            if statement.binds is not None and statement.has_own_digest:
+                unit = statement.binds[0]
+                yield unit, statement.part.digest
+                order.append(f"={unit}")
+            else:
+                order.append(self._with_places(name, statement.part))
+            for function, part in statement.functions.items():
+                if self.counts_bodies or function in module.ran:
+                    functions.setdefault(function, []).append(self._with_places(name, part))
+        yield from ((function, _joined(found)) for function, found in functions.items())
+        yield IMPORT, _joined(order)
+
+    def _with_places(self, name: str, part: Part) -> str:
+        """A part's digest, and for each name that it imports, whether the project has such a
+        module: where an import leads depends on which files there are."""
+        found = [part.digest]
+        for level, module, attribute in part.imports:
+            target = self.absolute(name, level, module)
+            found += [str(int(self.has(target)))]
+            if attribute and found[-1] == "1":
+                found += [str(int(self.has(f"{target}.{attribute}")))]
+        return " ".join(found)
+
+
+def _joined(digests: list[str]) -> str:
+    return blake3.blake3("\n".join(digests).encode()).hexdigest()[:32]

@@ -1,0 +1,568 @@
+"""What each statement of a source file does and mentions: the facts behind the rule for code.
+
+A *part* is a statement of a module's top level, without the bodies of its functions, or one of
+these functions. A part has a digest of its syntax, and facts about how it can reach other code:
+the words that it mentions, the modules that it uses as values, and its reflection.
+
+A statement *only binds* names if running it has no effect besides binding them. The conditions are
+narrow: what is not known to be quiet counts.
+"""
+
+import ast
+import builtins
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import blake3
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_WORD = re.compile(r"[^\W\d]\w*")
+_BUILTIN = frozenset(dir(builtins))
+
+EVERYTHING, MODULE, BODIES, READS_TEXT = "everything", "module", "bodies", "text"
+"""Reflection of a part: it can reach every name of every module; of its own module; the bodies of
+functions that did not run; the text of files, with line numbers and comments."""
+
+_REACHES_EVERYTHING = frozenset(
+    (
+        *("eval", "exec", "__import__", "runpy", "__main__", "__subclasses__", "__globals__"),
+        *("f_globals", "f_locals", "get_objects", "get_referrers", "getmodule"),
+    )
+)
+_READS_BODIES = frozenset(
+    ("__code__", "co_code", "co_consts", "co_names", "dis", "marshal", "settrace", "setprofile")
+)
+_TEXT_READERS = frozenset(
+    (
+        *("getsource", "getsourcelines", "findsource", "getcomments", "linecache"),
+        *("f_lineno", "tb_lineno", "co_firstlineno", "co_lines", "co_positions"),
+    )
+)
+_TYPES_ACT = frozenset(("__or__", "__ror__", "__class_getitem__"))
+_METACLASSES = frozenset(("type", "ABCMeta", "EnumMeta", "EnumType"))
+_NAMESPACES = frozenset(("globals", "locals", "vars", "dir"))
+_QUIET_DECORATORS = frozenset(
+    (
+        *("builtins.property", "builtins.staticmethod", "builtins.classmethod"),
+        *("dataclasses.dataclass", "abc.abstractmethod", "typing.overload", "typing.final"),
+        *("functools.cache", "functools.lru_cache", "functools.cached_property"),
+        *("contextlib.contextmanager", "contextlib.asynccontextmanager"),
+        *("pipeline.step", "pipeline.execution_detail"),
+        "steps.shared.execution_detail.execution_detail",
+    )
+)
+_QUIET_CALLS = frozenset(
+    (
+        *("builtins.frozenset", "builtins.set", "builtins.tuple", "builtins.list", "builtins.dict"),
+        *("builtins.float", "builtins.int", "builtins.range", "re.compile", "pathlib.Path"),
+        *("typing.TypeVar", "typing.NewType", "dataclasses.field"),
+        *("pipeline.added_field", "pipeline.execution_detail"),
+        *(f"steps.shared.execution_detail.{n}" for n in ("added_field", "detail_field")),
+    )
+)
+"""Functions that only make a value of what they are given."""
+_QUIET_BASES = frozenset(
+    (
+        *("abc.ABC", "enum.Enum", "enum.IntEnum", "enum.StrEnum", "typing.Generic"),
+        *("typing.NamedTuple", "typing.Protocol", "typing.TypedDict"),
+        *(f"builtins.{n}" for n in _BUILTIN if isinstance(getattr(builtins, n), type)),
+    )
+)
+_ACCESSORS = frozenset(("setter", "getter", "deleter"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A statement or a function, and how it can reach other code.
+
+    Attributes:
+        words: the names that it mentions, also inside texts.
+        values: imported names, each with attributes, that it uses as values: ``conf``, ``np.abs``.
+        imports: what it imports, as ``(level, module, name)``; the name is empty without ``from``.
+        reflection: those that hold of :data:`EVERYTHING`, :data:`MODULE`, :data:`BODIES` and
+            :data:`READS_TEXT`.
+    """
+
+    digest: str
+    words: frozenset[str]
+    values: frozenset[str] = frozenset()
+    imports: tuple[tuple[int, str, str], ...] = ()
+    reflection: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a module's top level.
+
+    Attributes:
+        binds: the names that it binds, if it does nothing else; ``None`` if it may do more.
+        has_own_digest: whether its digest can be shown under the name that it binds.
+        has_hints: whether it only binds if types do nothing of their own in ``X | Y`` and ``X[Y]``.
+        functions: its functions, by qualified name.
+    """
+
+    part: Part
+    binds: tuple[str, ...] | None
+    has_own_digest: bool
+    has_hints: bool = False
+    functions: Mapping[str, Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source file.
+
+    Attributes:
+        statements: those of its top level, in order.
+        bindings: how often its top level, or a function with ``global``, binds each name.
+        aliases: what each imported name stands for, as ``(level, module, name)``.
+        whole: all of it, with the body of every function.
+        text: the digest of its bytes.
+        has_acting_types: whether it has a metaclass, a class that acts in ``X | Y`` or ``X[Y]``, or
+            a function that serves attributes of the module.
+    """
+
+    statements: tuple[Statement, ...]
+    bindings: Mapping[str, int]
+    aliases: Mapping[str, tuple[tuple[int, str, str], ...]]
+    whole: Part
+    text: str
+    has_acting_types: bool
+
+    @property
+    def functions(self) -> list[str]:
+        """The qualified names of its functions."""
+        return [name for statement in self.statements for name in statement.functions]
+
+    @functools.cached_property
+    def stars(self) -> frozenset[tuple[int, str, str]]:
+        """The modules of which it imports all names."""
+        imports = (i for alias in self.aliases.values() for i in alias)
+        return frozenset(found for found in imports if found[2] == "*")
+
+
+def read_source(source: bytes) -> Source:
+    """The statements of a source file. Raise `SyntaxError` or `ValueError` if it is not valid."""
+    return _Reader(ast.parse(source)).source(blake3.blake3(source).hexdigest()[:32])
+
+
+class _Reader:
+    def __init__(self, tree: ast.Module):
+        self.tree = tree
+        self.bindings = Counter(_bound(tree.body))
+        self.aliases = _aliases(tree)
+        futures = (n for n in tree.body if isinstance(n, ast.ImportFrom))
+        self.hints_run = not any(
+            n.module == "__future__" and n.names[0].name == "annotations" for n in futures
+        )
+
+    def source(self, text: str) -> Source:
+        statements = tuple(self._statement(n, is_first=not i) for i, n in enumerate(self.tree.body))
+        whole = self._part(self.tree.body, strip=False)
+        acting = any(map(_acts_as_type, ast.walk(self.tree))) or "__getattr__" in self.bindings
+        return Source(statements, dict(self.bindings), self.aliases, whole, text, acting)
+
+    def _statement(self, node: ast.stmt, is_first: bool) -> Statement:
+        if is_first and _is_text(node):
+            return Statement(Part(_digest([node], False), frozenset()), ("__doc__",), True)
+        self.has_hints = False
+        functions: dict[str, list[_Function]] = {}
+        for name, function in _functions([node], ""):
+            functions.setdefault(name, []).append(function)
+        binds = self._binds(node)
+        if binds is not None and any(_is_special(n) or self.bindings[n] > 1 for n in binds):
+            binds = None
+        if binds is not None and isinstance(node, ast.AnnAssign):
+            binds = (*binds, "__annotations__")
+        return Statement(
+            self._part([node], strip=True),
+            binds,
+            isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign),
+            self.has_hints,
+            {name: self._part(nodes, False, name) for name, nodes in functions.items()},
+        )
+
+    # --- quiet statements ------------------------------------------------------------------------
+
+    def _binds(self, node: ast.stmt) -> tuple[str, ...] | None:
+        if isinstance(node, _Function):
+            return (node.name,) if self._is_quiet_function(node) else None
+        if isinstance(node, ast.ClassDef):
+            return (node.name,) if self._is_quiet_class(node) else None
+        if isinstance(node, ast.Import):
+            return tuple(a.asname or a.name.partition(".")[0] for a in node.names)
+        if isinstance(node, ast.ImportFrom):
+            is_plain = not node.level and node.module != "__future__"
+            names = tuple(a.asname or a.name for a in node.names)
+            return names if is_plain and "*" not in names else None
+        if isinstance(node, ast.Assign):
+            names = tuple(t.id for t in node.targets if isinstance(t, ast.Name))
+            is_plain = len(names) == len(node.targets) and self._is_still(node.value)
+            return names if is_plain else None
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            is_plain = node.value is not None and self._is_still(node.value)
+            return (node.target.id,) if is_plain and self._is_quiet_hint(node.annotation) else None
+        return None
+
+    def _is_quiet_function(self, node: _Function) -> bool:
+        a = node.args
+        given = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+        hints = [arg.annotation for arg in given if arg is not None] + [node.returns]
+        return (
+            not getattr(node, "type_params", None)
+            and all(map(self._is_quiet_decorator, node.decorator_list))
+            and all(self._is_still(d) for d in (*a.defaults, *a.kw_defaults) if d is not None)
+            and all(map(self._is_quiet_hint, hints))
+        )
+
+    def _is_quiet_class(self, node: ast.ClassDef) -> bool:
+        return (
+            not node.keywords
+            and not getattr(node, "type_params", None)
+            and all(map(self._is_quiet_decorator, node.decorator_list))
+            and all(self._origin(_subscripted(base)) in _QUIET_BASES for base in node.bases)
+            and all(map(self._is_quiet_in_class, node.body))
+        )
+
+    def _is_quiet_in_class(self, node: ast.stmt) -> bool:
+        if isinstance(node, _Function):
+            return node.name != "__init_subclass__" and self._is_quiet_function(node)
+        if isinstance(node, ast.ClassDef):
+            return self._is_quiet_class(node)
+        if isinstance(node, ast.Assign):
+            return all(isinstance(t, ast.Name) for t in node.targets) and self._is_still(node.value)
+        if isinstance(node, ast.AnnAssign):
+            is_plain = isinstance(node.target, ast.Name) and self._is_quiet_hint(node.annotation)
+            return is_plain and (node.value is None or self._is_still(node.value))
+        return isinstance(node, ast.Pass) or _is_text(node)
+
+    def _is_quiet_decorator(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(k.value for k in node.keywords)]
+            return self._is_quiet_decorator(node.func) and all(map(self._is_still, given))
+        if isinstance(node, ast.Attribute) and node.attr in _ACCESSORS:
+            return isinstance(node.value, ast.Name)
+        return self._origin(node) in _QUIET_DECORATORS
+
+    def _is_still(self, node: ast.expr) -> bool:
+        """Whether evaluating an expression runs no code of anybody, but for a few functions that
+        only make what they are told."""
+        if isinstance(node, ast.Name):
+            return self._is_known(node.id)
+        if isinstance(node, ast.Tuple | ast.List):
+            return all(map(self._is_still, node.elts))
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(k.value for k in node.keywords)]
+            return self._origin(node.func) in _QUIET_CALLS and all(map(self._is_still, given))
+        if isinstance(node, ast.BinOp):
+            return all(isinstance(n, _IN_SUMS) for n in ast.walk(node))
+        return isinstance(node, ast.Lambda) or _is_data(node)
+
+    def _is_quiet_hint(self, node: ast.expr | None) -> bool:
+        if node is None or not self.hints_run:
+            return True
+        for n in ast.walk(node):
+            if not isinstance(n, _IN_HINTS):
+                return False
+            if isinstance(n, ast.Name) and not self._is_known(n.id):
+                return False
+            self.has_hints |= isinstance(n, ast.Subscript | ast.BinOp | ast.Attribute)
+        return True
+
+    def _is_known(self, name: str) -> bool:
+        return name in _BUILTIN or name in self.bindings
+
+    def _origin(self, node: ast.expr) -> str:
+        """The full name of a library's object; empty if it may be another."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = self._origin_of_module(node.value.id)
+            return f"{module}.{node.attr}" if module else ""
+        if not isinstance(node, ast.Name):
+            return ""
+        if node.id not in self.bindings:
+            return f"builtins.{node.id}" if node.id in _BUILTIN else ""
+        found = self.aliases.get(node.id, ())
+        if self.bindings[node.id] > 1 or len(found) != 1:
+            return ""
+        level, module, name = found[0]
+        return f"{module}.{name}" if name and not level else ""
+
+    def _origin_of_module(self, alias: str) -> str:
+        found = self.aliases.get(alias, ())
+        if self.bindings[alias] > 1 or len(found) != 1:
+            return ""
+        level, module, name = found[0]
+        return "" if level or name else module
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _part(self, nodes: list[Any], strip: bool, name: str = "") -> Part:
+        words: set[str] = set()
+        named: set[str] = set()  # without the words of longer texts
+        values: set[str] = set()
+        imports: set[tuple[int, str, str]] = set()
+        reflection: set[str] = set()
+        for node, classes, is_inner in _walk(nodes, strip, tuple(name.split(".")[:-1])):
+            words.update(_words(node, classes))
+            named.update(_named(node))
+            if (value := self._value(node)) is not None:
+                values.add(value)
+            imports.update(_imports(node))
+            reflection.update(self._reflection(node, is_inner))
+        if named & _REACHES_EVERYTHING:
+            reflection.add(EVERYTHING)
+        if named & _READS_BODIES:
+            reflection.add(BODIES)
+        if named & _TEXT_READERS:
+            reflection.add(READS_TEXT)
+        return Part(
+            _digest(nodes, strip),
+            frozenset(words),
+            frozenset(values),
+            tuple(sorted(imports)),
+            frozenset(reflection),
+        )
+
+    def _value(self, node: Any) -> str | None:
+        """The dotted imported name that is used as a value here. A name is such a value unless it
+        is the base of a plain attribute."""
+        if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            return None
+        if getattr(node, "is_base", False):
+            return None
+        dotted = _dotted(node)
+        if isinstance(node, ast.Attribute) and _is_special(node.attr):
+            dotted = _dotted(node.value)
+        return dotted if dotted and dotted.partition(".")[0] in self.aliases else None
+
+    def _reflection(self, node: Any, is_inner: bool) -> Iterator[str]:
+        if isinstance(node, ast.Name) and node.id in _NAMESPACES and node.id not in self.bindings:
+            given = getattr(node, "call", None)
+            if getattr(node, "is_given", False) and node.id in ("vars", "dir"):
+                return  # as in `map(vars, rows)`
+            if given is None or (not given and (node.id == "globals" or not is_inner)):
+                yield MODULE
+        is_modules = isinstance(node, ast.Attribute) and node.attr == "modules"
+        if is_modules and _dotted(node.value) == "sys" and not getattr(node, "is_fixed", False):
+            yield EVERYTHING
+        taken = _imports(node) if isinstance(node, ast.ImportFrom) else ()
+        if any(module == "sys" and name in ("modules", "*") for _, module, name in taken):
+            yield EVERYTHING
+
+
+_IN_HINTS = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.BitOr, ast.Tuple, ast.List),
+    *(ast.Load, ast.Subscript, ast.UnaryOp, ast.USub),
+)
+_IN_SUMS = (ast.BinOp, ast.operator, ast.Constant)
+_IN_DATA = (
+    *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Load),
+    *(ast.UnaryOp, ast.USub, ast.UAdd),
+)
+
+
+def _is_data(node: ast.expr) -> bool:
+    """Whether an expression is made of literals alone."""
+    for n in ast.walk(node):
+        if not isinstance(n, _IN_DATA):
+            return False
+        if isinstance(n, ast.UnaryOp) and not isinstance(n.operand, ast.Constant):
+            return False
+    return True
+
+
+def _is_text(node: ast.stmt) -> bool:
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+
+
+def _acts_as_type(node: Any) -> bool:
+    if isinstance(node, _Function):
+        return node.name in _TYPES_ACT
+    if not isinstance(node, ast.ClassDef):
+        return False
+    is_type = any(
+        _dotted(base).rpartition(".")[2] in ("type", "ABCMeta", "EnumMeta") for base in node.bases
+    )
+    return is_type or any(k.arg == "metaclass" for k in node.keywords)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _subscripted(node: ast.expr) -> ast.expr:
+    return node.value if isinstance(node, ast.Subscript) else node
+
+
+def _dotted(node: Any) -> str:
+    """``a.b.c``; empty for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def _functions(nodes: Iterable[Any], prefix: str) -> Iterator[tuple[str, _Function]]:
+    """The functions that are in no other function, by qualified name."""
+    for node in nodes:
+        if isinstance(node, _Function):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _functions(ast.iter_child_nodes(node), prefix)
+
+
+def _bound(nodes: Iterable[Any]) -> Iterator[str]:
+    """Each name that these nodes bind at the top level of a module, once for each time."""
+    for node in nodes:
+        if isinstance(node, _Function | ast.ClassDef):
+            yield node.name
+            inner = node.body if isinstance(node, ast.ClassDef) else ()
+            yield from (n for m in inner for n in _globals(m))
+            yield from () if isinstance(node, ast.ClassDef) else _globals(node)
+            yield from _bound(node.decorator_list)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (a.asname or a.name.partition(".")[0] for a in node.names)
+        elif isinstance(node, ast.Lambda):
+            continue
+        else:
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                yield node.id
+            named = getattr(node, "name", None) or getattr(node, "rest", None)
+            if isinstance(named, str):  # of an exception, or in a pattern
+                yield named
+            yield from _bound(ast.iter_child_nodes(node))
+
+
+def _globals(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Global):
+            yield from inner.names
+
+
+def _aliases(tree: ast.Module) -> dict[str, tuple[tuple[int, str, str], ...]]:
+    found: dict[str, dict[tuple[int, str, str], None]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                name, stands_for = a.asname, a.name
+                if name is None:
+                    name = stands_for = a.name.partition(".")[0]
+                found.setdefault(name, {})[0, stands_for, ""] = None
+        elif isinstance(node, ast.ImportFrom):
+            for a in node.names:
+                at = node.level, node.module or "", a.name
+                found.setdefault(a.asname or a.name, {})[at] = None
+    return {name: tuple(all_of) for name, all_of in found.items()}
+
+
+def _imports(node: Any) -> Iterator[tuple[int, str, str]]:
+    if isinstance(node, ast.Import):
+        yield from ((0, a.name, "") for a in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((node.level, node.module or "", a.name) for a in node.names)
+
+
+def _walk(
+    nodes: Iterable[Any], strip: bool, classes: tuple[str, ...]
+) -> Iterator[tuple[Any, tuple[str, ...], bool]]:
+    """Every node, the names of the classes around it, and whether a function is around it. Bodies
+    of functions are left out if ``strip``; texts of documentation are left out."""
+    pending: list[tuple[Any, tuple[str, ...], bool]] = [(n, classes, False) for n in nodes]
+    while pending:
+        node, classes, is_inner = pending.pop()
+        yield node, classes, is_inner
+        if isinstance(node, ast.Attribute):
+            vars(node.value)["is_base"] = not _is_special(node.attr)
+        if isinstance(node, ast.Call):
+            vars(node.func)["call"] = [*node.args, *node.keywords]
+            for given in node.args:
+                vars(given)["is_given"] = True
+        _fix_modules(node)
+        if isinstance(node, ast.ClassDef):
+            classes = (*classes, node.name)
+        for name, value in ast.iter_fields(node):
+            is_body = name == "body" and isinstance(node, _Function)
+            if is_body and strip:
+                continue
+            inner = is_inner or is_body or isinstance(node, ast.Lambda)
+            children = value if isinstance(value, list) else [value]
+            if name == "body" and children and isinstance(node, _Function | ast.ClassDef):
+                children = children[_is_text(children[0]) :]
+            pending += ((c, classes, inner) for c in children if isinstance(c, ast.AST))
+
+
+def _fix_modules(node: Any) -> None:
+    """Mark ``sys.modules`` where it is asked for one module by a constant name."""
+    base = None
+    if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
+        base = node.comparators[0]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        is_asked = node.func.attr in ("get", "pop") and node.args
+        base = node.func.value if is_asked and isinstance(node.args[0], ast.Constant) else None
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        base = node.value
+    if base is not None:
+        vars(base)["is_fixed"] = True
+
+
+def _words(node: Any, classes: tuple[str, ...]) -> Iterator[str]:
+    own: list[str] = []
+    if isinstance(node, ast.Name):
+        own = [node.id]
+    elif isinstance(node, ast.Attribute):
+        own = [] if node.attr == "__doc__" else [node.attr]  # of a module: see `_value`
+    elif isinstance(node, ast.keyword):
+        own = [node.arg or ""]
+    elif isinstance(node, ast.Global | ast.Nonlocal):
+        own = node.names
+    elif isinstance(node, ast.MatchClass):
+        own = node.kwd_attrs
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+        own = _WORD.findall(text)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        names = [a.name for a in node.names] + [getattr(node, "module", None) or ""]
+        own = [part for name in names for part in name.split(".")]
+    for word in own:
+        yield word
+        if classes and word.startswith("__") and not word.endswith("__"):
+            yield from (f"_{name.lstrip('_')}{word}" for name in classes)
+
+
+def _named(node: Any) -> Iterator[str]:
+    """The names that a node mentions in code, or as a text that is a name with an underscore:
+    ``getattr(f, "__globals__")``, but not a split that is called ``eval``."""
+    if not isinstance(node, ast.Constant):
+        yield from _words(node, ())
+    elif isinstance(node.value, str) and "_" in node.value:
+        yield node.value
+
+
+def _digest(nodes: Iterable[Any], strip: bool) -> str:
+    hasher = blake3.blake3()
+    for node in nodes:
+        hasher.update(repr(_form(node, strip)).encode("utf-8", "surrogatepass"))
+    return hasher.hexdigest()[:32]
+
+
+def _form(node: Any, strip: bool) -> Any:
+    """The syntax without places, the same in every version of Python."""
+    if isinstance(node, ast.AST):
+        fields: list[Any] = []
+        for name, value in ast.iter_fields(node):
+            if strip and name == "body" and isinstance(node, _Function):
+                value = value[:1] if _is_text(value[0]) else []
+            if value is not None and value != [] and name not in ("type_comment", "kind"):
+                fields.append((name, _form(value, strip)))
+        return (type(node).__name__, fields)
+    if isinstance(node, list):
+        return [_form(inner, strip) for inner in node]
+    return (type(node).__name__, node)
