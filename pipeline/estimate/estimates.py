@@ -7,7 +7,7 @@ from it. A plan in which nothing runs costs nothing to estimate.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Estimate:
     """The estimated cost of one step; ``None`` for unknown amounts.
 
     Attributes:
-        seconds: wall time.
+        seconds: wall time, of a step that resumes for the share of its work that is left.
         memory: the most bytes used on one accelerator, or in the machine.
         disk: bytes of its artifact.
         scratch: further bytes that it needs while it runs.
@@ -132,7 +132,9 @@ class Estimator:
         for planned in plan.steps:
             if planned.state is not State.CACHED:
                 step = planned.step
-                found[step.fingerprint] = self._estimate(step, made, sizes)
+                whole = self._estimate(step, made, sizes)
+                seconds = None if whole.seconds is None else whole.seconds * planned.left
+                found[step.fingerprint] = replace(whole, seconds=seconds)
                 sizes[step.fingerprint] = found[step.fingerprint].disk
                 if (last := self._last(step, made)) is not None:
                     made[step.fingerprint] = last

@@ -18,7 +18,7 @@ from estimated_steps import (
 )
 from rich.console import Console
 
-from pipeline import Step, Store, TemperError, run, step
+from pipeline import Output, Step, Store, TemperError, run, step
 from pipeline.estimate import machine
 from pipeline.estimate.estimates import Estimates, Estimator
 from pipeline.estimate.machine import Hardware
@@ -89,6 +89,29 @@ def test_a_step_whose_inputs_are_made_again_is_estimated_by_those_that_were(stor
         assert (estimates.of[sum_rows(other).fingerprint].seconds is not None) == is_known
     text = shown(*planned(store, sum=sum_rows(write_rows(999))))
     assert "time of 1 step unknown (never run on such inputs)" in text
+
+
+@step(version="1")
+def count(out: Output, until: int) -> None:
+    (out.path / "count.txt").write_text(f"{until}")
+
+
+def test_a_step_that_resumes_takes_the_share_that_is_left(store: Store) -> None:
+    run([count(7)], store, console=QUIET)
+    wanted = count(8)
+    plan, whole = planned(store, it=wanted)
+    key = plan.steps[-1].key
+    assert key is not None
+    scratch = store.scratch_path("count", key)
+    scratch.mkdir(parents=True)
+    (scratch / "checkpoint").write_text("6")
+    told = Path(store.progress_path("count", key))
+    told.parent.mkdir(parents=True)
+    told.write_text('{"done": 6, "total": 8}')
+    _, left = planned(store, it=wanted)
+    (before,), (after,) = whole.of.values(), left.of.values()
+    assert before.seconds
+    assert after == replace(before, seconds=before.seconds / 4)
 
 
 def test_what_declares_nothing_is_scaled_by_the_bytes_of_its_inputs(store: Store) -> None:
