@@ -40,6 +40,7 @@ from steps.scoring.logps import (
 from steps.scoring.packing import Pack, make_pack
 from steps.scoring.scorer import Scorer
 from steps.training.config import OptimizerConfig
+from steps.training.objectives import sft_objective
 from steps.training.trainer import GroupLosses, Trainer
 
 
@@ -460,3 +461,25 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     model.get_output_embeddings = lambda: None
     with pytest.raises(ValueError, match="LlamaForCausalLM has no language-model head"):
         token_logps(model, make_pack(groups(1)))
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_rotary_positions_are_not_rounded_with_the_weights(tmp_path: Path, dtype: Dtype) -> None:
+    """Rounded to bfloat16, they would turn token 1,900 by some hundredths too far or too little."""
+    folder = model_folder(tmp_path, llama)
+    ids = tuple(random.Random(0).choices(range(VOCABULARY), k=1900))
+    group = TokenGroup("long", "long", ids[:1800], (TokenResponse(ids[1800:]),))
+    trainer = Trainer(Scorer(load_model(folder, dtype), 2000), OptimizerConfig())
+    batch = trainer.prepare([group])
+    found = trainer.logps(batch).result().tokens[0]
+    objective = sft_objective([group])
+    trainer.forward_backward(batch, objective.batch_loss([0], None)).result()
+    trainer.optim_step(1e-3).result()
+    angles = trainer.scorer.model.get_buffer("model.rotary_emb.inv_freq")
+    assert angles.tolist() == pytest.approx([1, 0.01], rel=1e-6)  # θ^(-2k/d), of 10,000 and 4
+    trainer.close()
+    with torch.no_grad():
+        logits = LlamaForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0]
+    right = logits.log_softmax(dim=-1)[range(1799, 1899), ids[1800:]].double()
+    if dtype is not Dtype.bfloat16:
+        torch.testing.assert_close(found.double(), right, rtol=0, atol=1e-4)
