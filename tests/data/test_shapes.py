@@ -102,11 +102,6 @@ SHAPES: dict[str, tuple[type, Sequence[dict[str, Any]], str]] = {
     "Tulu 3 RLVR": (
         PROMPT, [{"messages": [USER], "ground_truth": "good", "dataset": "gsm8k"}],
         "user: q = good"),
-    "Skywork OR1": (
-        PROMPT, [{"data_source": "train-math", "prompt": [USER], "ability": "math",
-                  "reward_model": {"ground_truth": '["good"]', "style": "rule"},
-                  "extra_info": {"index": 1}}],
-        "user: q = good"),
     "hermes function calling": (
         CHAT, [{"id": "i", "conversations": [
             {"from": "system", "value": HERMES}, {"from": "human", "value": "q"},

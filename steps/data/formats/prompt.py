@@ -14,7 +14,6 @@ from steps.data.records.record_fields import (
     is_list,
     parsed_json,
     text,
-    texts_in,
 )
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PromptRow
@@ -37,7 +36,7 @@ _CUT_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|$)")
 class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
-    `answer` is a string or a whole number, or a list of one, also as JSON, and may be absent. Of a
+    `answer` is a string or a whole number, or a list of one, and may be absent or blank. Of a
     solution whose last line begins with `####`, as in GSM8K, the rest of that line is the answer;
     of one with boxes, as in MATH, what the last box holds. A solution that is cut is refused.
     """
@@ -91,8 +90,8 @@ def judged_by(record: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _answer(value: Any, field: str) -> str | None:
-    if len(listed := texts_in(value) or (value if is_list(value) else ())) == 1:
-        (value,) = listed  # Skywork-OR1 has the list as a text
+    if is_list(value) and len(value) == 1:
+        (value,) = value
     if value is None or (is_list(value) and not value):
         return None
     if is_list(value):
@@ -100,7 +99,8 @@ def _answer(value: Any, field: str) -> str | None:
             "answer not a string",
             f"{field} holds {len(value)} answers; name one: data.fields.answer={field}.0",
         )
-    value = str(value) if type(value) is int else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     said = text(value, field, "answer not a string")
     if not said.strip():
         return None
