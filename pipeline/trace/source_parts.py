@@ -55,16 +55,22 @@ _QUIET_DECORATORS = frozenset(
         "steps.shared.execution_detail.execution_detail",
     )
 )
-_QUIET_CALLS = frozenset(
+_KEEPS = frozenset(
     (
-        *("builtins.frozenset", "builtins.set", "builtins.tuple", "builtins.list", "builtins.dict"),
-        *("builtins.float", "builtins.int", "builtins.range", "re.compile", "pathlib.Path"),
-        *("typing.TypeVar", "typing.NewType", "dataclasses.field"),
-        *("pipeline.added_field", "pipeline.execution_detail"),
+        *("dataclasses.field", "pipeline.added_field", "pipeline.execution_detail"),
         *(f"steps.shared.execution_detail.{n}" for n in ("added_field", "detail_field")),
     )
 )
-"""Functions that only make a value of what they are given."""
+"""Functions that only keep what they are given."""
+_READS = frozenset(
+    (
+        *("builtins.frozenset", "builtins.set", "builtins.tuple", "builtins.list", "builtins.dict"),
+        *("builtins.float", "builtins.int", "builtins.range", "re.compile", "pathlib.Path"),
+        *("typing.TypeVar", "typing.NewType"),
+    )
+)
+"""Functions that only make a value of literals. What a name stands for may act: ``list(rows)``
+uses an iterator up."""
 _QUIET_BASES = frozenset(
     (
         *("abc.ABC", "enum.Enum", "enum.IntEnum", "enum.StrEnum", "typing.Generic"),
@@ -257,7 +263,10 @@ class _Reader:
             return all(map(self._is_still, node.elts))
         if isinstance(node, ast.Call):
             given = [*node.args, *(k.value for k in node.keywords)]
-            return self._origin(node.func) in _QUIET_CALLS and all(map(self._is_still, given))
+            name = self._origin(node.func)
+            if name in _READS:
+                return all(map(self._is_still, given)) and not any(map(_has_names, given))
+            return name in _KEEPS and all(map(self._is_still, given))
         if isinstance(node, ast.BinOp):
             return all(isinstance(n, _IN_SUMS) for n in ast.walk(node))
         return isinstance(node, ast.Lambda) or _is_data(node)
@@ -373,6 +382,11 @@ def _is_data(node: ast.expr) -> bool:
         if isinstance(n, ast.UnaryOp) and not isinstance(n.operand, ast.Constant):
             return False
     return True
+
+
+def _has_names(node: ast.expr) -> bool:
+    inner = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return any(n.id not in _BUILTIN for n in inner)
 
 
 def _is_text(node: ast.stmt) -> bool:
