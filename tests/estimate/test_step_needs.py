@@ -66,9 +66,9 @@ def needs(
         text = json.dumps(shape).encode() if is_model else None
         return SimpleNamespace(read=lambda name: text, part=None, manifest=manifest)
 
-    named = {"policy": policy, "tokens": rows} | more
-    arguments = {name: value for name, value in named.items() if value is not None}
-    return of_model(Call({**arguments, "config": config}, hardware, made, lambda value: None))
+    named = {"policy": policy, "tokens": rows, "config": config} | more
+    given = {name: value for name, value in named.items() if value is not None}
+    return of_model(Call(given, hardware, made, lambda value: None))
 
 
 def functions() -> list[StepFunction]:
