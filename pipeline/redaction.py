@@ -85,7 +85,8 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 def shown(text: str, keys: Sequence[str] | None = None) -> str:
     """A text without what `in_urls` redacts and without values that secret names precede, as in
     ``--token x``, ``X-Api-Key: x`` and ``password=x``."""
-    return _GIVEN.sub(_without_value, in_urls(text, keys))
+    text = in_urls(text, keys)
+    return text if text.isalnum() else _GIVEN.sub(_without_value, text)  # a name needs a separator
 
 
 def _without_value(found: re.Match[str]) -> str:
@@ -110,7 +111,7 @@ def in_urls(text: str, keys: Sequence[str] | None = None) -> str:
         text = _PARAMETER.sub(
             lambda found: f"{found[1]}{found[2]}=…" if is_secret(found[2]) else found[0], text
         )
-    return _BEARER.sub(r"\1…", text)
+    return text if text.isalnum() else _BEARER.sub(r"\1…", text)
 
 
 def _known_keys() -> list[str]:
@@ -124,11 +125,11 @@ def record(value: Any, exact: Collection[str] = (), indent: int | None = None) -
         exact: fields of the value that hold names of files and digests. They are written as they
             are: changed, the record would be one of other files or of another key.
     """
-    keys = _known_keys()
+    texts = _Shown(_known_keys())
     if exact:
-        value = {n: v if n in exact else _redacted(v, keys) for n, v in value.items()}
+        value = {n: v if n in exact else _redacted(v, texts) for n, v in value.items()}
         return exact_record(value, indent)
-    return exact_record(_redacted(value, keys), indent)
+    return exact_record(_redacted(value, texts), indent)
 
 
 def exact_record(value: Any, indent: int | None = None) -> bytes:
@@ -137,12 +138,25 @@ def exact_record(value: Any, indent: int | None = None) -> bytes:
     return json.dumps(value, indent=indent, default=vars).encode()
 
 
-def _redacted(value: Any, keys: Sequence[str]) -> Any:
+class _Shown(dict[str, str]):
+    """Texts redacted, each once: a record repeats the names of its fields."""
+
+    def __init__(self, keys: Sequence[str]):
+        self._keys = keys
+
+    def __missing__(self, text: str) -> str:
+        self[text] = redacted = shown(text, self._keys)
+        return redacted
+
+
+def _redacted(value: Any, texts: _Shown) -> Any:
     if isinstance(value, str):
-        return shown(value, keys)
+        return texts[value]
     if isinstance(value, dict):
-        return {_redacted(name, keys): _redacted(inner, keys) for name, inner in value.items()}
-    return [_redacted(inner, keys) for inner in value] if isinstance(value, list | tuple) else value
+        return {_redacted(name, texts): _redacted(inner, texts) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(inner, texts) for inner in value]
+    return value
 
 
 def shown_output(output: bytes) -> bytes:
