@@ -65,6 +65,11 @@ FAMILIES = {
     "no token ends a turn": family(
         "<|bot|>\n{{ m.content }}" + CALLS, "<|{{ m.role }}|>\n{{ m.content }}", "<|bot|>"
     ),
+    "no header is asked for after a result": family(
+        "<|start|>bot<|text|>{{ m.content }}" + CALLS + "<|end|>",
+        OTHER,
+        "{% if messages[-1].role != 'tool' %}<|start|>bot<|text|>{% endif %}",
+    ),
     "an empty thought": family(
         "<|im_start|>bot\n{% if loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
         "{% endif %}{{ m.content }}" + CALLS + "<|im_end|>\n",
@@ -208,6 +213,12 @@ def test_a_call_ends_before_its_result_which_may_open_with_the_same_name() -> No
         "<|start|>bot<|text|>",
     )
     found = trained(named, *ROUND, train_on=TrainOn.all_turns)
+    assert found == [f"{WRITTEN}<|end|>", "It is sunny there.<|end|>"]
+
+
+def test_a_header_is_read_too_where_it_is_not_asked_for() -> None:
+    name = "no header is asked for after a result"
+    found = trained(name, *ROUND, train_on=TrainOn.all_turns)
     assert found == [f"{WRITTEN}<|end|>", "It is sunny there.<|end|>"]
 
 

@@ -296,8 +296,10 @@ class SpanFinder:
         return trace.form.place(len(str(header)))
 
     def _after_late_header(self, trace: "_Trace", place: Place) -> Place:
+        """`place`; or the end of a header that the template writes there, where the generation
+        prompt has none: in all cases, or in some, as after a tool's result."""
         index, offset = place
-        late = self.format.late_header
+        late = self.format.late_header or self.format.header
         begins = bool(late) and trace.form.pieces[index].startswith(late, offset)
         return (index, offset + len(late)) if begins else place
 
@@ -338,7 +340,8 @@ class SpanFinder:
             names = [i for i, name in enumerate(alone.names) if trace.owner(name) == turn]
             return alone.pieces[names[-1] + 1] if names else None
         after = alone.after(self.tracer.form(trace.shape, turn, header=True))
-        return None if after is None else after.removeprefix(self.format.late_header)
+        late = self.format.late_header or self.format.header
+        return None if after is None else after.removeprefix(late)
 
     def _end_in(self, tail: str) -> int:
         """Where a turn ends in the template's text after the turn's last own character."""
