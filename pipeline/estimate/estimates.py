@@ -1,7 +1,8 @@
 """Estimates of a plan: the cost of each step that will run, and of all together.
 
-Time is that of the last runs of the step on such hardware, scaled by its work. Memory and disk are
-by formula, times the factor by which the nearest run differed from it.
+Time is that of the last runs of the step on such hardware, scaled by its work; a step that never
+ran has none. Memory and disk are by formula, times the factor by which the nearest run differed
+from it. A plan in which nothing runs costs nothing to estimate.
 """
 
 import contextlib

@@ -84,17 +84,16 @@ def nearest(work: Mapping[str, float], runs: Sequence[PastRun]) -> PastRun | Non
 
 
 def seconds_of(work: Mapping[str, float], runs: Sequence[PastRun]) -> float | None:
-    """The seconds of a run with this work: the median of the last three with the nearest work; for
-    more or less, by the slope to that which differs most. A single run may be half start."""
+    """The seconds of a run with this work: those of the nearest run, and for more or less work the
+    slope between it and the run whose work differs most. A single run may be half start."""
     known = [
         (share, run.took["seconds"])
         for run in runs
         if "seconds" in run.took and (share := compared(work, run))
     ]
-    if (near := min((share for share, _ in known), key=lambda s: abs(math.log(s)), default=0)) == 0:
+    if not known:
         return None
-    last = sorted([took for share, took in known if 0.9 < share / near < 1.1][:3])
-    took = last[len(last) // 2]  # in one, the machine may have been busy
+    near, took = min(known, key=lambda one: abs(math.log(one[0])))
     far, others = max(known, key=lambda one: abs(math.log(one[0] / near)))
     pace = (took - min(took / 2, _START)) / near
     if not 0.5 < far / near < 2:
