@@ -24,7 +24,7 @@ from steps.checking.verdicts import (
     why_no_answer,
 )
 
-_DIGITS, _LEAST = 30, 6
+_DIGITS, _LEAST = 1000, 6
 """The digits to which irrational numbers are compared, and the fewest of a rounded decimal."""
 _LONGEST, _DEEPEST, _MOST_BITS = 1000, 15, 2**16
 """The largest expressions that are read: characters, brackets in brackets, bits of the numbers."""
@@ -39,7 +39,7 @@ class MathExpression(Checker):
     the last box, or boxes in a row as a list. Without a box it is the first expression behind
     "answer is", or else the last one. A row's answer must be one expression, in whole.
 
-    `math-verify` reads expressions, as LaTeX. Rational numbers are compared exactly, others to 30
+    `math-verify` reads expressions, as LaTeX. Rational numbers are compared exactly, others to 1000
     digits relative to their size. A decimal of six or more significant digits stands for what
     rounds to it. If one side has a percent sign, `28%` equals `28` and `0.28`. Units are ignored:
     `5 m` equals `5 km`, and `5 L` with a space equals 5, while `5L` is 5 times L.
@@ -290,7 +290,8 @@ def _percentages(gold: str, said: str) -> list[tuple[str, str]]:
 def _are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
     """Takes the place of `grader.sympy_numeric_eq`: compares rational numbers exactly, others to
     `_DIGITS` digits relative to their size, and a decimal with what rounds to it."""
-    from sympy import Abs, MatrixBase, Max  # pyright: ignore[reportMissingImports]
+    from sympy import Abs, MatrixBase  # pyright: ignore[reportMissingImports]
+    from sympy.core.evalf import PrecisionExhausted  # pyright: ignore[reportMissingImports]
 
     if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
         pairs = zip(one.flat(), other.flat(), strict=False)
@@ -300,9 +301,11 @@ def _are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
         return False
     if a.is_Rational and b.is_Rational:
         return bool(abs(a - b) <= max(half_of_a, half_of_b))
-    apart = Abs(a - b).evalf(_DIGITS)
-    size = Max(*(Abs(side).evalf(_DIGITS) for side in (a, b)))
-    return bool(apart <= max(half_of_a, half_of_b, size / 10**_DIGITS))
+    try:
+        apart = Abs(a - b).evalf(2, maxn=_DIGITS, strict=True)
+    except PrecisionExhausted:  # all digits are equal
+        return True
+    return bool(apart <= max(half_of_a, half_of_b))
 
 
 def _are_equal_terms(one: Any, other: Any) -> bool:
