@@ -5,6 +5,7 @@ import builtins
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -44,9 +45,11 @@ def read_tests(text: str) -> Tests:
         return Tests(textwrap.dedent(text), "doctest", uses=used)
     try:
         tree = ast.parse(text)
-        compile(text, "tests", "exec", dont_inherit=True)
+        with warnings.catch_warnings():  # `assert (x == 1, "why")` finds nothing wrong
+            warnings.filterwarnings("error", "assertion is always true", SyntaxWarning)
+            compile(text, "tests", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return Tests(lacks=f"are no Python: {error}")
+        return Tests(lacks=f"are no tests in Python: {error}")
     if missing := _missing(tree):
         return Tests(lacks=f"import {missing}, which is not installed; install {missing}")
     loaded = _loaded(tree)

@@ -168,7 +168,7 @@ def test_a_program_is_right_if_it_runs_to_the_end_of_the_tests(
 def test_tests_that_are_no_python_say_nothing_of_a_program() -> None:
     judgement = Code().check(Answered(ADD, "assert add(2, 3) =="))
     assert judgement.verdict is NONE
-    assert "the row's tests are no Python: invalid syntax" in judgement.reason
+    assert "the row's tests are no tests in Python: invalid syntax" in judgement.reason
 
 
 def test_tests_in_a_list_are_run_and_values_are_no_tests() -> None:

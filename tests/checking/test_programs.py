@@ -65,6 +65,7 @@ def test_tests_run_by_what_they_are(tests: str) -> None:
         f"def run():\n    {ASSERT}\n",
         "for a in []:\n    assert add(a, a) == 0\n",
         "assert True",
+        "assert (add(1, 2) == 4, 'of a sum')",
         "pass",
         "def check(candidate):\n    pass\n",
         "import no_such_module\nassert no_such_module.same(add(1, 2), 3)\n",
