@@ -52,7 +52,8 @@ def kept_from_workers(config: LauncherConfig | None) -> list[str]:
     names = {n for n in {*os.environ, *theirs} if os.environ.get(n) != theirs.get(n)}
     names.discard(VISIBLE)  # it says which devices steps may use
     for kind in [] if config is None else config.use:
-        names.difference_update(getattr(config, kind).env)
+        own = getattr(config, kind, None)  # none of a launcher that is unknown, as a run will say
+        names.difference_update(getattr(own, "env", ()))
     sources = [*_sources()] if names else []
     return sorted(name for name in names if any(name in source for source in sources))
 
