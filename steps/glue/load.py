@@ -15,9 +15,8 @@ from steps.data.formats.preference import BY_SCORE
 from steps.data.formats.ranked import RankedFormat
 from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
-from steps.data.load.first_bytes import probably
+from steps.data.load.file_advice import COLUMNS, are_columns, of_file, of_only_record
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
-from steps.data.load.one_object import COLUMNS, advice, are_columns
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
 from steps.data.records.record_fields import found
 from steps.data.rows.ledger import Tally, TooManyDropped
@@ -156,9 +155,8 @@ def _first_record(part: Part) -> Mapping | None:
 def _of_no_record(reading: Reading) -> str:
     """A hint for an error: what the first file probably is, if its first row is no record."""
     part = reading.parts[0]
-    shard = part.source.shards[0]
-    is_record = _first_record(part) is not None
-    return "" if is_record or not isinstance(shard, FileShard) else probably(shard.url)
+    said = "" if _first_record(part) is not None else of_file(part.source.shards[0])
+    return said and f"; {said}"
 
 
 _NO_COLUMNS = (*SETTINGS, "first", "second", "good", "trained")
@@ -175,7 +173,7 @@ def _fields_of(reading: Reading) -> str:
     record = _first_record(part)
     if record is None:
         return _of_no_record(reading)
-    if said := advice(_only_record(part)):
+    if said := of_only_record(_only_record(part)):
         return f"; {said}"
     has = ", ".join(sorted(map(str, record))[:20]) or "none"
     inner = _OF_COMPLETIONS if isinstance(part.format, RankedFormat) else ()

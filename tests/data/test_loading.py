@@ -22,19 +22,17 @@ from pipeline import Artifact, File, HubDataset, TemperError
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
-from steps.data.formats.undecided import undecided
 from steps.data.load import loading
 from steps.data.load.ahead import ReadAhead, ReadingStopped
 from steps.data.load.config import LoadConfig
-from steps.data.load.first_bytes import probably
+from steps.data.load.file_advice import of_file
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.mixture import Mixture, check_weights
 from steps.data.load.overlap import EvaluationSet, words_of
 from steps.data.load.parsing import Parser
-from steps.data.load.shards import source_of
+from steps.data.load.shards import FileShard, source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
 from steps.data.rows.parquet import read_rows
-from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
 from steps.data.tokens.length_summaries import packed
@@ -270,7 +268,6 @@ def test_a_file_that_is_not_read_to_its_end_is_an_error_that_names_it(tmp_path: 
 
 _PAIRS = [{"prompt": f"Q{n}", "chosen": "yes", "rejected": "no"} for n in range(5)]
 _IN_COLUMNS = {name: [row[name] for row in _PAIRS] for name in _PAIRS[0]}
-_OF_PANDAS = {name: dict(zip("01234", values, strict=True)) for name, values in _IN_COLUMNS.items()}
 _STEPS = {"prompt": "2 + 2?", "completions": ["2 + 2", "= 5"], "labels": [True, False]}
 
 
@@ -279,11 +276,8 @@ _STEPS = {"prompt": "2 + 2?", "completions": ["2 + 2", "= 5"], "labels": [True, 
     [
         ({"version": 1, "data": _PAIRS}, "whose field data holds the rows"),
         (_IN_COLUMNS, "one object of columns"),
-        (_OF_PANDAS, "one object of columns"),
         ({"columns": ["prompt"], "index": [0], "data": [["Q"]]}, "one object of columns"),
-        ({"columns": ["prompt"], "data": [["Q"]], "nrows": 1}, "one object of columns"),
         ({"schema": {"fields": [{"name": "prompt"}]}, "data": _PAIRS}, "field data holds the rows"),
-        ({row["prompt"]: row for row in _PAIRS}, "one object with a row in each field"),
         ([_STEPS] * 3, "a process reward model, which Temper does not train"),
     ],
 )
@@ -1425,35 +1419,19 @@ def test_rows_of_equal_length_fill_their_sequences() -> None:
     assert packed({}, 100).sequences == 0
 
 
-def test_a_file_without_a_line_gets_no_advice_on_its_cells(tmp_path: Path) -> None:
-    (rows := tmp_path / "rows.csv").touch()
-    assert probably(str(rows)) == ""
-    rows.write_text("prompt;chosen\nq;yes\n")
-    assert "parted by ';'" in probably(str(rows))
-    for old_mac in (b'{"text": "a"}\r{"text": "b"}\r', b"prompt,chosen\rq,a\r"):
-        rows.write_bytes(old_mac)
-        assert "end as on old Macs" in probably(str(rows))
-
-
-def test_a_parquet_file_that_is_cut_off_is_not_to_be_renamed(tmp_path: Path) -> None:
-    (rows := tmp_path / "rows.parquet").write_bytes(b"PAR1" + bytes(40))
-    assert probably(str(rows)) == "; it is cut off, or damaged: get the whole file again"
-    rows = rows.rename(tmp_path / "rows.csv")
-    assert probably(str(rows)) == "; it is a Parquet file: name it .parquet"
-
-
-def test_messages_as_python_writes_them_are_told_of() -> None:
-    """As in the cells that pandas makes of lists."""
-    told = "messages holds messages as a text that is no JSON"
-    seen: list[Mapping[str, Any]] = [{"messages": str([USER, ANSWER])}]
-    assert told in undecided("rows.csv", [], seen, ["chat"])
-    with pytest.raises(MalformedRow, match=told):
-        ChatFormat().parse(seen[0], "1")
-
-
-def test_spaces_around_the_names_of_columns_are_pointed_out() -> None:
-    seen: list[Mapping[str, Any]] = [{"prompt": "q", " chosen": " yes", " rejected": " no"}]
-    said = undecided("rows.csv", [], seen, ["preference"])
-    assert "the names ' chosen', ' rejected' of its columns begin or end with a space" in said
-    said = undecided("rows.csv", ["preference", "chat"], seen, ["preference", "chat"])
-    assert "the first rows fit chat and preference" in said  # whatever another column is called
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.csv", b"", ""),
+        ("rows.csv", b"prompt;chosen\nq;yes\n", "parted by ';'"),
+        ("rows.csv", b"PAR1" + bytes(40), "it is a Parquet file: name it .parquet"),
+        ("rows.parquet", b"PAR1" + bytes(40), ""),
+        ("rows.jsonl", b'{"text": "a"}\n{"text": \n', ""),
+    ],
+)
+def test_the_first_bytes_of_a_file_tell_what_it_is(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    told = of_file(FileShard(str(tmp_path / name), name))
+    assert said in told if said else not told

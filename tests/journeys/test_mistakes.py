@@ -119,7 +119,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin-1.jsonl").write_text('{"prompt": "é"}\n', "latin-1")
     (folder / "latin-1.csv").write_text("prompt,chosen,rejected\n" + "é,è,à\n" * 9, "latin-1")
     (folder / "tabs.csv").write_text("prompt\tchosen\trejected\n" + "q\tYes, yes.\tNo.\n" * 9)
-    (folder / "headless.csv").write_text("A question?,Yes.,No.\n" * 9)
     (folder / "utf-16.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9, "utf-16")
     (folder / "json.parquet").write_bytes((folder / "pairs.jsonl").read_bytes())
     (folder / "loop").symlink_to("loop")
@@ -127,12 +126,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "labels.jsonl", labels * 9)
     for codec in ("utf-16", "utf-32"):
         (folder / f"{codec}.jsonl").write_text((folder / "pairs.jsonl").read_text(), codec)
-    (folder / "plain.jsonl.gz").write_bytes((folder / "pairs.jsonl").read_bytes())
     (folder / "packed.jsonl").write_bytes(gzip.compress((folder / "pairs.jsonl").read_bytes()))
     (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
     (folder / "semicolons.csv").write_text("prompt;chosen;rejected\n" + "q;Yes.;No.\n" * 9)
     (folder / "halves.csv").write_text("prompt;chosen;rejected\n" + "q;Yes, yes.;No.\n" * 9)
-    (folder / "nested.json").write_text(json.dumps({"data": {"train": PAIRS, "test": PAIRS}}))
+    (folder / "nested.json").write_text(json.dumps({"version": 1, "data": PAIRS}))
     (folder / "pairs.xlsx").write_text("no rows")
     (folder / "pairs.ndjson").write_text((folder / "pairs.jsonl").read_text())
     (folder / "notes.md").write_text("# Notes")
@@ -571,7 +569,7 @@ DATA: dict[str, list[str]] = {
     "prompts.jsonl": ["they are prompts", "temper run rlhf with reward_model=FOLDER"],
     "semicolons.csv": ["parted by ';': write it with commas"],
     "halves.csv": ["parted by ';': write it with commas"],
-    "nested.json": ["whose field data.train holds the rows", """`jq '."data"."train"' FILE.json"""],
+    "nested.json": ["whose field data holds the rows", """`jq '."data"' FILE.json"""],
     "commas.jsonl": ["its lines end in commas: leave them out"],
     "joined.jsonl": ["19 of the 20 rows", "its lines end in commas: leave them out"],
     "indented.jsonl": ["each object takes several lines: write one a line"],
@@ -579,7 +577,6 @@ DATA: dict[str, list[str]] = {
     "latin-1.jsonl": ["save it in UTF-8, as with `iconv"],
     "latin-1.csv": ["save it in UTF-8, as with `iconv"],
     "tabs.csv": ["parted by tabs: name it .tsv"],
-    "headless.csv": ["a table's first line must name its columns"],
     "one.jsonl": ["no row is left for test", "change data.test_fraction"],
     "empty.jsonl": ["empty.jsonl has no rows"],
     "broken.jsonl": ["no valid row", "broken JSON: 3"],
@@ -591,7 +588,6 @@ DATA: dict[str, list[str]] = {
     "utf-16.csv": ["it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"],
     "json.parquet": ["it holds JSON: name it .jsonl"],
     "utf-32.jsonl": ["it is UTF-32: convert it", "iconv -f utf-32"],
-    "plain.jsonl.gz": ["it is no gzip file: leave .gz out of its name"],
     "packed.jsonl": ["it is a gzip file: add .gz to its name"],
 }
 WRONG_FIELD = "data.fields names questio, and its rows have the fields bad, good, question"

@@ -5,8 +5,7 @@ turns a record into rows and ``ahead`` does that in other processes. ``mixture``
 sources, ``split_names`` reads splits from names of files, ``numbered`` the parts of a file, and
 ``splits`` decides which rows are held out. ``overlap`` finds rows with the same text,
 ``near`` rows with nearly the same text, and ``language`` guesses the language of a text.
-``first_bytes`` guesses what an unreadable file is, ``one_object`` where its rows lie. ``config``
-has the settings.
+``file_advice`` guesses what an unreadable file is. ``config`` has the settings.
 
 Uses ``formats``, ``readers``, ``images``, ``rows`` and ``work``.
 """

@@ -25,9 +25,9 @@ from steps.data.images.image_table import IMAGES, write_images
 from steps.data.images.pictures import Picture
 from steps.data.load.ahead import ReadAhead
 from steps.data.load.config import LoadConfig
+from steps.data.load.file_advice import of_file, of_only_record
 from steps.data.load.mixture import Mixture, Opener
 from steps.data.load.near import NearRows
-from steps.data.load.one_object import advice
 from steps.data.load.overlap import texts_of
 from steps.data.load.parsing import Parsed, ParsedRow, Parser
 from steps.data.load.shards import Source, open_shard
@@ -191,7 +191,7 @@ def part_of(
     try:
         chosen = choose_format(choice, records, kind, source.name)
     except ValueError as error:
-        if said := advice(records):
+        if said := of_only_record(records) or of_file(source.shards[0]):
             raise ValueError(f"{source.name}: {said}") from error
         raise
     return Part(source, chosen, weight, name, images, choice.named)
