@@ -72,8 +72,9 @@ from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error,
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.text import visible
-from pipeline.tuning.driver import TUNING, Options, first_trials, search
-from pipeline.tuning.space import parsed
+from pipeline.tuning.driver import TUNING, first_trials, search
+from pipeline.tuning.goal import Options
+from pipeline.tuning.space import parsed, some_values
 from pipeline.uncaught.early import STOPPED
 
 if TYPE_CHECKING:  # imported late: few calls are wrong
@@ -526,7 +527,7 @@ def _tune(call: _Call, asked: dict[str, Any]) -> None:
         config = configured({})
         _refuse_unused(space, config)
         for path, axis in space.items():  # a value that does not exist is found before a trial runs
-            for value in axis.some_values:
+            for value in some_values(axis):
                 composed([*fixed, f"{path}={value}"])
         call.has_begun = True
         if call.folder is not None:  # trials have the same config, whoever edits it meanwhile
@@ -540,17 +541,15 @@ def _tune(call: _Call, asked: dict[str, Any]) -> None:
 
         options, store = Options(**asked), Store(config.store)
         if is_plan:
-            _show_first_trials(
-                *first_trials(configure, space, options, store, make_console()), config
-            )
+            _show_first_trials(*first_trials(configure, space, options, store), config)
             return
         tuned = search(
             configure,
             space,
             options,
             store,
-            config.jobs,
-            config.launcher,
+            jobs=config.jobs,
+            launcher=config.launcher,
             sinks=config.sinks,
         )
     make_console().print(tuned)

@@ -11,7 +11,8 @@ import typer
 
 from pipeline.cli.recipes import words_for
 from pipeline.errors import TemperError
-from pipeline.tuning.driver import TUNING, Options
+from pipeline.tuning.driver import TUNING
+from pipeline.tuning.goal import Options
 
 
 def tune(
@@ -28,7 +29,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="The same seed gives the same trials.")] = 0,
     batch: Annotated[
         int | None,
-        typer.Option(help="Trials to choose at once; by default 4 for tpe, otherwise all."),
+        typer.Option(help="Trials to choose at once; by default 4 for tpe and median, or all."),
     ] = None,
     stop_on: Annotated[
         str | None,
@@ -40,9 +41,8 @@ def tune(
             metavar="N,N", help="Numbers of updates of that step after which trials are compared."
         ),
     ] = "",
-    reduction: Annotated[
-        int, typer.Option(help="At each rung, one in this many trials continues.")
-    ] = 2,
+    reduction: Annotated[int, typer.Option(help="At each rung, one in so many goes on.")] = 2,
+    pruner: Annotated[str, typer.Option(help="halving, hyperband or median.")] = "halving",
     plan: Annotated[
         bool, typer.Option("--plan", help="Show what the first trials would run; run nothing.")
     ] = False,
@@ -57,7 +57,7 @@ def tune(
     if flags := [argument for argument in context.args if argument.startswith("-")]:
         raise TemperError(f"temper tune has no {flags[0]}; its settings are written NAME=VALUE")
     at = tuple(map(_count, filter(None, rungs.split(","))))
-    options = Options(metric, trials, sampler, seed, batch, stop_on, at, reduction)
+    options = Options(metric, trials, sampler, seed, batch, stop_on, at, reduction, pruner)
     command = [sys.executable, *words, *context.args]
     study = {**asdict(options), "command": sys.orig_argv, "plan": plan}
     environment = {**os.environ, TUNING: json.dumps(study)}

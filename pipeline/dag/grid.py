@@ -100,7 +100,7 @@ def shown_names(paths: Iterable[str]) -> dict[str, str]:
 
 def _labelled(base: Any, path: str, values: Any, shown: str) -> list[tuple[str, Any]]:
     """The values of one axis, each with its label."""
-    _require_field(base, path)
+    require_field(base, path)
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise TemperError(f"grid: {path}={values!r}; give a list of values, as in {path}=[…]")
     texts = [value.name if isinstance(value, enum.Enum) else str(value) for value in values]
@@ -131,7 +131,7 @@ def replaced(config: Any, path: str, value: Any, label: str) -> Any:
     Raises:
         TemperError: there is no such field, or the config refuses the value.
     """
-    _require_field(config, path)
+    require_field(config, path)
     name, _, rest = path.partition(".")
     if rest:
         value = replaced(getattr(config, name), rest, value, label)
@@ -141,7 +141,7 @@ def replaced(config: Any, path: str, value: Any, label: str) -> Any:
         raise TemperError(f"{type(config).__name__} refuses {label}: {error}") from error
 
 
-def _require_field(config: Any, path: str) -> None:
+def require_field(config: Any, path: str) -> None:
     if path not in (known := list(_paths(config))):
         kind = type(config).__name__
         raise TemperError(f"{kind} has no field {path!r}; {hint(path, known)}")

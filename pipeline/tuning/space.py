@@ -13,93 +13,72 @@ In Python it is a list of values, or one of Optuna's distributions.
 
 import enum
 import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import TemperError
 from pipeline.extras import require_installed
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-
 SIGNIFICANT_DIGITS = 6
 """Drawn numbers are rounded to so many digits, so that they are the same on every machine."""
+Space = Mapping[str, Any]
+"""The distribution of each setting, Optuna's, by path."""
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The possible values of one setting.
-
-    Attributes:
-        distribution: Optuna's distribution; if there are ``choices``, over their names.
-        choices: the values to choose from, by name.
-    """
-
-    distribution: "BaseDistribution"
-    choices: Mapping[str, Any] = field(default_factory=dict)
-
-    def rounded(self, drawn: Any) -> Any:
-        """A drawn value with few digits, still within its bounds."""
-        if not isinstance(drawn, float):
-            return drawn
-        bounds: Any = self.distribution
-        value = float(f"{drawn:.{SIGNIFICANT_DIGITS}g}")
-        return min(max(value, bounds.low), bounds.high)
-
-    @property
-    def some_values(self) -> list[Any]:
-        """All choices, or the ends of an interval."""
-        bounds: Any = self.distribution
-        return [*self.choices.values()] if self.choices else [bounds.low, bounds.high]
-
-    def value(self, drawn: Any) -> Any:
-        return self.choices[drawn] if self.choices else drawn
-
-
-Space = Mapping[str, Axis]
-"""The axis of each setting, by path."""
-
-
-def space_of(axes: Mapping[str, Any]) -> dict[str, Axis]:
+def space_of(axes: Mapping[str, Any]) -> Space:
     """A space from Python values.
 
     Raises:
         TemperError: there are no axes by path, or one is neither a list of values nor a
             distribution.
     """
-    distributions = require_optuna().distributions
+    base = require_optuna().distributions.BaseDistribution
     if not isinstance(axes, Mapping):
         kind = type(axes).__name__
         raise TemperError(f"tune: the space is a {kind}; give a dict, as {{'dpo.loss.beta': […]}}")
-    found = {}
     for path, axis in axes.items():
-        if isinstance(axis, distributions.BaseDistribution):
-            categories: Any = getattr(axis, "choices", None)
-            found[path] = Axis(axis) if categories is None else choice(path, categories)
-        elif isinstance(axis, Sequence) and not isinstance(axis, str):
-            found[path] = choice(path, axis)
-        else:
+        if not isinstance(axis, base | Sequence) or isinstance(axis, str):
             raise TemperError(
                 f"tune: {path}={axis!r}; give a list of values, or a distribution as "
                 "optuna.distributions.FloatDistribution(1e-5, 1e-3, log=True)"
             )
-    return found
+    return {p: axis if isinstance(axis, base) else choice(p, axis) for p, axis in axes.items()}
 
 
-def choice(path: str, values: Sequence[Any]) -> Axis:
+def choice(path: str, values: Sequence[Any]) -> Any:
     """An axis with a list of values.
 
     Raises:
-        TemperError: the list is empty, or two values have the same name.
+        TemperError: the list is empty, or two values are equal.
     """
-    named = {value_text(value): value for value in values}
-    if not named or len(named) < len(values):
-        raise TemperError(f"tune: {path} has {len(values)} values, {len(named)} of them different")
-    return Axis(require_optuna().distributions.CategoricalDistribution([*named]), named)
+    different = sum(values.index(value) == number for number, value in enumerate(values))
+    if not values or different < len(values):
+        raise TemperError(f"tune: {path} has {len(values)} values, {different} of them different")
+    with warnings.catch_warnings():  # of values that cannot lie in a database, where none shall
+        warnings.simplefilter("ignore", UserWarning)
+        return require_optuna().distributions.CategoricalDistribution([*values])
 
 
-def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
+def choices(distribution: Any) -> Sequence[Any]:
+    """The values of an axis; none if it is an interval."""
+    return getattr(distribution, "choices", ())
+
+
+def some_values(distribution: Any) -> Sequence[Any]:
+    """All values of an axis, or the ends of an interval."""
+    return choices(distribution) or [distribution.low, distribution.high]
+
+
+def rounded(drawn: Any, distribution: Any) -> Any:
+    """A drawn number with few digits that lies within its bounds; of a list, the value itself."""
+    if choices(distribution) or not isinstance(drawn, float):
+        return drawn
+    few = float(f"{drawn:.{SIGNIFICANT_DIGITS}g}")
+    return min(max(few, distribution.low), distribution.high)
+
+
+def parsed(overrides: Sequence[str]) -> tuple[Space, list[str]]:
     """Split settings of a command line into axes and fixed settings.
 
     Raises:
@@ -108,7 +87,7 @@ def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    axes: dict[str, Axis] = {}
+    axes: dict[str, Any] = {}
     fixed: list[str] = []
     names: list[str] = []
     for text in overrides:
@@ -127,7 +106,7 @@ def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
     return axes, fixed
 
 
-def _axis(override: Any) -> Axis:
+def _axis(override: Any) -> Any:
     """An axis from Hydra's parsed form."""
     from hydra.core.override_parser.types import Glob
 
@@ -139,12 +118,14 @@ def _axis(override: Any) -> Axis:
     if not override.is_interval_sweep():
         return choice(path, [*override.sweep_string_iterator()])
     low, high, log = sweep.start, sweep.end, "log" in sweep.tags
-    if not (math.isfinite(low) and math.isfinite(high) and low < high and (low > 0 or not log)):
-        kind = "numbers above 0" if log else "numbers"
-        raise TemperError(f"tune: {path} goes from {low} to {high}; give two {kind}, in order")
-    if isinstance(low, int) and isinstance(high, int):
-        return Axis(distributions.IntDistribution(low, high, log=log))
-    return Axis(distributions.FloatDistribution(float(low), float(high), log=log))
+    try:
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("both ends must be finite")
+        if isinstance(low, int) and isinstance(high, int):
+            return distributions.IntDistribution(low, high, log=log)
+        return distributions.FloatDistribution(float(low), float(high), log=log)
+    except ValueError as error:  # Optuna's
+        raise TemperError(f"tune: {override.input_line}: {error}") from None
 
 
 def value_text(value: Any) -> str:
