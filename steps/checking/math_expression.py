@@ -44,10 +44,12 @@ class MathExpression(Checker):
     rounds to it. If one side has a percent sign, `28%` equals `28` and `0.28`. Units are ignored:
     `5 m` equals `5 km`, and `5 L` with a space equals 5, while `5L` is 5 times L.
 
-    There is no verdict where a number of an expression changes nothing in what was read of it, and
-    where an expression is too large. If that is the text's, it is no failure of the checker. Time
-    limits of `math-verify` are off: they use a signal, which works only in main threads. The
-    judging process has a time limit instead.
+    There is no verdict where a number of an expression changes nothing in what was read of it,
+    where an expression is too large, and where words are part of it: "minus 5", "5 million", "3 or
+    more". Of arithmetic in words, only common words directly beside an expression are known.
+    If the text has such an expression, it is no failure of the checker. Time limits of
+    `math-verify` are off: they use a signal, which works only in main threads. The judging process
+    has a time limit instead.
     """
 
     name: ClassVar[str] = "math_expression"
@@ -106,6 +108,8 @@ def _answers_in(text: str) -> tuple[list[str], list[str]]:
         return [_whole(box)], []
     text = _JOINED.sub(", ", _readable(_HTML.sub(" ", text)))
     behind = next((text[anchor.end() :] for anchor in reversed(list(_ANCHOR.finditer(text)))), "")
+    if _SPELLED.match(behind):
+        raise _Unread("a number in words")
     said = list(_runs(behind))[:1] or list(_runs(text))[-1:]
     listed = [item for run in said for item in _COMMA.split(run)[1:][-1:]]
     return said, [*listed, *(f"{run}!" for run in said if f"{run}!" in text)]
@@ -117,6 +121,8 @@ def _whole(text: str) -> str:
     runs = list(_runs(_readable(text if box is None else box), is_math=True))
     if len(runs) > 1:
         raise _Unread(f"only a part can be read, such as {runs[-1]}")
+    if not runs and _SPELLED.search(text if box is None else box):
+        raise _Unread("a number in words")
     return runs[0] if runs else ""
 
 
@@ -146,6 +152,7 @@ def _between_words(text: str, is_math: bool) -> Iterator[str]:
 
 def _unpaired(run: str) -> str:
     """The run without brackets at its ends that are opened or closed outside."""
+    run = run.rstrip(" ([{")
     opened = [sum(map(run.count, brackets)) for brackets in ("([{", ")]}")]
     excess = opened[1] - opened[0]
     while excess > 0 and run[-1:] and run[-1] in ")]}":
@@ -170,7 +177,10 @@ _MARKS = " \n\t,;:.*'\"`_&"
 _SPACE, _BLANKS = re.compile(r"\s+"), re.compile(r"[ \t]+")
 _AND = re.compile(r"(?<=[^A-Za-z\\]),?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _ENDS = r"(?=[\s.,;:!?)\"'/]|$)"
-_WORD = re.compile(rf"(?:(?<![^\s(,])[^\W\d_]{{3,}}|(?<=[\d}})] )[^\W\d_]{{2,}}){_ENDS}(?!\s*\}})")
+_WORD = re.compile(
+    rf"(?:(?<![^\s(,])[^\W\d_]{{3,}}|(?<=[\d}})] )[^\W\d_]{{2,}}){_ENDS}(?!\s*\}})"
+    r"|(?<=[\d}] )[^\W\d_]{4,}\^(?:\d|\{\d\})|(?<![^\s(,])[^\W\d_]{2}(?= +\d)"
+)
 _WORD_OR_END = re.compile(
     rf"(?<![^\s(,\"'`/])[^\W\d_]{{2,}}(?:['’-][^\W\d_]+)*{_ENDS}(?!\s*\}})|\n|—|(?<!\S)[aAI](?=\s+[\d\\])"
     r"|[.;?](?=\s|$)|(?<!\s):(?=\s|$)|!(?=\s*$|\s+[A-Z])"
@@ -186,7 +196,7 @@ _QUANTITY = re.compile(
     r"| *(?:mm|cm|dm|km|kg|mg|ft))$"
 )
 """A quantity with a unit, as in `10 L`, `5cm` and `10 m/s^2`."""
-_GLUED = re.compile(r"\d[ghms]$")
+_GLUED = re.compile(r"\d *(?:[bghkmstBGKMT]|bn|st|nd|rd|th)$")
 
 
 # --- what is read ---------------------------------------------------------------------------------
@@ -197,6 +207,8 @@ def _read(run: str) -> Any:
     """The expression that `math-verify` reads; raises _Unread unless all of it is read."""
     if len(run) > _LONGEST or _depth(run) > _DEEPEST:
         raise _Unread("it is too long, or has too many brackets in brackets")
+    if _IN_WORDS in run:
+        raise _Unread("words are part of it")
     if _IN_PARTS.fullmatch(run):
         raise _Unread("math-verify reads a part")
     expression = _parsed(run)
@@ -267,7 +279,7 @@ def _are_equal(gold: str, said: str) -> bool:
         if one == other:
             return True
         try:
-            sides = _read(one), _read(other)
+            sides = _with_i(_read(one)), _with_i(_read(other))
             if grader.verify(*sides, timeout_seconds=None, raise_on_error=True):
                 return True
         except _Unread:
@@ -277,6 +289,15 @@ def _are_equal(gold: str, said: str) -> bool:
     if bool(_GLUED.search(gold)) != bool(_GLUED.search(said)):
         raise _Unread("the letter behind a number may be a unit or a factor")
     return False
+
+
+def _with_i(expression: Any) -> Any:
+    """The expression with the imaginary unit for the letter i, unless a sum binds it."""
+    from sympy import I  # pyright: ignore[reportMissingImports]
+
+    free = getattr(expression, "free_symbols", ())
+    units = {symbol: I for symbol in free if symbol.name == "i"}
+    return expression.subs(units) if units else expression
 
 
 def _percentages(gold: str, said: str) -> list[tuple[str, str]]:
@@ -312,8 +333,9 @@ def _are_equal_terms(one: Any, other: Any) -> bool:
     """Takes the place of `grader.sympy_symbolic_eq`: numbers have been compared."""
     from sympy import simplify  # pyright: ignore[reportMissingImports]
 
-    apart = one - other
-    return bool(getattr(apart, "free_symbols", None)) and simplify(apart).is_zero is True
+    if not (getattr(one, "free_symbols", None) or getattr(other, "free_symbols", None)):
+        return False
+    return simplify(one - other).is_zero is True
 
 
 def _exact(number: Any) -> tuple[Any, Any]:
@@ -342,10 +364,38 @@ _IN_PARTS = re.compile(
     r"""\d+(?:(?::\d+)+|(?:-\d+){2,}|(?:\.\d+){2,}|'\s*\d+"?)(?:\s*[ap]m)?"""
     r"|[^\d]*\\\{\s*(?:\([^()]*\)|[A-Za-z][^,:|]*?)\s*(?::|\||\\mid\b|\\colon\b).*"
     r"|.*,.*\\in\b.*|.*(?:[\d)}]|\\[pb]?)\s*\(?mod\b.*|.*\\[a-z]*dots.*"
-    r"|.*\\(?:sin|cos|tan)\b.*\\circ.*"
+    r"|.*\\(?:sin|cos|tan)\b.*\\circ.*|.*%\s*\d.*|0[xXob][\dA-Fa-f]+"
 )
-"""Times, ratios, dates, versions, sets by a condition, remainders, lists with \\ldots and functions
-of degrees, of which `math-verify` takes a part."""
+"""Times, ratios, dates, versions, sets by a condition, remainders, lists with \\ldots, functions of
+degrees and numbers to another base, of which `math-verify` takes a part."""
+_IN_WORDS = "□"
+"""What takes the place of words that belong to the expression beside them."""
+_NUMERAL = (
+    r"(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|half|dozen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|[a-z]*illion)"
+)
+_PARTS = r"(?:half|halves|thirds?|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?)"
+_SPELLED = re.compile(rf"[\s*_]*(?:an? )?\b{_NUMERAL}\b(?! of\b)", re.IGNORECASE)
+_OPENS, _CLOSES = (rf"(?:[\s*_{marks}$]|\\[{marks[0]}\[\]]){{0,9}}" for marks in (r"({\[", r")}\]"))
+_STARTS = r"(?=[-+.√]?(?:\d|\\[a-z])|[b-hj-z](?![\w'’]))"
+_BEFORE = re.compile(
+    rf"(?<![\\\w])(?:(?:minus|negative|plus|times|(?:divided|multiplied) by|point|root|sqrt"
+    rf"|{_NUMERAL}|twice|double|triple|over|under|above|below|than|least|most|between|is up to|not"
+    rf"|\w+n['’]t|(?:{_PARTS}|roots?|squares?|cube|power|reciprocal|inverse|opposite|negative|factorial|log\w*"
+    rf"|\w*sine|tangent|double|absolute value|percent) of)\b)({_OPENS}){_STARTS}",
+    re.IGNORECASE,
+)
+_BEHIND = re.compile(
+    rf"(?<=[\d)}}%])({_CLOSES})(?:-?(?:(?:hundred|thousand|[a-z]*illion|dozen)s?|squared|cubed"
+    rf"|factorial|{_PARTS}(?<=[fs])|plus|minus|divided|multiplied|modulo|choose|(?:in )?base"
+    r"|or [a-z]{2,}|to the (?:power|\w+th|second|third)|(?:below|above) zero"
+    rf"|and (?:(?:a|one|two|three)[ -]{_PARTS}|more|up|above|below|over|under))\b(?!\s*=)"
+    r"|(?:to|by|in|of|per|over|times|point|out of|(?:more|less|fewer|greater) than)\b"
+    rf"(?={_OPENS}{_STARTS}))",
+    re.IGNORECASE,
+)
+_COMPOUND = re.compile(r"(?<=\d) [a-z]{2,} and (?=\d[\d.,]* [a-z]{2,})")
+"""Arithmetic in words before and behind an expression, and between two quantities."""
 _DOTS = re.compile(
     r"(?<=[,+\d*])\s*(?:\.{3}|…)(?=\s*[,+*])|(?<=[,+])\s*(?:\.{3}|…)|(?<=\.\d)(\d*)(?:\.{3}|…)"
 )
@@ -378,6 +428,7 @@ _WRAPPED = re.compile(r"\\(?:text\w*|mbox|math(?:rm|it|sf|tt|bf))\s*\{([^{}]*)\}
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z]) +\^(?=\d|\{\d)")
 _NARROW = re.compile(r"\\[,;:! ]|\\q?quad\b|\\displaystyle\b")
 _POWER_IN_CODE = re.compile(r"(?<=[\w)])\*\*(?=[\d(-])")
+_CROSS = re.compile(r"(?<=\d)(?<!\b0) *[xX] *(?=\d)")
 _CURRENCY = re.compile(r"\\\$|[€£¥₹]|\$(?=\d[\d.,]*(?:[^\d.,$]|[.,]?$)[^$]*$)", re.MULTILINE)
 _SIGNS = {
     "·": r"\cdot ",
@@ -397,13 +448,16 @@ def _readable(text: str) -> str:
     text = _ROOT.sub(lambda f: rf"\sqrt{{{f[1] or f[2]}}}", text)
     text = _REPEATING.sub(_as_ratio, text)
     text = _THOUSANDS.sub(_without_gaps, text)
+    text = _CROSS.sub(r"\\times ", text)
     text = _POWER_OF_TEN.sub(_written_out, _SCIENTIFIC.sub(_written_out, text))
     text = _NARROW.sub(" ", _WRAPPED.sub(r" \1 ", text.translate(str.maketrans(_SIGNS))))
     text = _PERCENT_WORD.sub("%", text).replace("$%", "%$").replace(r"\varnothing", r"\emptyset")
     text = _POWER_IN_CODE.sub("^", _DOTS.sub(r"\1\\ldots ", text)).replace("**", " ")
     text = _UNIT_POWER.sub("^", text)
     text = _FUNCTION.sub(lambda f: f"\\{f[1] or f[2]} ", text)
-    return _MIXED.sub(lambda f: str(int(f[1]) + Fraction(int(f[2]), int(f[3]))), text)
+    text = _MIXED.sub(lambda f: str(int(f[1]) + Fraction(int(f[2]), int(f[3]))), text)
+    text = _BEHIND.sub(rf" {_IN_WORDS} \1", _COMPOUND.sub(f" {_IN_WORDS} ", text))
+    return _BEFORE.sub(rf"\1{_IN_WORDS} ", text)
 
 
 def _without_gaps(found: re.Match[str]) -> str:

@@ -11,6 +11,21 @@ from steps.online.rewarding.judging import require_verdicts
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
+CHANGED = (
+    r"minus 5|The answer is negative $5$.|It costs $5 million.|It costs $5M|5 squared|one over 5"
+    r"|The answer is **5** dozen.|the square root of 5|5 over 2|The 5th|5 out of 10|It is not 5."
+    r"|The answer is 5 to the power of 2.|The answer is 5 more than 7.|The answer is 5 and a half."
+    r"|I tried 4 cases. The answer is five.|\boxed{5 \text{ or more}}|\boxed{5 \text{ million}}"
+    r"|\boxed{\text{at least } 5}|\boxed{five}|It takes 3 hours and 5 minutes."
+)
+UNCHANGED = (
+    r"The answer is 5 dollars.|= 5 apples|5 miles per hour|The answer is 5 (five).|It goes up to $5"
+    r"|The final answer is $\boxed{5}$.|She has a total of 5 apples.|He needs 5 more to fill it."
+    r"|He ran 5 times, and it is over.|The square root of 25 is 5.|12 minus 7 is 5."
+    r"|\boxed{5 \text{ square feet}}|\boxed{5 \text{ units}^2}"
+)
+"""Texts in which words beside the number change it, and in which they do not."""
+
 
 @pytest.mark.parametrize(
     ("answer", "texts"),
@@ -80,7 +95,7 @@ RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
                 ]
             },
         ),
-        ("1/2", {RIGHT: ["<answer>1/2</answer>", r"The answer is $\frac{1}{2}$ of 10."]}),
+        ("1/2", {RIGHT: ["<answer>1/2</answer>", r"The answer is $\frac{1}{2}$ of a cup."]}),
         (
             "2",
             {
@@ -135,7 +150,7 @@ RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
             },
         ),
         ("1200.5", {RIGHT: [r"The cost is \$1,200.50."]}),
-        ("6", {RIGHT: ["It costs $5 and not $6."]}),
+        ("6", {RIGHT: ["It costs not $5 but $6."]}),
         (r"28\%", {RIGHT: ["It is 28 percent.", "28", "0.28"]}),
         ("28", {RIGHT: [r"28\%", "28%", r"$28\%$", r"28$\%$", r"\boxed{28 \text{ percent}}"]}),
         ("28%", {RIGHT: ["28 percent"], WRONG: ["27%"]}),
@@ -150,7 +165,7 @@ RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
         (r"\frac{14}{3}", {RIGHT: [r"Thus $x$ is 3. The answer is $\frac{14}{3}$."]}),
         ("104_6", {NONE: ["104"]}),
         ("120", {NONE: [r"\boxed{120_{3}}", "It is 5!"], RIGHT: ["$5!$"]}),
-        ("4", {RIGHT: ["We have 12 apples and 4 pears."]}),
+        ("4", {RIGHT: ["We have 12 apples, and 4 are mine."]}),
         ("3, 4", {RIGHT: ["The values are 3 and 4."]}),
         ("0.75", {RIGHT: [r"The result is $x = \frac{3}{4}$."]}),
         ("3/4", {RIGHT: [r"We get \[ x = \frac{3}{4} \]", r"\boxed{\frac{6}{8}}"]}),
@@ -191,6 +206,11 @@ RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
         ("3.14", {NONE: [r"\boxed{\frac{22}{7} \approx 3.14}"]}),
         ("13", {RIGHT: ["So, the total is 6 + 7 = 13 dollars."]}),
         ("-5", {RIGHT: ["-5", "$-5$", "The answer is -5."]}),
+        ("5", {NONE: CHANGED.split("|"), RIGHT: UNCHANGED.split("|")}),
+        ("6", {RIGHT: [r"\boxed{2x3}", "So 2x3=6", "It is 2 x 3."], WRONG: [r"\boxed{2x^3}"]}),
+        ("-1", {RIGHT: [r"\boxed{e^{i\pi}}", r"\boxed{i^2}"]}),
+        ("3i+2", {RIGHT: [r"\boxed{2+3i}"], WRONG: [r"\boxed{2-3i}", r"\boxed{2+3j}"]}),
+        (r"\frac{1-i}{2}", {RIGHT: [r"\boxed{\frac{1}{1+i}}"]}),
     ],
 )
 def test_the_expression_that_a_text_gives_is_judged(
