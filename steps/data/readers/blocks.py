@@ -1,4 +1,4 @@
-"""Read a file in decompressed blocks; a damaged archive gives all bytes before the damage."""
+"""Read a file in decompressed blocks; a damaged archive gives the blocks before the damage."""
 
 import codecs
 import io
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**18
 _WIDE = {
     32: (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),  # the first begins as one of UTF-16 does
     16: (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
@@ -67,7 +67,7 @@ def read_blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
     """The content of a text file, decompressed with Arrow's `codec` (`gzip`, `zstd`) if given.
 
     Raises:
-        CutOff: the archive is damaged or breaks off; everything before the break was yielded. Or
+        CutOff: the archive is damaged or breaks off; the blocks before the break were yielded. Or
             the text is UTF-16 or UTF-32, of which some lines would look like UTF-8.
     """
     for index, block in enumerate(_blocks(opened, codec)):
@@ -78,49 +78,18 @@ def read_blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
 
 
 def _blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
-    # Arrow's decompression rather than fsspec's: that needs a further package for zstd, and
-    # without it `compression="infer"` hands back the compressed bytes.
     if codec is None:
         while block := opened.read(BLOCK_BYTES):
             yield block
         return
-    delivered = 0
-    try:
-        for block in _decompressed(opened, codec, BLOCK_BYTES):
-            delivered += len(block)
-            yield block
-    except CutOff as error:
-        yield _up_to_the_break(opened, codec, delivered)
-        raise error
-
-
-def _decompressed(opened: IO[bytes], codec: str, size: int) -> Iterator[bytes]:
+    # Arrow's decompression rather than fsspec's: that needs a further package for zstd, and
+    # without it `compression="infer"` hands back the compressed bytes.
     import pyarrow as pa
 
     watched = Watched(opened)
     with watched.damage_as_cut_off():
         stream = pa.CompressedInputStream(watched, codec)  # pyright: ignore[reportArgumentType]
-        while block := stream.read(size):
+        while block := stream.read(BLOCK_BYTES):
             yield block
         if not watched.tell():
             raise CutOff("the file is empty, which no archive is")
-
-
-def _up_to_the_break(opened: IO[bytes], codec: str, delivered: int) -> bytes:
-    """The bytes between the first `delivered` ones and the damage, which Arrow's failing read
-    discards."""
-    import pyarrow as pa
-
-    opened.seek(0)
-    found = bytearray()
-    watched = Watched(opened)
-    try:
-        with watched.damage_as_cut_off():
-            stream = pa.CompressedInputStream(watched, codec)  # pyright: ignore[reportArgumentType]
-            while delivered:
-                delivered -= len(stream.read(min(delivered, BLOCK_BYTES)))
-            while byte := stream.read(1):
-                found += byte
-    except CutOff:
-        pass
-    return bytes(found)
