@@ -6,7 +6,7 @@ from pipeline.cli import present
 from pipeline.dag.artifact import Kind
 from pipeline.errors import TemperError
 from pipeline.show.made import Made
-from pipeline.show.report.earlier_runs import run_to_show, with_others
+from pipeline.show.report.earlier_runs import run_to_show, with_past
 from pipeline.show.report.story import Story, story_of_runs
 from pipeline.show.views import View, views_of
 from pipeline.store.catalog import Catalog
@@ -63,5 +63,5 @@ def chosen_runs(store: Store, names: Sequence[str]) -> tuple[list[Run], str]:
 
 
 def story_of(runs: Sequence[Run], catalog: Catalog, looks: Looks) -> Story:
-    """The story of runs, with results of other runs beside it."""
-    return with_others(story_of_runs(runs, catalog, looks), catalog, looks)
+    """The story of runs, with earlier versions of their results."""
+    return with_past(story_of_runs(runs, catalog, looks), catalog)

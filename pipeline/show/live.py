@@ -11,8 +11,6 @@ step runs. It costs the driver little: it reads the progress of running steps on
 
 import contextlib
 import json
-import sys
-import termios
 import threading
 import time
 from collections import Counter
@@ -173,7 +171,6 @@ class Board:
         """Show the run until the block ends."""
         with contextlib.ExitStack() as stack:
             if self.verbosity > QUIET and self.live_in_terminal:
-                stack.enter_context(_no_echo_of_signals())
                 view = Live(
                     get_renderable=self.renderable,
                     console=self.console,
@@ -475,20 +472,6 @@ class Board:
         """Print further lines at the end of the run, for example those of the sinks."""
         for line in lines if self.verbosity > QUIET else ():
             self.console.print(Text(visible(cut(line)), "dim"), soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _no_echo_of_signals() -> Iterator[None]:
-    """Keep the terminal from printing ``^C``, which would shift the lines of the board."""
-    with contextlib.ExitStack() as restoring:
-        # standard input is no terminal, or one without this setting
-        with contextlib.suppress(OSError, ValueError, AttributeError, termios.error):
-            before = termios.tcgetattr(sys.stdin)
-            quiet = [*before]
-            quiet[3] &= ~termios.ECHOCTL
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
-            restoring.callback(termios.tcsetattr, sys.stdin, termios.TCSANOW, before)
-        yield
 
 
 def _most_telling(rows: Sequence[Row], room: int) -> list[Row]:

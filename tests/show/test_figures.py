@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from pipeline.show.report.axes import Axis, short
 from pipeline.show.report.figures import (
     BOTTOM,
     COLOURS,
     HEIGHT,
     MOST_TOLD_APART,
     TOP,
+    Axis,
     Estimate,
     bars,
     estimates,
@@ -32,7 +32,7 @@ EXTREMES = (
 
 @pytest.mark.parametrize("points", itertools.combinations(EXTREMES, 2))
 def test_any_two_numbers_can_be_drawn(points: tuple[float, float]) -> None:
-    drawn = lines([list(enumerate(points)), [(at, at) for at in points]], aside=[[(2.0, 3.0)]])
+    drawn = lines([list(enumerate(points)), [(at, at) for at in points]])
     places = " ".join(re.findall(r'points="([^"]*)"', drawn)).replace(",", " ").split()
     assert all(math.isfinite(float(place)) for place in places)
     finite = [value for value in points if math.isfinite(value)]
@@ -49,7 +49,7 @@ def test_nothing_to_draw_is_an_empty_plot() -> None:
         (0, 1, ["0", "0.25", "0.5", "0.75", "1"]),
         (0.66, 0.7, ["0.66", "0.67", "0.68", "0.69", "0.7"]),
         (-0.3, 0.3, ["-0.2", "0", "0.2"]),
-        (0, 50_000, ["0", "20k", "40k"]),
+        (0, 50_000, ["0", "20000", "40000"]),
         (1e-6, 3e-6, ["1e-06", "1.5e-06", "2e-06", "2.5e-06", "3e-06"]),
     ],
 )
@@ -82,7 +82,6 @@ def test_bars_are_told_apart_and_counted() -> None:
     drawn = bars({1: 3, 2: 5, 1000: 1})
     assert "1 to 42: 8" in drawn
     assert drawn.count("<rect") == 2
-    assert short(1234.0) == "1234"
 
 
 def test_labels_are_text() -> None:

@@ -90,22 +90,6 @@ def test_a_logarithmic_axis_and_smoothing_move_the_lines_and_back(browser: Any, 
 
 
 @pytest.mark.slow
-def test_curves_of_other_runs_are_laid_over_when_asked_for(browser: Any, page: Path) -> None:
-    with opened(browser, page) as seen:
-        group = curves(seen)
-        entries = group.locator(".legend input")
-        shown = [box.is_checked() for box in entries.all()]
-        assert shown == [True] * 7 + [False]
-        other = group.locator("polyline[data-series='7']").first
-        assert not other.is_visible()
-        entries.nth(7).check()
-        assert other.is_visible()
-        assert group.locator("[data-axes=all-linear]").first.is_visible()
-        entries.nth(0).uncheck()
-        assert not group.locator("polyline[data-series='0']").first.is_visible()
-
-
-@pytest.mark.slow
 def test_a_table_is_sorted_by_what_is_clicked(browser: Any, page: Path) -> None:
     with opened(browser, page) as seen:
         table = seen.page.locator("table.results.wide")

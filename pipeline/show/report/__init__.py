@@ -7,9 +7,9 @@ everything else comes from run records and manifests.
 runs; begin there. ``page`` renders the file: the page loads nothing, and text that Temper did not
 write (names, settings, samples, Markdown) is escaped. ``headline`` states in one sentence what
 changed, ``scoreboard`` has the tables of results, ``sweeps`` metrics over settings, ``trends`` the
-curves, ``texts`` the samples, ``costs`` hardware and seconds. ``figures`` (on ``axes``) and
-``graph`` draw SVG, ``wording`` formats numbers and names. ``page.html.j2`` is the layout; add a
-column of a table there. ``server`` serves pages on this machine for ``temper ui``.
+curves, ``texts`` the samples, ``costs`` hardware and seconds. ``figures`` and ``graph`` draw
+SVG, ``wording`` formats numbers and names. ``page.html.j2`` is the layout; add a column of a table
+there. ``server`` serves pages on this machine for ``temper ui``.
 """
 
 from pipeline.show.report.page import render

@@ -1,15 +1,13 @@
-"""Results of earlier runs: which run a report shows by default, and what it shows beside it."""
+"""Earlier runs: which run a report shows by default, and what its results have been."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from pipeline.plan import variants
-from pipeline.show.made import Made
-from pipeline.show.report.story import Look, Past, ReportedStep, Story, manifest_of, steps_with
-from pipeline.show.report.wording import when
-from pipeline.show.views import Curves, Measures
+from pipeline.show.report.story import Past, ReportedStep, Story, manifest_of
+from pipeline.show.views import Measures
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
@@ -19,8 +17,6 @@ MOST_RUNS = 40
 """The most runs that a report looks at; each costs a request to the store."""
 MOST_PASTS = 24
 """The most results whose history is shown."""
-MOST_OTHERS = 4
-"""The most artifacts of other runs, for each step, whose curves a reader can show."""
 
 
 def run_to_show(store: Store) -> tuple[Run, Run] | None:
@@ -42,40 +38,15 @@ def run_to_show(store: Store) -> tuple[Run, Run] | None:
     return max(same, key=lambda run: run.count("done")), newest
 
 
-def with_others(story: Story, catalog: Catalog, look: Look) -> Story:
-    """The story with curves of other runs' artifacts, and with earlier versions of its results."""
-    return replace(
-        story,
-        others=list(_others(story, catalog, look)),
-        past=list(islice(_past(story, catalog), MOST_PASTS)) if story.runs else (),
-    )
+def with_past(story: Story, catalog: Catalog) -> Story:
+    """The story with earlier versions of its results."""
+    return replace(story, past=list(islice(_past(story, catalog), MOST_PASTS)))
 
 
 def _results(run: Run) -> dict[str, str | None]:
     """The attempt of each result, by the result's name."""
     made = {str(entry.get("fingerprint")): entry.get("attempt") for entry in run.steps}
     return {name: made.get(fingerprint) for name, fingerprint in run.roots.items()}
-
-
-def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[ReportedStep]:
-    """The newest artifacts outside the story, for each of its steps that has curves."""
-    ids = {reported.id for reported in story.steps}
-    own = [reported.manifest for reported in story.steps if reported.manifest]
-    experiments = {made.provenance.get("experiment") for made in own}
-    for step in dict.fromkeys(reported.step for reported, _ in steps_with(story.steps, Curves)):
-        found = [
-            made
-            for made in reversed(catalog.history(step))
-            if made.attempt not in ids
-            and made.provenance.get("experiment") in experiments
-            and catalog.loss(made) is None
-        ][:MOST_OTHERS]
-        every = variants.of_manifests(catalog.with_all_above([*own, *found]))
-        labels = variants.names(every)
-        for made in found:
-            views = [v for v in look(Made(made, catalog.store)) if isinstance(v, Curves)]
-            label = f"{labels[made.attempt]}, {when(made.attempt)}".removeprefix(", ")
-            yield _other(made, label, views)
 
 
 def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
@@ -89,7 +60,9 @@ def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
             seen = {reported.id for reported in found.values()}
             if made is not None and made.step == now.step and made.attempt not in seen:
                 views = [view for view in now.views if isinstance(view, Measures)]
-                found[run.name] = _other(made, when(run.name), views)
+                found[run.name] = ReportedStep(
+                    made.attempt, made.step, "done", manifest=made, views=views
+                )
         if len(found) > 1:
             yield Past(name, found, _settings(found, catalog))
 
@@ -110,14 +83,6 @@ def _result(run: Run, name: str, catalog: Catalog) -> Manifest | None:
     """The artifact that a run had under the name of a result."""
     entries = (entry for entry in run.steps if entry.get("fingerprint") == run.roots.get(name))
     return next((manifest_of(entry, catalog) for entry in entries), None)
-
-
-def _other(
-    made: Manifest, label: str, views: Sequence[Curves] | Sequence[Measures]
-) -> ReportedStep:
-    return ReportedStep(
-        made.attempt, made.step, "done", made.seconds, label, manifest=made, views=views
-    )
 
 
 def _script(run: Run) -> str:

@@ -11,11 +11,10 @@ colours alone.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from pipeline.show.report.axes import Axis, short
 from pipeline.show.views import Points
 from pipeline.text import clean
 
@@ -27,6 +26,9 @@ WIDTH, HEIGHT = 340, 196
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 8.0, 24.0
 _DASHES = ("none", "6 3", "2 3", "7 3 2 3")
 MOST_TOLD_APART = COLOURS * len(_DASHES)
+_LARGEST = 1e280  # differences between larger values overflow
+_SAME = 1e-12
+"""Relative; two values that are closer than this are drawn at one place."""
 _APART = 4.0
 """Between the points of two groups at one place."""
 _FAINT = Markup('<g opacity=".4">{}</g>')
@@ -41,6 +43,68 @@ _BAR = Markup(
 
 
 @dataclass(frozen=True)
+class Axis:
+    """Maps values from `low` to `high` to coordinates from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    @classmethod
+    def over(cls, values: Iterable[float], start: float, end: float, room: float = 0.05) -> "Axis":
+        """A linear axis that shows all values, with some room at both ends."""
+        low, high = _ends(values)
+        size = max(abs(low), abs(high))
+        span = high - low if high - low > size * _SAME else size or 1.0
+        return cls(low - span * room, high + span * room, start, end)
+
+    def as_logarithm(self, values: Iterable[float]) -> "Axis | None":
+        """A logarithmic axis with the same coordinates; ``None`` unless all values are above 0."""
+        low, high = _ends(values)
+        if low <= 0:
+            return None
+        first, last = math.log10(low), math.log10(high)
+        room = (last - first) * 0.05 if last - first > _SAME else 0.3
+        return replace(self, low=10 ** (first - room), high=10 ** (last + room), logarithmic=True)
+
+    def __call__(self, value: float) -> float:
+        """The coordinate of a value."""
+        value, low, high = _bounded(value), self.low, self.high
+        if self.logarithmic:
+            value, low, high = math.log10(max(value, low)), math.log10(low), math.log10(high)
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self, most: int = 5) -> list[tuple[float, str]]:
+        """Round values on the axis, each with its label."""
+        found = list(self._decades()) if self.logarithmic else []
+        if len(found) < 2:
+            rough = (self.high - self.low) / most
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = next(power * f for f in (1.0, 2.0, 2.5, 5.0, 10.0) if power * f >= rough * 0.999)
+            ends = math.ceil(self.low / step), math.floor(self.high / step)
+            found = [index * step for index in range(ends[0], ends[1] + 1)]
+        return [(value, f"{value:.5g}") for value in found]
+
+    def _decades(self) -> Iterator[float]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        factors = (1, 2, 5) if last - first <= 2 else (1,)
+        for power in range(first, last + 1, max(1, (last - first) // 4)):
+            yield from (at for f in factors if self.low <= (at := f * 10.0**power) <= self.high)
+
+
+def _ends(values: Iterable[float]) -> tuple[float, float]:
+    known = [_bounded(value) for value in values]
+    return min(known, default=0.0), max(known, default=1.0)
+
+
+def _bounded(value: float) -> float:
+    """The value, clamped to a range in which arithmetic neither overflows nor underflows."""
+    return 0.0 if abs(value) < 1 / _LARGEST else min(max(value, -_LARGEST), _LARGEST)
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A number at a place on an axis, with an optional interval."""
 
@@ -51,47 +115,27 @@ class Estimate:
     name: str = ""
 
 
-def lines(named: Sequence[Points], diagonal: bool = False, aside: Sequence[Points] = ()) -> Markup:
+def lines(named: Sequence[Points], diagonal: bool = False) -> Markup:
     """Draw one line for each sequence of points, in the order of the legend; skip empty ones.
 
     Args:
         diagonal: also draw the line on which x equals y, both from 0 to 1.
-        aside: further lines, hidden until the reader shows them.
     """
-    shown = [_drawable(points) for points in (*named, *aside)]
-    own = [point for points in shown[: len(named)] for point in points]
-    frames = dict(_frames(own, "", diagonal))
-    if aside:
-        frames |= dict(_frames([p for points in shown for p in points], "all-", diagonal))
-    first = next(iter(frames))
-    x, y = frames[first]
-    counted = not diagonal and all(at == int(at) for points in shown for at, _ in points)
-    parts = [_frame(kind, *axes, counted, is_hidden=kind != first) for kind, axes in frames.items()]
+    shown = [thinned([p for p in points if all(map(math.isfinite, p))]) for points in named]
+    places = [at for points in shown for at, _ in points]
+    values = [value for points in shown for _, value in points]
+    x = _across([0.0, 1.0] if diagonal else places)
+    y = _upward([0.0, 1.0] if diagonal else values)
+    counted = not diagonal and all(at == int(at) for at in places)
+    parts = [_frame("linear", x, y, counted)]
+    if not diagonal and (logarithmic := y.as_logarithm(values)) is not None:
+        parts.append(_frame("logarithmic", x, logarithmic, counted))
     if diagonal:
         parts.append(_level((x(0), y(0)), (x(1), y(1))))
-    parts += [
-        _line(points, index, index >= len(named), x, y)
-        for index, points in enumerate(shown)
-        if points
-    ]
+    parts += [_line(points, index, x, y) for index, points in enumerate(shown) if points]
     return _svg(parts, Markup(' data-frame="{:g} {:g} {:g} {:g}"').format(
         x.start, x.end, y.start, y.end
     ))  # fmt: skip
-
-
-def _drawable(points: Points) -> Points:
-    return thinned([point for point in points if all(map(math.isfinite, point))])
-
-
-def _frames(points: Points, prefix: str, diagonal: bool) -> Iterator[tuple[str, tuple[Axis, Axis]]]:
-    """The pairs of axes on which the points can be drawn, by name; the linear pair first."""
-    if diagonal:
-        yield f"{prefix}linear", (_across([0.0, 1.0]), _upward([0.0, 1.0]))
-        return
-    x, y = _across(at for at, _ in points), _upward(value for _, value in points)
-    yield f"{prefix}linear", (x, y)
-    if (logarithmic := y.as_logarithm(value for _, value in points)) is not None:
-        yield f"{prefix}logarithmic", (x, logarithmic)
 
 
 def estimates(
@@ -195,7 +239,7 @@ def _svg(parts: Iterable[Markup], attributes: str = "") -> Markup:
     return _SVG.format(WIDTH, HEIGHT, attributes, Markup("").join(parts))
 
 
-def _frame(kind: str, x: Axis, y: Axis, counted: bool, is_hidden: bool) -> Markup:
+def _frame(kind: str, x: Axis, y: Axis, counted: bool) -> Markup:
     """One pair of axes that a reader can choose, with their ends as attributes for the script.
 
     Args:
@@ -204,7 +248,7 @@ def _frame(kind: str, x: Axis, y: Axis, counted: bool, is_hidden: bool) -> Marku
     ticks = x.ticks(6)
     return Markup('<g data-axes="{}" data-x="{!r} {!r}" data-y="{!r} {!r}"{}>{}{}</g>').format(
         kind, x.low, x.high, y.low, y.high,
-        Markup(' display="none"') if is_hidden else "",
+        Markup(' display="none"') if y.logarithmic else "",
         _grid(y, y.ticks()), _bottom((counted and _whole(ticks)) or ticks, x),
     )  # fmt: skip
 
@@ -251,14 +295,13 @@ def _apart(places: Mapping[float, str], axis: Axis) -> Iterator[tuple[float, str
             free = axis(at) + half
 
 
-def _line(points: Points, index: int, is_aside: bool, x: Axis, y: Axis) -> Markup:
+def _line(points: Points, index: int, x: Axis, y: Axis) -> Markup:
     """A line with its numbers as attributes; a short line marks its points."""
     places = [(x(at), y(value)) for at, value in points]
-    attributes = Markup(' data-series="{}" data-x="{}" data-y="{}"{}').format(
+    attributes = Markup(' data-series="{}" data-x="{}" data-y="{}"').format(
         index,
         " ".join(f"{at:.8g}" for at, _ in points),
         " ".join(f"{value:.6g}" for _, value in points),
-        Markup(' display="none"') if is_aside else "",
     )
     return _path(places, index, attributes, is_marked=len(points) <= MOST_MARKED)
 
@@ -292,7 +335,7 @@ def _estimate(estimate: Estimate, index: int, at: float, y: Axis) -> Markup:
     interval = ""
     whisker = Markup("")
     if low is not None and high is not None:
-        interval = f" ({short(low)} to {short(high)})"
+        interval = f" ({low:.4g} to {high:.4g})"
         whisker = _path([(at, y(low)), (at, y(high))], index)
     tooltip = f"{clean(estimate.name)}: {estimate.value:.4g}{interval}"
     return whisker + Markup(

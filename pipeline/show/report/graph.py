@@ -43,34 +43,24 @@ def draw(inputs: Mapping[str, Sequence[str]]) -> Drawing:
         inputs: the ids of each node's inputs, by the id of the node, in topological order. An input
             that does not come before its node is ignored.
     """
-    ids = list(inputs)
-    edges = _not_implied(_places(inputs))
-    layers = _layers(ids, edges)
-    downward = max(Counter(layers).values(), default=0) <= WIDEST_DOWNWARD
-    positions, bends = _laid_out(edges, layers)
-    centres = [_point(position, downward) for position in positions]
-    ways = [
-        [centres[start], *(_point(bend, downward) for bend in of_edge), centres[end]]
-        for (start, end), of_edge in zip(edges, bends, strict=True)
-    ]
-    return _drawing(ids, centres, ways, downward)
-
-
-def _laid_out(
-    edges: Sequence[tuple[int, int]], layers: Sequence[int]
-) -> tuple[list[Point], list[list[Point]]]:
-    """Column and layer of each node, and of each bend of every edge; the first column is 0."""
     from igraph import Graph
 
-    graph = Graph(n=len(layers), edges=edges, directed=True)
-    layout: Any = graph.layout_sugiyama(layers=layers)
+    ids, edges = list(inputs), _not_implied(_places(inputs))
+    layout: Any = Graph(n=len(ids), edges=edges, directed=True).layout_sugiyama()
+    widest = max(Counter(layer for _, layer in layout.coords).values(), default=0)
+    downward = widest <= WIDEST_DOWNWARD
     every = [*layout.coords, *(bend for bends in layout.edge_routing for bend in bends)]
     first = min((column for column, _ in every), default=0.0)
 
-    def shifted(positions: Sequence[Point]) -> list[Point]:
-        return [(column - first, layer) for column, layer in positions]
+    def centre(position: Point) -> Point:
+        return _point((position[0] - first, position[1]), downward)
 
-    return shifted(layout.coords), [shifted(bends) for bends in layout.edge_routing]
+    centres = list(map(centre, layout.coords))
+    ways = [
+        [centres[start], *map(centre, bends), centres[end]]
+        for (start, end), bends in zip(edges, layout.edge_routing, strict=True)
+    ]
+    return _drawing(ids, centres, ways, downward)
 
 
 def _places(inputs: Mapping[str, Sequence[str]]) -> list[list[int]]:
@@ -119,23 +109,6 @@ def _not_implied(above: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         reached.append(implied | set(given))
         edges += [(i, index) for i in dict.fromkeys(given) if i not in implied]
     return edges
-
-
-def _layers(ids: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The layer of each node: the length of the longest path to it. A node without inputs stands
-    directly above the first node that uses it."""
-    above: dict[int, list[int]] = {}
-    below: dict[int, list[int]] = {}
-    for one, other in edges:
-        above.setdefault(other, []).append(one)
-        below.setdefault(one, []).append(other)
-    layers = [0] * len(ids)
-    for index in range(len(ids)):  # inputs come first
-        layers[index] = 1 + max((layers[i] for i in above.get(index, ())), default=-1)
-    for index in range(len(ids)):
-        if index not in above and index in below:
-            layers[index] = min(layers[i] for i in below[index]) - 1
-    return layers
 
 
 def _path(points: Sequence[Point], downward: bool) -> str:

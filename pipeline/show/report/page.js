@@ -65,10 +65,9 @@ class Plot {
     return this.left + ((at - low) / (high - low)) * (this.right - this.left);
   }
 
-  draw({ log, smoothing, hidden }, asides) {
-    const all = this.lines.some(({ series }) => asides.includes(series) && !hidden.has(series)) ? "all-" : "";
-    const isLog = log && this.frames.has(all + "logarithmic");
-    const axes = this.frames.get(all + (isLog ? "logarithmic" : "linear"));
+  draw({ log, smoothing, hidden }) {
+    const isLog = log && this.frames.has("logarithmic");
+    const axes = this.frames.get(isLog ? "logarithmic" : "linear");
     this.frames.forEach((other) => other.setAttribute("display", other === axes ? "inline" : "none"));
     this.ends = numbers(axes.dataset.x);
     const scale = isLog ? Math.log10 : (value) => value;
@@ -153,11 +152,10 @@ const setUpCurves = (group) => {
   const entries = [...group.querySelectorAll(".legend li")];
   const names = new Map(entries.map((entry) => [entry.dataset.series, entry.textContent.trim()]));
   const plots = [...group.querySelectorAll("svg[data-frame]")].map((svg) => new Plot(svg, names, group.dataset.axis));
-  const asides = entries.filter((entry) => entry.classList.contains("aside")).map((entry) => entry.dataset.series);
   const where = `curves ${group.dataset.title}`;
-  const chosen = choices.get(where) || { log: false, smoothing: 0, hidden: new Set(asides) };
+  const chosen = choices.get(where) || { log: false, smoothing: 0, hidden: new Set() };
   choices.set(where, chosen);
-  const draw = () => plots.forEach((plot) => plot.draw(chosen, asides));
+  const draw = () => plots.forEach((plot) => plot.draw(chosen));
   for (const entry of entries) {
     const { series } = entry.dataset;
     const box = make("input", { type: "checkbox", checked: !chosen.hidden.has(series) });
@@ -168,7 +166,6 @@ const setUpCurves = (group) => {
     const label = make("label");
     label.append(box, ...entry.childNodes);
     entry.replaceChildren(label);
-    entry.classList.remove("aside");
   }
   const tools = make("div", { className: "tools" });
   if (entries.length > MOST_READ) {

@@ -1,8 +1,8 @@
 """The content of a report: steps, results, the settings in which they differ, and their views.
 
 A story is built from run records, or from artifacts and all of their ancestors. A step that two
-runs share occurs once. Beside it stand results of other runs: curves of the same steps, and earlier
-versions of the results (:mod:`pipeline.show.report.earlier_runs`).
+runs share occurs once. Beside it stand earlier versions of its results
+(:mod:`pipeline.show.report.earlier_runs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,7 +86,6 @@ class Story:
     Attributes:
         results: the results that the runs were asked for, by name.
         parameters: the values of each setting that varies by itself among the results, by result.
-        others: steps of other runs whose curves can be shown beside these.
         past: earlier versions of the results, from other runs.
     """
 
@@ -96,7 +95,6 @@ class Story:
     steps: Sequence[ReportedStep]
     results: Mapping[str, ReportedStep]
     parameters: Mapping[str, Mapping[str, Any]]
-    others: Sequence[ReportedStep] = ()
     past: Sequence[Past] = ()
 
     @property

@@ -1,5 +1,4 @@
-"""Curves: one plot for each number, with all artifacts of a story, and those of other runs
-hidden."""
+"""Curves: one plot for each number, with all artifacts of a story."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +16,14 @@ class Drawn:
 
     Attributes:
         view: the first artifact's, whose title, axis and note stand for all.
-        legend: the name of each line and whether it is hidden at first, by the number of its
-            colour.
+        legend: the name of each line, by the number of its colour; empty if there is one line.
         more: panels that the page shows on a click.
         gaps: what is not drawn, in words; empty if everything is.
         ends: number, artifact, first value, last value and count of points of each line.
     """
 
     view: Curves
-    legend: Sequence[tuple[str, bool]]
+    legend: Sequence[str]
     panels: Sequence[Panel]
     more: Sequence[Panel]
     gaps: str
@@ -40,38 +38,26 @@ Group = Sequence[tuple[ReportedStep, Curves]]
 
 def curves(story: Story, section: str) -> list[Drawn]:
     """The curves of a section, in one group for each title."""
-    aside = _by_title(story.others, section)
-    return [
-        _drawn(group, aside.get(title, ()))
-        for title, group in _by_title(story.steps, section).items()
-    ]
-
-
-def _by_title(
-    steps: Sequence[ReportedStep], section: str
-) -> dict[str, list[tuple[ReportedStep, Curves]]]:
     groups: dict[str, list[tuple[ReportedStep, Curves]]] = {}
-    for reported, view in steps_with(steps, Curves):
+    for reported, view in steps_with(story.steps, Curves):
         if view.section == section:
             groups.setdefault(view.title, []).append((reported, view))
-    return groups
+    return [_drawn(group) for group in groups.values()]
 
 
-def _drawn(group: Group, aside: Group) -> Drawn:
+def _drawn(group: Group) -> Drawn:
     first = group[0][1]
     names = list(dict.fromkeys(name for _, view in group for name in view.lines))
-    panels = [_panel(name, group, aside) for name in names]
+    panels = [_panel(name, group) for name in names]
     ends = [
         (name, reported.label or reported.step, *_first_and_last(view.lines[name]))
         for name in names
         for reported, view in group
         if name in view.lines
     ]
-    legend = [(reported.label or reported.step, False) for reported, _ in group]
-    legend += [(reported.label, True) for reported, _ in aside]
     return Drawn(
         view=first,
-        legend=legend if len(legend) > 1 else [],
+        legend=[r.label or r.step for r, _ in group] if len(group) > 1 else [],
         panels=panels[: first.prominent],
         more=panels[first.prominent :],
         gaps=", ".join(_gaps(group)),
@@ -91,15 +77,15 @@ def _gaps(group: Group) -> Iterator[str]:
         yield f"and {len(found) - MOST_GAPS} more lines"
 
 
-def _panel(name: str, group: Group, aside: Group) -> Panel:
+def _panel(name: str, group: Group) -> Panel:
     ends = "; ".join(
         f"{reported.label or reported.step}: {number(first)} to {number(last)} in {count} points"
         for reported, view in group
         if name in view.lines
         for first, last, count in [_first_and_last(view.lines[name])]
     )
-    own, others = ([view.lines.get(name, ()) for _, view in of] for of in (group, aside))
-    svg = figures.lines(own, group[0][1].diagonal, others)
+    drawn = [view.lines.get(name, ()) for _, view in group]
+    svg = figures.lines(drawn, group[0][1].diagonal)
     return Panel(name, svg, f"{name} over {group[0][1].axis}. {ends}")
 
 
