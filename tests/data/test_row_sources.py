@@ -49,9 +49,9 @@ def compressed(suffix: str, data: bytes) -> bytes:
     if suffix == ".gz":
         half = len(data) // 2  # two members, as `cat a.gz b.gz` makes
         return gzip.compress(data[:half]) + gzip.compress(data[half:])
-    if suffix == ".zst":
+    if codec := {".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}.get(suffix):
         sink = pa.BufferOutputStream()
-        with pa.CompressedOutputStream(sink, "zstd") as stream:
+        with pa.CompressedOutputStream(sink, codec) as stream:
             stream.write(data)
         return sink.getvalue().to_pybytes()
     return data
@@ -77,9 +77,12 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_a_bad_line_costs_only_itself(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"rows.jsonl{suffix}", b"\n".join(line for line, _ in LINES))
+@pytest.mark.parametrize(
+    "name",
+    ["rows.jsonl", "rows.ndjson", "a.jsonl.gz", "a.jsonl.zst", "a.jl.bz2", "a.jsonl.lz4"],
+)
+def test_a_bad_line_costs_only_itself(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, b"\n".join(line for line, _ in LINES))
 
     expected = [(n, found) for n, (_, found) in enumerate(LINES, start=1) if found is not None]
     assert read(path) == expected

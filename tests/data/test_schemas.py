@@ -1218,8 +1218,7 @@ def test_a_store_that_does_not_answer_is_named(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("rows.ndjson", r"rename it to \.jsonl, which is the same"),
-        ("rows.zip", "is an archive; unpack it"),
+        ("rows.zip", r"\.zip is not read; convert it, or name it by what it holds: \.jsonl"),
         ("https://a.example/rows.jsonl?download=true", r"leave out what begins with \?"),
     ],
 )

@@ -262,7 +262,6 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=nope.jsonl"], ["nope.jsonl does not exist", "check the path"]),
     (["data.path=empty.jsonl"], ["empty.jsonl has no rows"]),
     (["data.path=pairs.xlsx"], [".xlsx is not read; convert it", ".csv"]),
-    (["data.path=pairs.ndjson"], ["rename it to .jsonl"]),
     (["data.path=notes.md"], ["name it, by what it holds, one of .jsonl"]),
     (["data.path=nope*.jsonl"], ["nope*.jsonl", "check the path"]),
     (["data.path=null"], ["data.path=FILE.jsonl"]),

@@ -17,97 +17,75 @@ Layout = dict[str, str]
 _STEPS = ("initial_reason_steps", "full_chosen", "full_rejected")
 """If a record has these columns, chosen and rejected are single steps of a solution (Step-DPO)."""
 
-_SIDES = (
-    ("chosen", "rejected"),
-    ("preferred_output", "non_preferred_output"),  # OpenAI
-    ("chosen_response", "rejected_response"),  # When2Call
-    ("chosen_conversations", "rejected_conversations"),  # torchtune
-    ("response_chosen", "response_rejected"),
-    ("accepted", "rejected"),
-    ("response_j", "response_k"),  # Stack Exchange, paired
-    ("messages", "rejected_messages"),  # ms-swift
-    ("conversations", "rejected_conversations"),  # POVID
-    ("messages", "rejected_response"),  # ms-swift: another last answer
-)
+
+def _table(rows: str) -> tuple[Layout, ...]:
+    """Layouts, one a line: the data set, a colon, and ``FIELD=COLUMN`` of each field."""
+    lines = (line.partition(":")[2].split() for line in rows.splitlines())
+    return tuple(dict(pair.split("=") for pair in line) for line in lines if line)
+
+
+_SIDES = _table("""
+    usual: chosen=chosen rejected=rejected
+    OpenAI: chosen=preferred_output rejected=non_preferred_output
+    When2Call: chosen=chosen_response rejected=rejected_response
+    torchtune: chosen=chosen_conversations rejected=rejected_conversations
+    several: chosen=response_chosen rejected=response_rejected
+    several: chosen=accepted rejected=rejected
+    Stack Exchange, paired: chosen=response_j rejected=response_k
+    ms-swift: chosen=messages rejected=rejected_messages
+    POVID: chosen=conversations rejected=rejected_conversations
+    ms-swift, another last answer: chosen=messages rejected=rejected_response
+""")
 _HISTORIES = ("messages", "conversations", "conversation", "trajectory")
 _QUESTIONS = ("prompt", "instruction", "question", "query", "input")
 
-_JUDGED: tuple[Layout, ...] = (
-    {  # SHP: 1 where the first is preferred
-        "prompt": "history", "chosen": "human_ref_A", "rejected": "human_ref_B",
-        "better": "labels", "first": "1",
-        "score_chosen": "score_A", "score_rejected": "score_B",
-    },
-    {  # PKU-SafeRLHF: the number of the better response
-        "prompt": "prompt", "chosen": "response_0", "rejected": "response_1",
-        "better": "better_response_id", "first": "0",
-    },
-    {  # HelpSteer 3: below zero where the first is better
-        "prompt": "context", "chosen": "response1", "rejected": "response2",
-        "better": "overall_preference", "first": "negative",
-    },
-    {  # HelpSteer 2's preferences, likewise
-        "prompt": "prompt", "chosen": "response_1", "rejected": "response_2",
-        "better": "preference_strength", "first": "negative",
-    },
-    {  # WebGPT: the scores decide
-        "prompt": "question.full_text", "chosen": "answer_0", "rejected": "answer_1",
-        "better": "scores", "score_chosen": "score_0", "score_rejected": "score_1",
-    },
-    {  # Chatbot Arena: whole conversations
-        "chosen": "conversation_a", "rejected": "conversation_b", "better": "winner",
-    },
-    {  # Arena's preferences for judges
-        "prompt": "prompt", "chosen": "response_a", "rejected": "response_b", "better": "winner",
-    },
-    {  # Arena's, with a column for each verdict
-        "prompt": "prompt", "chosen": "response_a", "rejected": "response_b",
-        "better": "winner_model_a", "first": "1", "tie": "winner_tie",
-    },
-    {  # AlpacaFarm: the number of the better output
-        "prompt": "instruction", "input": "input", "chosen": "output_1", "rejected": "output_2",
-        "better": "preference", "first": "1", "second": "2",
-    },
-)  # fmt: skip
+_JUDGED = _table("""
+    SHP, 1 where the first is preferred: prompt=history chosen=human_ref_A rejected=human_ref_B \
+        better=labels first=1 score_chosen=score_A score_rejected=score_B
+    PKU-SafeRLHF, the number of the better: prompt=prompt chosen=response_0 rejected=response_1 \
+        better=better_response_id first=0
+    HelpSteer 3, below zero where the first is better: prompt=context chosen=response1 \
+        rejected=response2 better=overall_preference first=negative
+    HelpSteer 2's preferences, likewise: prompt=prompt chosen=response_1 rejected=response_2 \
+        better=preference_strength first=negative
+    WebGPT, the scores decide: prompt=question.full_text chosen=answer_0 rejected=answer_1 \
+        better=scores score_chosen=score_0 score_rejected=score_1
+    Chatbot Arena, whole conversations: chosen=conversation_a rejected=conversation_b better=winner
+    Arena's preferences for judges: prompt=prompt chosen=response_a rejected=response_b \
+        better=winner
+    Arena's, with a column for each verdict: prompt=prompt chosen=response_a rejected=response_b \
+        better=winner_model_a first=1 tie=winner_tie
+    AlpacaFarm, the number of the better: prompt=instruction input=input chosen=output_1 \
+        rejected=output_2 better=preference first=1 second=2
+""")
 
 _VALUES = ("better", "first", "second", "tie", "input")
 """Fields of layouts that a record may lack, or that name no column."""
 
-_SCORES = (
-    ("score_chosen", "score_rejected"),
-    ("chosen_score", "rejected_score"),
-    ("chosen_rating", "rejected_rating"),
-    ("rating_chosen", "rating_rejected"),
-    ("chosen-rating", "rejected-rating"),
-    ("chosen_avg_rating", "rejected_avg_rating"),
-)
+_SCORES = _table("""
+    usual: score_chosen=score_chosen score_rejected=score_rejected
+    several: score_chosen=chosen_score score_rejected=rejected_score
+    Tulu 3: score_chosen=chosen_rating score_rejected=rejected_rating
+    several: score_chosen=rating_chosen score_rejected=rating_rejected
+    Capybara: score_chosen=chosen-rating score_rejected=rejected-rating
+    several: score_chosen=chosen_avg_rating score_rejected=rejected_avg_rating
+""")
 
 _COMPLETIONS = ("completions", "responses", "generations", "all_responses", "candidates")
 _SCORED = ("scores", "ratings", "rewards", "rating")
 """Columns with texts, and beside them columns with a score of each."""
 
-_RANKED: tuple[Layout, ...] = (
-    {"prompt": "prompt", "completions": "answers", "text": "answer", "rank": "rank"},  # Nectar
-    {  # UltraFeedback before it was binarized
-        "prompt": "instruction", "completions": "completions", "text": "response",
-        "score": "overall_score",
-    },
-    {  # summaries with feedback: the index of the better
-        "prompt": "info.post", "completions": "summaries", "text": "text", "best": "choice",
-    },
-    {"prompt": "prompt", "completions": "completions", "text": "text", "score": "score"},
-    {"prompt": "prompt", "completions": "responses", "text": "text", "score": "score"},
-    {"prompt": "prompt", "completions": "completions", "text": "text", "rank": "rank"},
-    {  # Stack Exchange preferences
-        "prompt": "question", "completions": "answers", "text": "text", "score": "pm_score",
-    },
-    {  # NeMo RL: the better has the lower rank
-        "prompt": "context", "completions": "completions", "text": "completion", "rank": "rank",
-    },
-    {  # Gemini
-        "prompt": "contents", "completions": "completions", "text": "completion", "score": "score",
-    },
-)  # fmt: skip
+_RANKED = _table("""
+    Nectar: prompt=prompt completions=answers text=answer rank=rank
+    UltraFeedback: prompt=instruction completions=completions text=response score=overall_score
+    summaries, the index of the better: prompt=info.post completions=summaries text=text best=choice
+    usual: prompt=prompt completions=completions text=text score=score
+    usual: prompt=prompt completions=responses text=text score=score
+    usual: prompt=prompt completions=completions text=text rank=rank
+    Stack Exchange: prompt=question completions=answers text=text score=pm_score
+    NeMo RL: prompt=context completions=completions text=completion rank=rank
+    Gemini: prompt=contents completions=completions text=completion score=score
+""")
 _ASKED = ("prompt", "instruction", "question", "query")
 _OF_A_COMPLETION = ("text", "score", "rank")
 
@@ -116,13 +94,13 @@ def pair_layout(record: Mapping[str, Any]) -> Layout | None:
     """The names of the fields of a pair, or `None`."""
     if any(record.get(name) is not None for name in _STEPS):
         return None
-    whole = (names for names in _SIDES if all(record.get(name) is not None for name in names))
-    if (names := next(whole, None)) is not None:
-        return _with_prompt(record, *names)
+    there = [[record.get(column) is not None for column in side.values()] for side in _SIDES]
+    if (whole := next((s for s, t in zip(_SIDES, there, strict=True) if all(t)), None)) is not None:
+        return _with_prompt(record, whole)
     if (judged := next((layout for layout in _JUDGED if _has(record, layout)), None)) is not None:
         return judged
-    half = (names for names in _SIDES[:3] if any(record.get(name) is not None for name in names))
-    return None if (names := next(half, None)) is None else _with_prompt(record, *names)
+    half = next((s for s, t in zip(_SIDES[:3], there[:3], strict=True) if any(t)), None)
+    return None if half is None else _with_prompt(record, half)
 
 
 def ranked_layout(record: Mapping[str, Any]) -> Layout | None:
@@ -159,12 +137,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layout | None:
-    names = {"chosen": chosen, "rejected": rejected}
-    scores = (pair for pair in _SCORES if all(name in record for name in pair))
-    if (scored := next(scores, _SCORES[0])) != _SCORES[0]:
-        names |= {"score_chosen": scored[0], "score_rejected": scored[1]}
-    sides = [unpacked(said_in(record.get(name))) for name in (chosen, rejected)]
+def _with_prompt(record: Mapping[str, Any], names: Layout) -> Layout | None:
+    scores = (pair for pair in _SCORES if all(name in record for name in pair.values()))
+    sides = [unpacked(said_in(record.get(column))) for column in names.values()]
+    names = names | next(scores, {})
     asked = record.get("input")
     if isinstance(asked, Mapping) and asked.get("messages") is not None:
         return names | {"prompt": "input.messages", "tools": "input.tools"}

@@ -6,10 +6,10 @@ a `MalformedRow` instead. Names of shards are relative (a file's own name, or it
 folder or below the fixed part of the pattern), so that labels of rows are the same on every
 machine.
 
-Supported files: `.jsonl`, `.json`, `.txt` (one row per line), `.csv`, `.tsv`, each also as `.gz`
-and `.zst`; `.parquet` and `.arrow`; folders from `datasets.save_to_disk`. If file names show
-several splits (`train-00000-of-00002.parquet`, `test.jsonl`), the folder is never read as one
-source.
+Supported files: `.jsonl`, `.json`, `.txt` (one row per line), `.csv`, `.tsv`, each also as `.gz`,
+`.zst`, `.bz2` and `.lz4`; `.parquet` and `.arrow`; all of these under other usual endings; folders
+from `datasets.save_to_disk`. If file names show several splits (`train-00000-of-00002.parquet`,
+`test.jsonl`), the folder is never read as one source.
 """
 
 import glob
@@ -39,27 +39,29 @@ from steps.data.rows.ledger import LONE
 from steps.shared.execution_detail import execution_detail, kept
 
 _TEXT_READERS = {
-    ".jsonl": json_lines, ".json": json_file, ".txt": text_lines,
-    ".csv": separated_values, ".tsv": partial(separated_values, separator="\t"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".jl"), json_lines), ".json": json_file,
+    ".txt": text_lines, ".csv": separated_values, ".tsv": partial(separated_values, separator="\t"),
 }  # fmt: skip
-_TABLE_READERS = {".parquet": parquet_rows, ".arrow": arrow_rows}
-_CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
+_TABLE_READERS = {
+    **dict.fromkeys((".parquet", ".pq", ".parq"), parquet_rows),
+    **dict.fromkeys((".arrow", ".ipc", ".feather"), arrow_rows),
+}
+_CODECS = {
+    "": None, ".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".lz4": "lz4",
+}  # fmt: skip
 _KINDS = {
     **{kind + end: (kind, codec) for kind in _TEXT_READERS for end, codec in _CODECS.items()},
     **{kind: (kind, None) for kind in _TABLE_READERS},
 }
 """For the end of a file's name, the suffix that selects its reader, and Arrow's name for its
 compression."""
-SUFFIXES = (*_KINDS,)
-_CODEC = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
+_READ = ".jsonl, .json, .txt, .csv, .tsv (each also .gz, .zst, .bz2 or .lz4), .parquet, .arrow"
+_CODEC = re.compile(r"\.(gz|zstd?|bz2|lz4)$", re.IGNORECASE)
 _UNREAD = re.compile(
-    r"\.(xlsx?|ndjson|jsonlines|jl|feather|avro|orc|pq|parq|ipc)(\.(gz|zst|zstd|xz|bz2|lz4|zip))?$"
-    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip|zstd)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$"
-    r"|\.(jsonl?|txt|[ct]sv|parquet|arrow)(\.(gz|zst))?\.(part|partial|crdownload|incomplete)$",
-    re.IGNORECASE,
+    r"\.(xlsx?|avro|orc)(\.\w+)?$|\.(jsonl?|txt|[ct]sv|parquet|arrow)(\.\w+)+$", re.IGNORECASE
 )
-"""File names of data in formats that are not supported, and of downloads that broke off (other
-files, such as a licence, are ignored)."""
+"""File names of data that are not read: of other formats, archives, and downloads that broke off
+(other files, such as a licence, are ignored)."""
 
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """Files that describe the data beside them, as `datasets` and LLaMA-Factory write them."""
@@ -293,29 +295,14 @@ def _kind(url: str) -> tuple[str, str | None]:
     raise ValueError(f"{url}: {_unknown_ending(url)}")
 
 
-_SAME = {
-    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), ".jsonl"),
-    **dict.fromkeys((".pq", ".parq"), ".parquet"),
-    ".ipc": ".arrow",
-    ".zstd": ".zst",
-}
-"""Other endings of names of files that are read."""
-
-
 @execution_detail
 def _unknown_ending(url: str) -> str:
     """Why a file is not read, and what to do."""
-    ending = Path(url).suffix.lower()
     if url.startswith(("http://", "https://")) and "?" in url:
         return "has a query after its name; leave out what begins with ?, or download the file"
-    if ending in _SAME:
-        return f"cannot be read under this name; rename it to {_SAME[ending]}, which is the same"
-    if ending in (".zip", ".tar", ".tgz", ".7z", ".rar"):
-        return "is an archive; unpack it, and name the folder"
-    kinds = f"{', '.join(_TEXT_READERS)} (each also .gz or .zst), .parquet, .arrow"
-    if _UNREAD.search(url):
-        return f"{ending} is not read; convert it to one of {kinds}"
-    return f"cannot tell its format by its name; name it, by what it holds, one of {kinds}"
+    return (
+        f"{Path(url).suffix or 'it'} is not read; convert it, or name it by what it holds: {_READ}"
+    )
 
 
 def is_glob(url: str) -> bool:
@@ -345,13 +332,12 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
     _refuse_links(filesystem, root, url)
     everything = sorted(filesystem.find(root))
     found = [name for name in everything if not _is_hidden(name, root)]
-    if unread := [name for name in found if _UNREAD.search(name)]:
+    readable = [name for name in found if name.lower().endswith((*_KINDS,))]
+    if unread := [name for name in found if _UNREAD.search(name) and name not in readable]:
         raise ValueError(
             f"{url} holds data that cannot be read: {_few(unread, root)}; get the whole file, "
-            f"convert it to one of {', '.join(SUFFIXES)}, or say which files are meant with a "
-            "pattern"
+            f"convert it to one of {_READ}, or say which files are meant with a pattern"
         )
-    readable = [name for name in found if name.lower().endswith(SUFFIXES)]
     files = _saved_by_datasets(filesystem, found, url, root) or readable
     _refuse_copies(files, url, root)
     if (description := f"{root}/{_DESCRIPTIONS[0]}") in everything:
