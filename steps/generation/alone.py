@@ -20,6 +20,9 @@ from steps.generation.in_process import OwnModel, Written
 from steps.models.folders import evaluating, own_attention
 from steps.models.positions import forget_lengths
 
+Hear = Callable[[int, Tensor], None]
+"""Called with each token that is drawn, and the logits [V] from which it was drawn."""
+
 
 class AloneEngine(OwnModel):
     """Samples with a model of this process, one completion at a time.
@@ -46,6 +49,10 @@ class AloneEngine(OwnModel):
             require_weights(self, weights)
             yield self._write(request, replies)
 
+    def write(self, request: Request, hear: Hear) -> None:
+        """Draw one completion. `hear` gets each token at once, and may raise an error to end it."""
+        self._write_turn(Written(request), hear)
+
     def _write(self, request: Request, replies: Replies | None = None) -> Finished:
         written = Written(request)
         while True:
@@ -63,7 +70,7 @@ class AloneEngine(OwnModel):
             for token in reply:
                 written.add_read(token)
 
-    def _write_turn(self, written: Written) -> None:
+    def _write_turn(self, written: Written, hear: Hear | None = None) -> None:
         """Draws until a stop token, or until there is no room."""
         request = written.request
         before = torch.tensor([[*request.prompt_ids, *written.ids]], device=self.model.device)
@@ -75,7 +82,7 @@ class AloneEngine(OwnModel):
             pad_token_id=ends[0] if ends else 0,  # never read: there is one row
         )
         forget_lengths(self.model)
-        draws = TokenDraws(request, len(written.ids), written.add_drawn)
+        draws = TokenDraws(request, len(written.ids), written.add_drawn, hear)
         own = attending(self.model, own_attention(self.model))
         recipe = _decoding_recipe(self.model, settings)
         with torch.no_grad(), evaluating(self.model), own, recipe:
@@ -109,9 +116,13 @@ class TokenDraws(LogitsProcessor):
     """
 
     def __init__(
-        self, request: Request, start: int, on_drawn: Callable[[int, float], None]
+        self,
+        request: Request,
+        start: int,
+        on_drawn: Callable[[int, float], None],
+        hear: Hear | None = None,
     ) -> None:
-        self._on_drawn = on_drawn
+        self._on_drawn, self._hear = on_drawn, hear
         self._numbers = islice(uniforms(request.seed, request.row, request.k), start, None)
         self._temperature = torch.tensor([request.temperature], dtype=torch.float64)
         self._cuts = cuts_of([request]) if request.is_truncated else None
@@ -122,6 +133,8 @@ class TokenDraws(LogitsProcessor):
         cuts = None if self._cuts is None else self._cuts.to(device)
         token, logp = draw(scores, self._temperature.to(device), number.to(device), cuts)
         self._on_drawn(int(token), float(logp))
+        if self._hear is not None:
+            self._hear(int(token), scores[0])
         return torch.full_like(scores, -torch.inf).index_fill(1, token, 0.0)
 
 

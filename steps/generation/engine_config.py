@@ -81,6 +81,6 @@ class OwnEngine(EngineConfig):
         here = choose_engine(model, requests, weights, slots, tokens_per_forward)
         if not self.addresses:
             return here
-        from steps.generation.remote.connecting import connected
+        from steps.generation.remote.own_engine import connected
 
         return connected(self.addresses, self.patience, here, model, requests, weights)

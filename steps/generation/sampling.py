@@ -105,11 +105,11 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return as_list(core.token_to_id(chat_format(tokenizer).last))
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of tokens by ``tokenizer.json``, without special tokens. The clean-up that some
-    tokenizers' configs ask for would remove spaces before punctuation."""
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], special: bool = False) -> str:
+    """The text of tokens by ``tokenizer.json``, with special tokens only if `special` is set. The
+    clean-up that some tokenizers' configs ask for would remove spaces before punctuation."""
     core = cast("Tokenizer", tokenizer.backend_tokenizer)
-    return core.decode(list(ids), skip_special_tokens=True)
+    return core.decode(list(ids), skip_special_tokens=not special)
 
 
 def as_list(ids: Any) -> list[int]:

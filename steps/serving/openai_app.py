@@ -1,7 +1,7 @@
 """OpenAI's HTTP interface for one model: chat completions, completions, and the list of models.
 
 Every refusal is OpenAI's object `{"error": …}` with its status, so official clients raise their own
-exceptions.
+exceptions. ``engine_app`` may lie beside it: it is for runs that own the model.
 """
 
 import asyncio
@@ -10,8 +10,10 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,34 +24,45 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from steps.serving.openai_answers import Answers, Piece
-from steps.serving.openai_requests import UNSUPPORTED, Asked, ChatAsked, CompletionAsked
+from steps.serving.openai_requests import Asked, ChatAsked, CompletionAsked
 from steps.serving.replies import Speaker, TooLong
+from steps.serving.served_answers import Piece, Turns, write_answers
+from steps.serving.token_texts import Token
 
 _LOG = logging.getLogger(__name__)
 LARGEST_BODY = 2**23
 """In bytes. A request with more cannot fit into a model's positions."""
+_UNSUPPORTED = "this server does not support it; leave it out"
 
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
 Result = TypeVar("Result")
 
 
-def app_of(speaker: Speaker, served: str, hosts: Collection[str] = ()) -> Starlette:
+def app_of(
+    speaker: Speaker,
+    served: str,
+    hosts: Collection[str] = (),
+    turns: Turns | None = None,
+    others: Collection[BaseRoute] = (),
+) -> Starlette:
     """The interface of a model that clients call ``served``.
 
     Args:
         hosts: the names by which clients may address this server; any if there are none.
+        turns: those of the model, if others use it, too.
+        others: further routes.
     """
-    own = _Interface(Answers(speaker), served)
+    own = _Interface(speaker, served, turns or Turns())
     routes = [
         Route("/health", own.health),
         Route("/v1/models", own.models),
         Route("/v1/models/{name:path}", own.model),
         Route("/v1/chat/completions", own.chat, methods=["POST"]),
         Route("/v1/completions", own.complete, methods=["POST"]),
+        *others,
     ]
     handlers: Mapping[Any, Any] = {
         HTTPException: _refused,
@@ -71,12 +84,13 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        app = self.app
+        told = ""
         if self.hosts and _name_in(f"//{host}") not in self.hosts:
-            app = _forbidden(f"this server is not {host!r}; call it {', '.join(self.hosts)}")
+            told = f"this server is not {host!r}; call it {', '.join(self.hosts)}"
         elif origin is not None and origin.partition("://")[2] != host:
-            app = _forbidden(f"this server answers no pages of {origin}")
-        await app(scope, receive, send)
+            told = f"this server answers no pages of {origin}"
+        refusal = JSONResponse(_error(told, "invalid_request_error"), 403)
+        await (refusal if told else self.app)(scope, receive, send)
 
 
 def _name_in(url: str) -> str | None:
@@ -84,10 +98,6 @@ def _name_in(url: str) -> str | None:
         return urlsplit(url).hostname
     except ValueError:
         return None
-
-
-def _forbidden(told: str) -> Response:
-    return JSONResponse(_error(told, "invalid_request_error"), 403)
 
 
 class _Refused(HTTPException):
@@ -99,9 +109,76 @@ class _Refused(HTTPException):
 
 
 @dataclass(frozen=True)
+class _Form:
+    """How answers of a path look; `part` makes a choice from a piece of a stream, which is its
+    first one if that is true."""
+
+    prefix: str
+    name: str
+    chunk: str
+    whole: Callable[[str], dict[str, Any]]
+    part: Callable[[str, bool], dict[str, Any]]
+    logprobs: Callable[[Piece, Asked], dict[str, Any]]
+
+
+def _delta(text: str, first: bool) -> dict[str, Any]:
+    role = {"role": "assistant"} if first else {}  # clients join the roles of all pieces
+    return {"delta": {**role, "content": text}}
+
+
+def _name(token: Token, asked: Asked) -> str:
+    return f"token_id:{token.id}" if asked.return_tokens_as_token_ids else token.name
+
+
+def chat_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
+    def told(token: Token) -> dict[str, Any]:
+        raw = list(token.share)
+        return {"token": _name(token, asked), "logprob": token.logp, "bytes": raw}
+
+    content = [{**told(t), "top_logprobs": [*map(told, t.likeliest)]} for t in piece.tokens]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
+    def likeliest(token: Token) -> dict[str, float | None] | None:
+        """Of tokens with equal names the likeliest counts."""
+        ranked = [*reversed(token.likeliest)]
+        names = {_name(token, asked): token.logp, **{_name(t, asked): t.logp for t in ranked}}
+        return None if token.logp is None else names
+
+    tokens = piece.tokens
+    return {
+        "tokens": [_name(token, asked) for token in tokens],
+        "token_logprobs": [token.logp for token in tokens],
+        "top_logprobs": [*map(likeliest, tokens)] if asked.likeliest else None,
+        "text_offset": [token.place for token in tokens],
+    }
+
+
+_CHAT = _Form(
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    _delta,
+    chat_logprobs,
+)
+_COMPLETION = _Form(
+    "cmpl",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text, first: {"text": text},
+    completion_logprobs,
+)
+
+
+@dataclass(frozen=True)
 class _Interface:
-    answers: Answers
+    speaker: Speaker
     served: str
+    turns: Turns
+    reading: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "reading"))
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -116,18 +193,17 @@ class _Interface:
     async def chat(self, request: Request) -> Response:
         asked = await _asked(request, ChatAsked)
         self._require_served(asked.model)
-        speaker = self.answers.speaker
-        if not speaker.has_template:
+        if not self.speaker.has_template:
             told = "the model has no chat template; it continues texts: POST /v1/completions"
             raise _Refused(400, told)
         messages = [turn.message() for turn in asked.messages]
-        prompts = await self._read(lambda: [speaker.prompt_of(messages)], asked, "messages")
+        prompts = await self._read(lambda: [self.speaker.prompt_of(messages)], asked, "messages")
         return await self._answer(request, asked, prompts, _CHAT)
 
     async def complete(self, request: Request) -> Response:
         asked = await _asked(request, CompletionAsked)
         self._require_served(asked.model)
-        tokens_of = self.answers.speaker.tokens_of
+        tokens_of = self.speaker.tokens_of
         prompts = await self._read(lambda: [*map(tokens_of, asked.prompt)], asked, "prompt")
         return await self._answer(request, asked, prompts, _COMPLETION)
 
@@ -142,86 +218,56 @@ class _Interface:
     async def _read(
         self, prompts: Callable[[], list[list[int]]], asked: Asked, param: str
     ) -> list[list[int]]:
+        """The tokens of prompts, each of which leaves room for an answer."""
         try:
-            return await self.answers.read(prompts, asked)
+            read = await asyncio.get_running_loop().run_in_executor(self.reading, prompts)
+            for ids in read:
+                self.speaker.room_after(ids, min(1, asked.most_tokens))
+            return read
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLong) else ""
             raise _Refused(400, str(error), param, code) from error
 
     async def _answer(
-        self, request: Request, asked: Asked, prompts: list[list[int]], form: "_Form"
+        self, request: Request, asked: Asked, prompts: list[list[int]], form: _Form
     ) -> Response:
         head = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": self.served,
         }
-        pieces = self.answers.write(prompts, asked)
+        pieces = self.turns.each(partial(write_answers, self.speaker, prompts, asked))
+
+        def choice(piece: Piece, content: dict[str, Any], first: bool) -> dict[str, Any]:
+            of_tokens = None if asked.likeliest is None else form.logprobs(piece, asked)
+            ids: dict[str, Any] = {"token_ids": piece.ids} if asked.return_token_ids else {}
+            if ids and first:  # vLLM says those of a chat beside its choices
+                ids["prompt_token_ids"] = prompts[piece.choice // (asked.n or 1)]
+            rest = {"index": piece.choice, "logprobs": of_tokens, "finish_reason": piece.finish}
+            return {**content, **rest, **ids}
+
         read = sum(map(len, prompts))
         if asked.stream:
-            counted = bool(asked.stream_options and asked.stream_options.include_usage)
-            events = _events(pieces, head, form, read, counted)
+            events = _events(pieces, head, form, choice, read, asked)
             return StreamingResponse(events, media_type="text/event-stream")
         try:
-            texts, ends = await _unless_left(request, _whole(pieces))
+            answers = await _unless_left(request, _whole(pieces))
         except asyncio.CancelledError:
             raise _Refused(503, "the server ends before the answer does; ask again later") from None
-        choices = [_choice(end, form.whole(texts[end.choice])) for end in ends]
-        usage = _usage(read, sum(end.tokens for end in ends))
-        return JSONResponse({**head, "object": form.name, "choices": choices, "usage": usage})
+        choices = [choice(answer, form.whole(answer.text), True) for answer in answers]
+        usage = _usage(read, sum(len(answer.ids) for answer in answers))
+        ids = {"prompt_token_ids": prompts[0]} if asked.return_token_ids and form is _CHAT else {}
+        body = {**head, "object": form.name, "choices": choices, "usage": usage, **ids}
+        return JSONResponse(body)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How answers of a path look.
-
-    Attributes:
-        whole: makes a choice from its text.
-        part: makes a choice from a piece of its text, which is its first one if that is true.
-    """
-
-    prefix: str
-    name: str
-    chunk: str
-    whole: Callable[[str], dict[str, Any]]
-    part: Callable[[str, bool], dict[str, Any]]
-
-
-def _delta(text: str, first: bool) -> dict[str, Any]:
-    role = {"role": "assistant"} if first else {}  # clients join the roles of all pieces
-    return {"delta": {**role, "content": text}}
-
-
-_CHAT = _Form(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    _delta,
-)
-_COMPLETION = _Form(
-    "cmpl",
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text},
-    lambda text, first: {"text": text},
-)
-
-
-def _choice(piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
-    rest = {"index": piece.choice, "logprobs": piece.logprobs, "finish_reason": piece.finish}
-    return {**content, **rest}
-
-
-async def _whole(pieces: AsyncGenerator[Piece]) -> tuple[dict[int, str], list[Piece]]:
-    """The text of each choice, and the last piece of each."""
-    texts: dict[int, str] = {}
-    ends: list[Piece] = []
+async def _whole(pieces: AsyncGenerator[Piece]) -> list[Piece]:
+    whole: dict[int, Piece] = {}
     async with aclosing(pieces):
         async for piece in pieces:
-            texts[piece.choice] = texts.get(piece.choice, "") + piece.text
-            ends += [piece] if piece.finish else []
-    return texts, ends
+            before = whole.get(piece.choice)
+            whole[piece.choice] = before + piece if before else piece
+    return [*whole.values()]
 
 
 async def _unless_left(request: Request, answering: Coroutine[Any, Any, Result]) -> Result:
@@ -239,18 +285,25 @@ async def _unless_left(request: Request, answering: Coroutine[Any, Any, Result])
 
 
 async def _events(
-    pieces: AsyncGenerator[Piece], head: dict[str, Any], form: _Form, read: int, counted: bool
+    pieces: AsyncGenerator[Piece],
+    head: dict[str, Any],
+    form: _Form,
+    choice: Callable[[Piece, dict[str, Any], bool], dict[str, Any]],
+    read: int,
+    asked: Asked,
 ) -> AsyncIterator[str]:
     """An answer as server-sent events; its usage is the last one, if it is asked for."""
+    counted = bool(asked.stream_options and asked.stream_options.include_usage)
     head = {**head, "object": form.chunk, **({"usage": None} if counted else {})}
     written, begun = 0, set[int]()
     try:
         async with aclosing(pieces):
             async for piece in pieces:
-                written += piece.tokens
-                part = form.part(piece.text, piece.choice not in begun)
+                written += len(piece.ids)
+                first = piece.choice not in begun
                 begun.add(piece.choice)
-                yield _event({**head, "choices": [_choice(piece, part)]})
+                part = choice(piece, form.part(piece.text, first), first)
+                yield _event({**head, "choices": [part]})
     except Exception as error:
         _LOG.exception("an answer failed")
         yield _event(_error(f"the answer failed: {error}", "server_error"))
@@ -286,11 +339,10 @@ async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
         return kind.model_validate_json(bytes(body))
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        unknown = (fault for fault in faults if fault["type"] == "extra_forbidden")
-        found = next(unknown, faults[0])
+        unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+        found = unknown[0] if unknown else max(faults, key=lambda fault: len(fault["loc"]))
         param = ".".join(map(str, found["loc"])) or None
-        is_unknown = found["type"] == "extra_forbidden"
-        told = UNSUPPORTED if is_unknown else found["msg"].removeprefix("Value error, ")
+        told = _UNSUPPORTED if unknown else found["msg"].removeprefix("Value error, ")
         raise _Refused(400, f"{param}: {told}" if param else told, param) from None
 
 

@@ -1,8 +1,8 @@
 """``temper serve``: a model behind an OpenAI-compatible HTTP interface.
 
 vLLM's server runs if vLLM is installed, as a child of this process that ends with it. Else the
-model answers in this process, through transformers (:mod:`steps.serving.openai_app`). By default a
-server listens only on this machine, because neither server authenticates its clients.
+model answers in this process (:mod:`steps.serving.openai_app`). By default a server listens only on
+this machine, because neither server authenticates its clients.
 """
 
 import asyncio
@@ -10,34 +10,27 @@ import errno
 import json
 import logging
 import os
-import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from pipeline import TemperError
 from pipeline.extras import how_to_install
-from pipeline.store.stored import is_file
+from steps.models.config import Dtype
 from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors
 
 LOOPBACK = "127.0.0.1"
-_SECONDS_BETWEEN_LOOKS = 0.5
-_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Requests to this machine go to no proxy, whatever the environment says."""
 _STANDARD_ERROR = 2
 """The server's log goes to standard error; standard output has the address and the example."""
 
@@ -52,11 +45,13 @@ class Server(StrEnum):
 _NEEDED = {Server.vllm: ("vllm",), Server.transformers: ("starlette", "uvicorn", "pydantic")}
 """The modules that each server needs."""
 
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+
 
 def serve(
     name: ModelName,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    port: Port = 8000,
     through: Annotated[
         Server | None, typer.Option(help="vLLM where it is installed, else transformers.")
     ] = None,
@@ -64,53 +59,56 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, on this machine alone unless --host says otherwise.
 
-    Prints where, and an example, when the server is ready. Ctrl-C ends it.
+    Prints the address and an example. Ctrl-C ends it.
     """
     through = through or (Server.transformers if _missing(Server.vllm) else Server.vllm)
-    _require_installed(through)
-    with _listening(host, port) as taken, opened(name, store) as model, _ended_by_sigterm():
-        model.require_whole()
-        served = model_id(model)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        ready = (
-            f"{name} at {url}/v1, through {through}; Ctrl-C ends it. Try:\n"
-            f"{example(f'{url}/v1', served)}"
-        )
-        if through is Server.vllm:
-            taken.close()
-            _serve_through_vllm(model, served, host, port, ready)
-        else:
-            _serve_here(model, served, taken, ready)
+    with opened_to_serve(name, store, host, port, through) as (model, taken):
+        if through is Server.transformers:
+            serve_here(model, taken, None, None, 1)
+            return
+        port = taken.getsockname()[1]
+        taken.close()
+        print(_ready(model, host, port, through), flush=True)
+        command = vllm_command(model.folder, _served(model), host, port)
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        server = subprocess.Popen(command, env=offline, stdout=_STANDARD_ERROR)
+        try:
+            raise typer.Exit(abs(server.wait()))
+        finally:
+            server.terminate()
+            server.wait()
 
 
-def _serve_here(model: NamedModel, served: str, taken: socket.socket, ready: str) -> None:
+def serve_here(
+    model: NamedModel, taken: socket.socket, token: str | None, dtype: Dtype | None, slots: int
+) -> None:
+    """Serve a model in this process; to a run, too, if there is a token by which it is known."""
     import uvicorn
 
-    from steps.serving.openai_app import app_of  # torch is slow to import
+    from steps.generation.slots import SlotEngine
+    from steps.scoring.scored_by import model_digest
+    from steps.serving.engine_app import engine_app
+    from steps.serving.openai_app import app_of
     from steps.serving.replies import Speaker
+    from steps.serving.served_answers import Turns
 
     with told_as_errors():
-        speaker = Speaker(model.folder)
-    app = app_of(speaker, served, _names_of(taken))
+        speaker, turns = Speaker(model.folder, dtype, alone=token is None), Turns()
+    others = []
+    if token is not None:
+        drawing = SlotEngine(speaker.model, model_digest(model.folder), slots)
+        others.append(engine_app(drawing, token, turns))
+    host, port, *_ = taken.getsockname()
+    own_names = [*dict.fromkeys([host, LOOPBACK, "localhost", "::1"])]
+    hosts = own_names if ip_address(host).is_loopback else []
+    app = app_of(speaker, _served(model), hosts, turns, others)
     settings = uvicorn.Config(
         app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=3
     )
-    server = uvicorn.Server(settings)
     logging.getLogger("uvicorn.error").addFilter(_is_no_end)
     taken.listen()  # from here on clients wait until they are answered
-    print(ready, flush=True)
-    try:
-        server.run(sockets=[taken])
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def _names_of(taken: socket.socket) -> list[str]:
-    """The names of this machine if only it reaches the address; none for other addresses."""
-    address = taken.getsockname()[0]
-    if not ip_address(address).is_loopback:
-        return []
-    return list(dict.fromkeys([address, LOOPBACK, "localhost", "::1"]))
+    print(_ready(model, host, port, Server.transformers), flush=True)
+    uvicorn.Server(settings).run(sockets=[taken])
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:
@@ -118,36 +116,23 @@ def _is_no_end(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def _serve_through_vllm(model: NamedModel, served: str, host: str, port: int, ready: str) -> None:
-    with TemporaryDirectory(prefix="temper-serve-") as place:
-        link = Path(place, served)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(model.folder.absolute())
-        with _running(vllm_command(served, host, port), place) as server:
-            _wait_until_ready(server, host, port)
-            print(ready, flush=True)
-            raise typer.Exit(abs(server.wait()))
+def vllm_command(folder: Path, served: str, host: str, port: int) -> Sequence[str]:
+    """The command line of vLLM's server for a model that clients call ``served``."""
+    start = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder.absolute()))
+    return *start, "--served-model-name", served, "--host", host, "--port", str(port)
 
 
-def vllm_command(served: str, host: str, port: int) -> Sequence[str]:
-    """The command line of a server for this model only, to be run in the folder that holds it."""
-    module = "vllm.entrypoints.cli.main"
-    return sys.executable, "-m", module, "serve", served, "--host", host, "--port", str(port)
+def _served(model: NamedModel) -> str:
+    """The model's name for clients."""
+    return model.name if model.is_artifact else model.folder.resolve().name or "model"
 
 
-def model_id(model: NamedModel) -> str:
-    """The model's name for clients. vLLM uses the model's path as its name. So the path must be
-    short, and must contain nothing that it interprets as a revision or a file."""
-    name = model.name if model.is_artifact else model.folder.resolve().name
-    plain = re.sub(r"[^\w./-]", "-", name)
-    return plain if is_file(plain) else "model"
-
-
-def example(url: str, served: str) -> str:
-    """A complete example request."""
+def _ready(model: NamedModel, host: str, port: int, through: Server) -> str:
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"model": served, "messages": question, "max_tokens": 64}
+    body = {"model": _served(model), "messages": question, "max_tokens": 64}
     return (
+        f"{model.name} at {url}, through {through}; Ctrl-C ends it. Try:\n"
         f"curl {shlex.quote(f'{url}/chat/completions')} -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
@@ -157,17 +142,17 @@ def _missing(server: Server) -> list[str]:
     return [module for module in _NEEDED[server] if find_spec(module) is None]
 
 
-def _require_installed(server: Server) -> None:
-    if missing := _missing(server):
-        raise TemperError(
-            f"the server of {server} needs {', '.join(missing)}: {how_to_install(missing[0])}"
-        )
-
-
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that has the address. With a port that another server has, this one would seem to
-    be ready when the other is."""
+def opened_to_serve(
+    name: str, store: str, host: str, port: int, through: Server
+) -> Iterator[tuple[NamedModel, socket.socket]]:
+    """The model, and a socket that has the address: with a port that another server has, this one
+    would seem to be ready when the other is. SIGTERM and Ctrl-C end the block as exceptions, so
+    what it has started ends too."""
+    if missing := _missing(through):
+        raise TemperError(
+            f"the server of {through} needs {', '.join(missing)}: {how_to_install(missing[0])}"
+        )
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -178,50 +163,12 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
                 f"cannot listen on {host}:{port} ({error.strerror or error}); choose another "
                 f"{'--host' if is_host else '--port'}"
             ) from error
-        yield taken
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as an exception, so that what it has started ends too."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server, and end it at the end of the block."""
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    server = subprocess.Popen(command, cwd=folder, env=offline, stdout=_STANDARD_ERROR)
-    try:
-        yield server
-    except KeyboardInterrupt:  # the server has received it too
-        raise typer.Exit(130) from None
-    finally:
-        server.terminate()
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:
-            server.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], host: str, port: int) -> None:
-    """Wait until the server's health check succeeds.
-
-    Raises:
-        TemperError: the server ended instead; its log has the reason.
-    """
-    while server.poll() is None:
-        try:
-            with _DIRECTLY.open(f"http://{host}:{port}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    raise TemperError(f"the server ended with status {server.returncode}; its reason is above")
+            with opened(name, store) as model:
+                model.require_whole()
+                yield model, taken
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)

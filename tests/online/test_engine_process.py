@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from online_bed import ASKED, END, even_share, rl
+from openai import OpenAI
 from rank_processes import start_command
 from tiny_models import VOCABULARY, folder_bytes, model_folder
 from waiting import HANGS_SECONDS
@@ -17,7 +19,7 @@ from steps.generation.choosing import EngineChoice
 from steps.generation.engine import Request
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.remote.calling import EngineError
-from steps.generation.remote.connecting import TOKEN
+from steps.generation.remote.own_engine import TOKEN
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.online.behind import Earlier
@@ -158,3 +160,16 @@ def test_what_an_engine_drew_before_it_was_killed_is_kept_and_the_rest_is_drawn_
     whole = OwnEngine().connect(model, asked, "w", 64, 64).engine
     alone = record(whole, asked, Workplace(tmp_path / "out", tmp_path / "alone"))
     assert [r.ids for r in rollouts] == [r.ids for r in alone]
+
+
+def test_the_server_of_a_run_answers_openai_clients_and_takes_weights_from_its_owner_alone(
+    policy: Path, engine: EngineProcess
+) -> None:
+    with OpenAI(base_url=f"{engine.address}/v1", api_key="none", max_retries=0) as client:
+        (model,) = client.models.list()
+        said = client.completions.create(model=model.id, prompt=[3, 4, 5], max_tokens=3)
+        assert said.usage is not None
+        assert said.usage.prompt_tokens == 3
+    weights = f"{engine.address}/engine/weights"
+    assert requests.post(weights, b"mine", headers={"X-Weights": "mine"}).status_code == 401
+    assert requests.get(weights).status_code == 401

@@ -29,7 +29,8 @@ from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.serving.chatting import chat
 from steps.serving.named_models import opened
-from steps.serving.replies import Drawing, Speaker, _Pieces
+from steps.serving.replies import Drawing, Speaker
+from steps.serving.token_texts import Pieces
 from steps.shared import products
 
 PROMPT = "What is 1 + 2?"
@@ -95,15 +96,6 @@ def test_the_tokens_of_an_answer_cost_no_product_that_suits_many_rows_only(
     assert {*rows_of} <= {len(prompt)}  # only the prompt's; none without oneDNN
 
 
-def test_the_pieces_of_an_answer_are_the_answer(speaker: Speaker) -> None:
-    pieces: list[str] = []
-    answer = speaker.answer(
-        [{"role": "user", "content": PROMPT}], Drawing(max_new_tokens=12), pieces.append
-    )
-    assert "".join(pieces) == answer
-    assert len(pieces) > 1
-
-
 @pytest.mark.parametrize(
     ("before", "names", "expected"),
     [
@@ -128,16 +120,12 @@ def test_pieces_are_the_text_of_all_tokens_and_each_token_is_heard(
         ]
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<s>")
-    prompt = [words.index(name) for name in before.split()]
-    pieces: list[str] = []
-    streamer = _Pieces(tokenizer, prompt, pieces.append)
-    streamer.put(torch.tensor([prompt]))
-    for name in names.split():
-        streamer.put(torch.tensor([words.index(name)]))
-    streamer.end()
-    assert pieces == expected.split("|")
+    pieces = Pieces(tokenizer, [words.index(name) for name in before.split()])
+    ids = [words.index(name) for name in names.split()]
+    heard = [*map(pieces.add, ids), pieces.end()]
+    assert heard == expected.split("|")
     if not before:
-        assert "".join(pieces) == decoded(tokenizer, streamer.ids)
+        assert "".join(heard) == decoded(tokenizer, ids)
 
 
 def test_draws_follow_from_the_seed(speaker: Speaker) -> None:

@@ -26,10 +26,9 @@ from waiting import HANGS_SECONDS
 from pipeline import TemperError
 from steps.data.rows.rows import Message
 from steps.serving.engine_process import engine
-from steps.serving.named_models import NamedModel
 from steps.serving.openai_app import LARGEST_BODY
 from steps.serving.replies import Drawing, Speaker
-from steps.serving.serve import LOOPBACK, Server, model_id, serve, vllm_command
+from steps.serving.serve import LOOPBACK, Server, serve, vllm_command
 
 QUESTION: list[Message] = [{"role": "user", "content": "What is 1 + 2?"}]
 
@@ -41,16 +40,11 @@ def free_port() -> int:
 
 
 def test_vllm_is_told_of_one_model_and_listens_on_this_machine_alone() -> None:
-    command = vllm_command("experiment/export", LOOPBACK, 8000)
-    assert command[3:] == ("serve", "experiment/export", "--host", "127.0.0.1", "--port", "8000")
-
-
-def test_a_model_is_called_by_its_name_without_what_servers_take_for_something_else() -> None:
-    folder = Path("/models/a@b:c")
-    assert model_id(NamedModel("e/after DPO", folder, True)) == "e/after-DPO"
-    assert model_id(NamedModel("train_sft@12ab", folder, True)) == "train_sft-12ab"
-    assert model_id(NamedModel("/models/a@b:c", folder)) == "a-b-c"
-    assert model_id(NamedModel("e/..", folder, True)) == "model"
+    command = vllm_command(Path("/models/export"), "experiment/export", LOOPBACK, 8000)
+    assert command[3:] == (
+        "serve", "/models/export", "--served-model-name", "experiment/export",
+        "--host", "127.0.0.1", "--port", "8000",
+    )  # fmt: skip
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
@@ -59,25 +53,14 @@ def test_a_server_that_is_not_installed_is_named_with_its_remedy() -> None:
         serve("model", through=Server.vllm)
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("steps.serving.serve._missing", lambda server: [])
+def test_an_address_that_cannot_be_had_is_refused_before_anything_starts() -> None:
     with socket.socket() as other:
         other.bind((LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(TemperError, match=rf"cannot listen on 127.0.0.1:{port} .*--port"):
-            serve("model", port=port, through=Server.transformers)
-
-
-def test_an_address_that_this_machine_does_not_have_is_refused_as_such(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("steps.serving.serve._missing", lambda server: [])
-    for host in ("256.1.1.1", "192.0.2.1"):
-        with pytest.raises(TemperError, match=rf"cannot listen on {host}:8000 .*--host"):
-            serve("model", host=host, port=8000, through=Server.transformers)
+        for host, fault in ((LOOPBACK, "--port"), ("256.1.1.1", "--host"), ("192.0.2.1", "--host")):
+            with pytest.raises(TemperError, match=rf"cannot listen on {host}:{port} .*{fault}"):
+                serve("model", host=host, port=port, through=Server.transformers)
 
 
 @pytest.mark.parametrize("command", [partial(serve, through=Server.transformers), engine])
@@ -174,13 +157,10 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "a temperature below 0": ({"temperature": -1}, "temperature"),
     "a text for a number": ({"max_tokens": "5"}, "max_tokens"),
     "an empty stop text": ({"stop": ""}, "stop"),
-    "what it does not support": ({"logprobs": True}, "logprobs: this server does not support it"),
+    "what it does not support": ({"tools": [{}]}, "tools: this server does not support it"),
     "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "field: this server"),
     "what nobody knows in a message": (
-        {"messages": [{**QUESTION[0], "thoughts": ""}]}, "messages.0.thoughts",
-    ),
-    "a call as it was before": (
-        {"messages": [{**QUESTION[0], "function_call": {}, "audio": {"id": "1"}}]}, "0.audio: this",
+        {"messages": [{**QUESTION[0], "thoughts": "none"}]}, "messages.0.thoughts",
     ),
     "too long a prompt": (
         {"messages": [{"role": "user", "content": "1 " * 99}], "stream": True}, "model takes 96",
@@ -263,11 +243,44 @@ def test_a_prompt_may_be_token_ids_and_is_scored_where_it_is_echoed(
     assert scored.logprobs.text_offset[-1] == len(scored.text) - len(scored.logprobs.tokens[-1])
 
     (drawn,) = complete(served, [ids], max_tokens=4, logprobs=0).choices
+    assert drawn.logprobs.text_offset[0] == len(scored.text)  # as where the prompt is echoed
     assert len(drawn.logprobs.token_logprobs) == 4
     assert drawn.logprobs.top_logprobs is None
     assert all(logp < 0 for logp in drawn.logprobs.token_logprobs)
     echoed = complete(served, "1 +", max_tokens=4, echo=True, stream=True)
     assert "".join(part.choices[0].text for part in echoed) == "1 +" + of_text.text
+
+
+@pytest.mark.slow
+def test_the_logprobs_of_a_chat_and_of_a_stream_are_those_of_the_tokens(
+    served: OpenAI, chat_model: Path
+) -> None:
+    """For clients that train, tokens come as ids, as from vLLM."""
+    (whole,) = ask(served, logprobs=True, top_logprobs=2, max_tokens=6).choices
+    content = whole.logprobs.content
+    assert b"".join(bytes(token.bytes) for token in content).decode() == whole.message.content
+    for token in content:
+        first, second = token.top_logprobs
+        assert (token.token, token.logprob) == (first.token, first.logprob)  # it is the likeliest
+        assert second.logprob <= first.logprob
+    streamed = ask(served, logprobs=True, top_logprobs=2, max_tokens=6, stream=True)
+    parts = [part.choices[0].logprobs.content for part in streamed]
+    assert [token for part in parts for token in part] == content
+
+    as_ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    answer = ask(served, logprobs=True, max_tokens=6, extra_body=as_ids)
+    ids = answer.choices[0].token_ids
+    assert [token.token for token in answer.choices[0].logprobs.content] == [
+        f"token_id:{token}" for token in ids
+    ]
+    (more,) = complete(
+        served, [answer.prompt_token_ids], max_tokens=6, logprobs=1, extra_body=as_ids
+    ).choices
+    assert (more.token_ids, more.prompt_token_ids) == (ids, answer.prompt_token_ids)
+    assert more.logprobs.token_logprobs == [token.logprob for token in content]
+    assert (
+        AutoTokenizer.from_pretrained(chat_model).decode(ids, skip_special_tokens=True) == more.text
+    )
 
 
 @pytest.mark.slow
@@ -278,7 +291,6 @@ def test_a_prompt_may_be_token_ids_and_is_scored_where_it_is_echoed(
         ([-1], {}, "none -1"),
         ([], {}, "give 1 to 128 prompts"),
         ([[1], "a", 2], {}, "a prompt is a text or a list of token ids"),
-        ("1 +", {"logprobs": 1, "stream": True}, "leave out stream"),
         ("1 +", {"max_tokens": -1}, "max_tokens"),
         ([1] * 97, {"max_tokens": 0}, "takes 96"),
     ],

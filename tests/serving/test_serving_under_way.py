@@ -3,11 +3,8 @@
 No test depends on speed: an answer to "go on" ends only if the server notices that nobody reads it.
 """
 
-import json
 import os
 import signal
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import wraps
@@ -16,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import uvicorn
 from held_speaker import FAIL, GO_ON, HeldSpeaker
+from http_answers import listening
 from openai import APIConnectionError, APIError, InternalServerError, OpenAI
 from rank_processes import start_command
 from test_serving_http import free_port
@@ -45,19 +42,8 @@ def client_at(port: int) -> Iterator[OpenAI]:
 
 @contextmanager
 def serving(speaker: HeldSpeaker) -> Iterator[OpenAI]:
-    config = uvicorn.Config(app_of(cast(Speaker, speaker), "model"), log_level="critical")
-    server = uvicorn.Server(config)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
-        thread.start()
-        try:
-            with client_at(taken.getsockname()[1]) as client:
-                yield client
-        finally:
-            server.force_exit = server.should_exit = True
-            thread.join()
+    with listening(app_of(cast(Speaker, speaker), "model")) as port, client_at(port) as client:
+        yield client
 
 
 def ask(client: OpenAI, question: str, **fields: Any) -> Any:
@@ -86,20 +72,6 @@ def test_an_answer_ends_when_its_client_leaves() -> None:
         assert ask(client, "next").choices[0].message.content == "next"
         raw(client, "false").close()
         assert ask(client, "next").choices[0].message.content == "next"
-
-
-def test_nothing_is_scored_for_a_client_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored: list[Any] = []
-    monkeypatch.setattr("steps.serving.openai_answers.logprobs_of", lambda *of: scored.append(of))
-    speaker = HeldSpeaker()
-    with serving(speaker) as client:
-        asked: dict[str, Any] = {"model": "model", "prompt": GO_ON, "logprobs": 1}
-        left = HTTPConnection("127.0.0.1", client.base_url.port, timeout=HANGS_SECONDS)
-        left.request("POST", "/v1/completions", json.dumps(asked))
-        wait_until(lambda: bool(speaker.begun))
-        left.close()
-        client.completions.create(**{**asked, "prompt": "x"})
-    assert len(scored) == 1
 
 
 def test_clients_that_leave_while_they_wait_for_their_turn_keep_nobody_waiting() -> None:

@@ -1,6 +1,5 @@
 """The log-probabilities of `temper serve`: their tokens lie where they say in the answer's text."""
 
-import asyncio
 import json
 import math
 from contextlib import suppress
@@ -11,10 +10,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from steps.serving.openai_answers import Answers, Piece
+from steps.serving.openai_app import completion_logprobs
 from steps.serving.openai_requests import CompletionAsked
-from steps.serving.replies import Enough, OnPiece, Speaker, Written, _Pieces
-from steps.serving.token_logps import _shares
+from steps.serving.replies import Enough, OnPiece, Speaker, Written
+from steps.serving.served_answers import Piece, write_answers
+from steps.serving.token_texts import Pieces
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -71,14 +71,21 @@ class Reciting:
 
         self.model.lm_head.register_forward_hook(replace)
 
-    def write(self, ids: list[int], drawing: Any, on_piece: OnPiece, continues: bool) -> Written:
-        pieces = _Pieces(self.tokenizer, ids, on_piece)
-        pieces.put(torch.tensor(ids))
+    def logits_of(self, ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model(torch.tensor([ids])).logits[0]
+
+    def write(
+        self, ids: list[int], drawing: Any, on_piece: OnPiece, on_token: Any, continues: bool
+    ) -> Written:
+        pieces, drawn = Pieces(self.tokenizer, ids if continues else ()), list[int]()
         with suppress(Enough):
             for token in self.says:
-                pieces.put(torch.tensor([token]))
-            pieces.end()
-        return Written(pieces.text, pieces.ids, ended=False)
+                on_token(token, self.logits_of([*ids, *drawn])[-1])
+                drawn.append(token)
+                on_piece(pieces.add(token))
+            on_piece(pieces.end())
+        return Written("", drawn, ended=False)
 
 
 def complete(speaker: Reciting, prompt: str | list[int], **fields: Any) -> tuple[str, Any]:
@@ -86,12 +93,12 @@ def complete(speaker: Reciting, prompt: str | list[int], **fields: Any) -> tuple
     given = {"model": "model", "prompt": prompt, "logprobs": 3, "echo": True, **fields}
     asked = CompletionAsked(**given)
     tokens: Any = speaker.tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt
-
-    async def all_pieces() -> list[Piece]:
-        return [piece async for piece in Answers(cast(Speaker, speaker)).write([tokens], asked)]
-
-    pieces = asyncio.run(all_pieces())
-    return "".join(piece.text for piece in pieces), pieces[-1].logprobs
+    pieces: list[Piece] = []
+    write_answers(cast(Speaker, speaker), [tokens], asked, pieces.append, lambda: False)
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole += piece
+    return whole.text, completion_logprobs(whole, asked)
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -121,8 +128,7 @@ def test_each_token_is_where_it_says_in_the_text(kind: str, as_ids: bool) -> Non
     _, plain = complete(speaker, prompt, echo=False)
     count = len(speaker.says)
     assert plain["tokens"] == logprobs["tokens"][-count:]
-    begins = logprobs["text_offset"][-count]
-    assert plain["text_offset"] == [at - begins for at in logprobs["text_offset"][-count:]]
+    assert plain["text_offset"] == logprobs["text_offset"][-count:]
 
 
 def test_bytes_that_are_no_text_leave_the_later_tokens_in_place() -> None:
@@ -158,23 +164,5 @@ def test_what_cannot_be_is_a_number_of_json_and_a_broken_model_is_told() -> None
     _, logprobs = complete(speaker, [5, 0, 6], max_tokens=0)
     json.dumps(logprobs, allow_nan=False)
     assert logprobs["token_logprobs"][1] == logprobs["top_logprobs"][1]["<s>"] == -9999
-    with pytest.raises(FloatingPointError, match="the model's logits are NaN"):
+    with pytest.raises(FloatingPointError, match="logits are not numbers"):
         complete(Reciting(tokenizer, logits=(math.nan,)), [5, 6], max_tokens=0)
-
-
-def test_a_long_run_of_bytes_is_decoded_no_more_often_than_a_short_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokenizer, calls = byte_fallback(), list[int]()
-    plain = tokenizer.decode
-    monkeypatch.setattr(
-        tokenizer, "decode", lambda ids, **how: calls.append(len(ids)) or plain(ids, **how)
-    )
-    speaker = cast(Speaker, Reciting(tokenizer))
-    counts = []
-    for characters in (3, 60):
-        calls.clear()
-        shares = _shares(speaker, [], tokenizer("中" * characters).input_ids)
-        assert shares[2:] == ["", "", "中"] * characters
-        counts.append(len(calls))
-    assert counts[0] == counts[1]

@@ -1,4 +1,4 @@
-"""Sends one HTTP request to an engine, and reports a failure in one sentence.
+"""Sends one HTTP request to an engine, checks its answer, and reports a failure in one sentence.
 
 An engine may be down, hang, end in the middle of a reply, or send something else. Each of these is
 an `EngineError` that names the address and the remedy. Requests are not repeated here: the caller
@@ -6,6 +6,7 @@ keeps the completions that it has, and a run that goes on requests the rest.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 
 import requests
 
-from steps.generation.engine import StaleWeightsError
+from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
 
+_ROUNDING = 1e-5
+"""By how much a log-probability may exceed zero."""
 _STALE = 409
 _UNSUITABLE = 422
 _LONGEST_TOLD = 400
@@ -131,3 +134,23 @@ class Caller:
                 else f"the engine at {self.address} forbids {path}: {told}"
             )
         raise self.fault(f"answers {path} with status {answer.status_code}: {told}")
+
+
+def require_answer(finished: Finished, request: Request) -> None:
+    """Raise ValueError, which names the row, unless a completion can be an answer to `request`."""
+    ids, logps = finished.ids, finished.logps
+    where = f"row {finished.row!r}, completion {finished.k}"
+    if not ids or not all(type(token) is int and token >= 0 for token in ids):
+        raise ValueError(f"{where} has no tokens, or what is no token")
+    if len(ids) != len(logps):
+        raise ValueError(f"{where} has {len(logps)} logps for {len(ids)} tokens")
+    if not all(math.isfinite(logp) and logp <= _ROUNDING for logp in logps):
+        raise ValueError(f"{where} has a logp that is no log-probability")
+    stops = [place for place, token in enumerate(ids) if token in request.stop_ids]
+    stopped = bool(stops) and stops[0] == len(ids) - 1
+    whole = len(ids) == request.max_new_tokens and not stops
+    if not (stopped if finished.finish is Finish.stop else whole):
+        raise ValueError(
+            f"{where} says that it ended by {finished.finish}, and its {len(ids)} tokens say "
+            "otherwise"
+        )

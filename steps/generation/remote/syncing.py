@@ -10,6 +10,8 @@ So its report does not count. Each update samples the same probe prompts, becaus
 stale cache would answer these from its cache.
 """
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.generation.choosing import own_logps
-from steps.generation.engine import Engine, Finished, Request, StaleWeightsError
-from steps.generation.remote.several import Engines
+from steps.generation.engine import Engine, Finished, Request, StaleWeightsError, share
 
 _PROMPTS = 8
 _TOKENS = 16
@@ -108,40 +109,80 @@ def scoring_with(model: PreTrainedModel) -> Score:
 
 
 class SyncedEngines:
-    """Engines of other processes as one `Engine`. New weights count only after a probe has shown
-    them."""
+    """Engines of other processes as one `Engine`; each takes every n-th row. New weights count only
+    after a probe has shown them."""
 
     def __init__(self, engines: Sequence[Engine], probe: Probe) -> None:
-        self._all = Engines(engines)
-        self._probe = probe
-        self._shown = ""
+        if not engines:
+            raise ValueError("there must be at least one engine")
+        self._engines, self._probe, self._shown = tuple(engines), probe, ""
 
     def scored_by(self, score: Score) -> "SyncedEngines":
         """The same engines, compared with another scoring function from the next update on."""
-        return SyncedEngines(self._all.engines, replace(self._probe, score=score))
+        return SyncedEngines(self._engines, replace(self._probe, score=score))
 
     @property
     def weights(self) -> str:
         """The digest of the weights that all engines have, after a probe has shown that they use
         them."""
-        return self._shown if self._shown and self._all.weights == self._shown else ""
+        shown = self._shown
+        return shown if shown and all(own.weights == shown for own in self._engines) else ""
 
     def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
         """As `sync_weights`."""
         self._shown = ""
-        sync_weights(self._all.engines, source, weights, self._probe)
+        sync_weights(self._engines, source, weights, self._probe)
         self._shown = weights
 
     def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
-        """As `Engine.sample`."""
+        """As `Engine.sample`. If one engine fails, the others finish their requests, so that a run
+        that goes on has little to sample again."""
         if self._shown != weights:
             raise StaleWeightsError(
                 f"completions by the weights {weights!r} are asked for, and the engines have been "
                 f"shown to have {self._shown!r}; update their weights first"
             )
-        return self._all.sample(requests, weights)
+        every, count = list(requests), len(self._engines)
+        parts = ((engine, share(every, count, n)) for n, engine in enumerate(self._engines))
+        return side_by_side([engine.sample(part, weights) for engine, part in parts if part])
 
 
 def _called(engine: Engine) -> str:
     address = getattr(engine, "address", None)
     return f"the engine at {address}" if address else f"the engine {type(engine).__name__}"
+
+
+def side_by_side(sources: Sequence[Iterator[Finished]]) -> Iterator[Finished]:
+    """All items of several sources, each source in a thread, as they arrive.
+
+    The first error of a source is raised when the other sources have ended. Closing this iterator
+    does not wait: each source ends after its next item.
+    """
+    answers: queue.SimpleQueue[Finished | BaseException | None] = queue.SimpleQueue()
+    leaving = threading.Event()
+
+    def draw(source: Iterator[Finished]) -> None:
+        try:
+            for finished in source:
+                answers.put(finished)
+                if leaving.is_set():
+                    return
+            answers.put(None)
+        except BaseException as error:
+            answers.put(error)
+
+    for source in sources:
+        threading.Thread(target=draw, args=(source,), daemon=True).start()
+    failure, running = None, len(sources)
+    try:
+        while running:
+            answer = answers.get()
+            if isinstance(answer, Finished):
+                yield answer
+            else:
+                running -= 1
+                failure = failure or answer
+    finally:
+        leaving.set()
+    if failure is not None:
+        raise failure

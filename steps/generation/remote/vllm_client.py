@@ -29,11 +29,15 @@ from transformers import PreTrainedModel
 
 from steps.generation.choosing import EngineChoice
 from steps.generation.engine import Finish, Finished, Request, require_weights
-from steps.generation.remote.as_json import require_answer
-from steps.generation.remote.calling import Caller
+from steps.generation.remote.calling import Caller, require_answer
 from steps.generation.remote.own_engine import once
-from steps.generation.remote.several import side_by_side
-from steps.generation.remote.syncing import Probe, SyncedEngines, probe_requests, scoring_with
+from steps.generation.remote.syncing import (
+    Probe,
+    SyncedEngines,
+    probe_requests,
+    scoring_with,
+    side_by_side,
+)
 from steps.generation.remote.vllm_config import Vllm
 from steps.generation.weights import read_weights
 

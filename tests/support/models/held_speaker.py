@@ -20,8 +20,9 @@ class HeldSpeaker:
     """
 
     has_template = True
+    tokenizer: Any = None
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **settings: Any) -> None:
         self.read: list[str] = []
         self.begun: list[str] = []
 
@@ -36,7 +37,12 @@ class HeldSpeaker:
         return 2**31
 
     def write(
-        self, ids: Sequence[int], drawing: Drawing, on_piece: OnPiece, continues: bool = False
+        self,
+        ids: Sequence[int],
+        drawing: Drawing,
+        on_piece: OnPiece,
+        on_token: Any = None,
+        continues: bool = False,
     ) -> Written:
         question = bytes(ids).decode()
         self.begun.append(question)

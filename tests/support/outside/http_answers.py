@@ -1,6 +1,7 @@
 """A server of this machine that answers as a test wants, in place of other people's servers."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,3 +48,21 @@ def answering(answer: Callable[[Asked, Any], None]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[int]:
+    """The port at which an ASGI app answers in a thread of this process."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
+        thread.start()
+        try:
+            yield taken.getsockname()[1]
+        finally:
+            server.force_exit = server.should_exit = True
+            thread.join()

