@@ -102,14 +102,14 @@ def _run_round(
     invocation.begin()
     try:
         with (
-            mirrored(resolver, record.experiment, options.sinks, board.names) as mirror,
+            mirrored(resolver, record.name, record.experiment, options.sinks, board.names) as sent,
             _signals_as_interrupt(),
             board.live(),
             placed.ready(invocation.missing()),
         ):
-            roots, observer = invocation.roots.values(), _observer(invocation, board, mirror)
+            roots, observer = invocation.roots.values(), _observer(invocation, board, sent)
             schedule(roots, executor, lifeline, options.jobs, observer, options.scheduler)
-        board.show_lines(mirror.output if mirror else ())
+        board.show_lines(sent.output if sent else ())
         outcome = "failed" if board.failed else "paused" if board.paused else "done"
     finally:
         invocation.keep(outcome, board)

@@ -1,6 +1,5 @@
 """Metrics in other places: the same numbers under the same steps, also after a kill."""
 
-import io
 import json
 import math
 import os
@@ -23,9 +22,9 @@ from waiting import hold, let_go, wait_until
 from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
 from pipeline.show.made import Made
-from pipeline.show.sinks import Watched, mirror, process, tensorboard_files, weights_and_biases
-from pipeline.show.sinks.claims import claimed, ended
+from pipeline.show.sinks import Watched, mirror, process, weights_and_biases
 from pipeline.store.catalog import Catalog
+from pipeline.store.lease import Leases
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -208,7 +207,7 @@ class _Recorded:
     logged: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     ends: list[Mapping[str, Any] | None] = field(default_factory=list)
 
-    def open(self, watched: Watched) -> "_Recorded | None":
+    def open(self, watched: Watched) -> "_Recorded":
         return self
 
     def notice(self) -> str:
@@ -228,7 +227,7 @@ def begun(store: Store, folder: Path, text: str) -> tuple[Path, _Recorded, mirro
     log.parent.mkdir(parents=True)
     log.write_text(text)
     sink = _Recorded()
-    sending = mirror.Mirror(store, "experiment", {"one": sink}, folder)
+    sending = mirror.Mirror(store, "mine", "experiment", {"one": sink}, folder)
     sending.begin("train", "train", "k1", {})
     return log, sink, sending
 
@@ -262,84 +261,48 @@ def test_records_of_one_training_step_reach_sinks_together_and_in_order(
     assert sink.logged == expected
 
 
-def test_a_step_that_another_driver_has_made_is_whole_in_the_sinks(
+def test_a_step_is_shown_by_the_run_that_makes_it_and_by_no_other(
+    store: Store, tmp_path: Path
+) -> None:
+    log, mine, sending = begun(store, tmp_path, '{"step": 1, "loss": 9.0}\n{"step": 2, "x": 1}\n')
+    theirs = _Recorded()
+    other = mirror.Mirror(store, "other", "experiment", {"one": theirs}, tmp_path)
+    other.begin("train", "train", "k1", {})
+    with Leases(store.objects, store.root, "mine").held("train", "k1", lambda: False):
+        for each in (sending, other):
+            each.look()
+    assert [at for at, _ in mine.logged] == [1]
+    assert not theirs.logged
+    log.write_text(f'{log.read_text()}{{"step": 3, "loss": 7.0}}\n')
+    with Leases(store.objects, store.root, "other").held("train", "k1", lambda: False):
+        other.look()  # it takes over, as when the first run was killed
+        other.end_all()
+    assert [at for at, _ in theirs.logged] == [1, 2, 3]
+
+
+def test_a_step_that_another_run_has_made_is_not_shown(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run({"data": prepare()}, store)
     (made,) = Catalog(store).history("prepare")
-    sink = _Recorded()
     step = {"step": "prepare", "name": "prepare", "key": made.key, "settings": {}}
     events = [{**step, "state": "running"}, {**step, "state": "cached"}]
     monkeypatch.setattr(mirror, "_events", lambda: iter(events))
-    monkeypatch.setattr(mirror, "open_sink", lambda _: sink)
-    mirror.main(store.url, "mine", ["one"])
-    assert sink.ends == [{"seconds": made.seconds, **made.metrics}]
-
-
-class _Claimed(_Recorded):
-    """A sink that one mirror at a time may write to, and begins anew."""
-
-    def open(self, watched: Watched) -> _Recorded | None:
-        self.claim = claimed(watched.folder, "one", watched)
-        return None if self.claim is None else self
-
-    def end(self, summary: Mapping[str, Any] | None) -> None:
-        assert self.claim is not None
-        with ended(self.claim, is_whole=summary is not None):
-            super().end(summary)
-
-
-def test_of_two_mirrors_of_a_step_one_shows_it_and_the_other_takes_over(
-    store: Store, tmp_path: Path
-) -> None:
-    log, _, _ = begun(store, tmp_path, '{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8.0}\n')
-    first, second = _Claimed(), _Claimed()
-    mirrors = [mirror.Mirror(store, "mine", {"one": sink}, tmp_path) for sink in (first, second)]
-    for each in mirrors:
-        each.begin("train", "train", "k1", {})
-        each.look()
-    assert [at for at, _ in first.logged] == [1]
-    assert not second.logged
-    assert first.claim is not None
-    first.claim.close()  # as when its process is killed
-    mirrors[1].look()
-    log.write_text(f'{log.read_text()}{{"step": 3, "loss": 7.0}}\n')
-    mirrors[1].end_all()
-    assert [at for at, _ in second.logged] == [1, 2, 3]
-    assert second.ends == [None]
-    assert mirrors[1].outcome("one") == "in the test"
-
-
-def test_a_step_that_one_mirror_has_shown_to_its_end_is_shown_again_only_if_it_runs_again(
-    store: Store, tmp_path: Path
-) -> None:
-    run({"data": prepare()}, store)
-    (made,) = Catalog(store).history("prepare")
-    first, second, later = _Claimed(), _Claimed(), _Claimed()
-    sinks = (first, second, later)
-    mirrors = [mirror.Mirror(store, "mine", {"one": sink}, tmp_path) for sink in sinks]
-    for each in mirrors[:2]:
-        each.begin("prepare", "prepare", made.key, {})
-    mirrors[0].end("prepare", made.key, is_made=True)
-    mirrors[1].look()
-    mirrors[1].end("prepare", made.key, is_made=True)
-    mirrors[2].begin("prepare", "prepare", made.key, {})
-    mirrors[2].end("prepare", made.key, is_made=True)
-    assert [len(sink.ends) for sink in sinks] == [1, 0, 1]
-
-
-def test_a_step_with_a_long_name_is_claimed(tmp_path: Path) -> None:
-    watched = Watched("mine", "train", "学" * 80, "a" * 32, {}, tmp_path)
-    view = tensorboard_files.TensorboardSink().open(watched)
-    assert view is not None
-    view.end({})
+    for name, ends in (
+        (made.provenance["run"], [{"seconds": made.seconds, **made.metrics}]),
+        ("other", []),
+    ):
+        sink = _Recorded()
+        monkeypatch.setattr(mirror, "open_sink", lambda _, sink=sink: sink)
+        mirror.main(store.url, name, "experiment", ["one"])
+        assert sink.ends == ends
 
 
 def test_wandb_shows_a_step_without_an_artifact_as_failed() -> None:
     codes: list[int] = []
     run: Any = SimpleNamespace(summary={}, finish=lambda exit_code: codes.append(exit_code))
     for summary in ({}, None):
-        weights_and_biases.WandbView(run, io.StringIO()).end(summary)
+        weights_and_biases.WandbView(run).end(summary)
     assert codes == [0, 1]
 
 
@@ -452,7 +415,7 @@ def test_a_sink_that_failed_does_not_say_that_it_has_everything(
 
     sinks: dict[str, Any] = {"whole": _Recorded(), "partial": _Recorded()}
     sinks["partial"].end = fail
-    sending = mirror.Mirror(store, "experiment", sinks, tmp_path)
+    sending = mirror.Mirror(store, "mine", "experiment", sinks, tmp_path)
     sending.begin("train", "train", "k1", {})
     sending.end_all()
     assert "partial: OSError: quota exceeded" in capsys.readouterr().out

@@ -4,12 +4,12 @@ A sink is a *view*: the data is the ``metrics.jsonl`` of an artifact and the met
 manifest, and any view can be made again from these. A separate process (``mirror``, which
 ``process`` starts) reads the files as they grow and sends their records to the sinks, with the step
 numbers in the file. So a run that is killed and resumed has one unbroken history, and no failure of
-a sink stops a run. ``weights_and_biases`` and ``tensorboard_files`` are the sinks; ``claims`` tells
-which of several mirrors writes a step.
+a sink stops a run. Each run shows the steps that it makes; whose lease it waits for, another run
+makes and shows. ``weights_and_biases`` and ``tensorboard_files`` are the sinks.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +28,6 @@ class Watched:
         name: the display name; ``step`` with a label that distinguishes it.
         config: settings by path without secrets, the key, and the address of the store.
         folder: where a sink may keep files.
-        marks: the size of the marks in each sink when it was first asked, see ``claims``.
     """
 
     group: str
@@ -37,7 +36,6 @@ class Watched:
     key: str
     config: Mapping[str, Any]
     folder: Path
-    marks: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 class View(Protocol):
@@ -54,10 +52,7 @@ class View(Protocol):
 
 
 class Sink(Protocol):
-    def open(self, watched: Watched) -> View | None:
-        """``None`` while another process shows the step, which may end before the step does, and
-        once it has shown all of it."""
-        ...
+    def open(self, watched: Watched) -> View: ...
 
     def notice(self) -> str:
         """One line that says where to look at the metrics."""

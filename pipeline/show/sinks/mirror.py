@@ -1,10 +1,12 @@
-"""The process that sends metrics to sinks: ``python -m pipeline.show.sinks.mirror STORE SINK...``.
+"""The process that sends metrics to sinks: ``python -m pipeline.show.sinks.mirror STORE RUN GROUP
+SINK...``.
 
 It reads one JSON object a line from standard input; each reports that a step began or ended. Every
 few seconds it reads the metrics of running steps. It ends when its input ends, so it never outlives
 its driver for long. The driver shows what it prints.
 """
 
+import contextlib
 import json
 import select
 import sys
@@ -14,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.dag.canonical import Json
+from pipeline.errors import TemperError
 from pipeline.redaction import is_secret, shown
 from pipeline.show.made import Made
 from pipeline.show.metrics import is_interval, is_number
 from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.show.sinks import Sink, View, Watched, open_sink
 from pipeline.store.layout import Store
+from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 
 POLL_SECONDS = 2.0
@@ -29,13 +33,11 @@ MADE = ("done", "cached")
 
 @dataclass
 class _Open:
-    """A running step: its views in sinks, and the last training step that each has.
-
-    `awaited` are the sinks in which another process shows the step; it may end before the step.
-    """
+    """A running step: its views in sinks once this run makes it, and the last training step that
+    each has."""
 
     watched: Watched
-    awaited: set[str]
+    is_ours: bool = False
     views: dict[str, View] = field(default_factory=dict)
     logged: dict[str, int] = field(default_factory=dict)
 
@@ -45,11 +47,13 @@ class Mirror:
     """Sends the metrics of steps to sinks. It prints each error once and goes on.
 
     Attributes:
+        run: the run whose steps are shown: those whose lease it holds, or which it has made.
         reached: whether each sink has taken some step, for the sinks that were tried.
         failed: the sinks that raised an error, so they may lack metrics.
     """
 
     store: Store
+    run: str
     group: str
     sinks: Mapping[str, Sink]
     folder: Path
@@ -66,26 +70,29 @@ class Mirror:
             "temper/store": shown(self.store.url),
         }
         watched = Watched(self.group, step, encodable(name), key, config, self.folder)
-        self._open[step, key] = opened = _Open(watched, set(self.sinks))
-        self._ask(opened)
-        for kind in self.sinks:
-            has_it = kind in opened.views or kind in opened.awaited
-            self.reached[kind] = self.reached.get(kind, False) or has_it
+        self._open[step, key] = _Open(watched)
 
-    def _ask(self, opened: _Open) -> None:
-        """Open the views that no other process has."""
-        for kind in [kind for kind in self.sinks if kind in opened.awaited]:
-            view, is_failed = self._try(kind, self.sinks[kind].open, opened.watched)
-            if view is not None:
+    def _show(self, opened: _Open) -> None:
+        """Open the views of a step that this run makes."""
+        opened.is_ours = True
+        for kind, sink in self.sinks.items():
+            if (view := self._try(kind, sink.open, opened.watched)) is not None:
                 opened.views[kind] = view
-            if view is not None or is_failed:
-                opened.awaited.remove(kind)
+            self.reached[kind] = self.reached.get(kind, False) or view is not None
+
+    def _makers(self, step: str, key: str) -> set[str]:
+        """The run that makes a step now, if any and if it can be found out."""
+        with contextlib.suppress(OSError, TemperError):
+            holder = Leases(self.store.objects, self.store.root, self.run).holder(step, key)
+            return set() if holder is None else {holder.run}
+        return set()
 
     def look(self) -> None:
         """Send what running steps have logged up to their last checkpoint. Its last training step
         waits, as more records of it may follow."""
         for (step, key), opened in self._open.items():
-            self._ask(opened)
+            if not opened.is_ours and self._makers(step, key) == {self.run}:
+                self._show(opened)
             self._hand_on(opened, unfinished_log(self.store, step, key), is_whole=False)
 
     def end(self, step: str, key: str, is_made: bool = False) -> None:
@@ -97,8 +104,10 @@ class Mirror:
         opened = self._open.pop((step, key), None)
         if opened is None:
             return
-        self._ask(opened)
         made = self.store.latest(step, key) if is_made else None
+        makers = self._makers(step, key) if made is None else {made.provenance.get("run")}
+        if not opened.is_ours and makers <= {self.run}:
+            self._show(opened)
         if made is None:
             self._hand_on(opened, unfinished_log(self.store, step, key))
         else:
@@ -139,14 +148,14 @@ class Mirror:
                     opened.logged[kind] = at
                     self._try(kind, view.log, at, found[at])
 
-    def _try(self, kind: str, call: Any, *arguments: Any) -> tuple[Any, bool]:
-        """What a sink returns, and whether it failed."""
+    def _try(self, kind: str, call: Any, *arguments: Any) -> Any:
+        """What a sink returns; ``None`` if it fails."""
         try:
-            return call(*arguments), False
+            return call(*arguments)
         except Exception as error:  # an error in a sink must not stop the others
             self.failed.add(kind)
             self.say(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            return None, True
+            return None
 
     def say(self, line: str) -> None:
         if line not in self._printed:
@@ -154,10 +163,10 @@ class Mirror:
             print(encodable(shown(line)), flush=True)
 
 
-def main(url: str, group: str, names: list[str]) -> None:
+def main(url: str, run: str, group: str, names: list[str]) -> None:
     store = Store(url)
     folder = Path(store.root if store.is_local else ".") / "sinks"
-    mirror = Mirror(store, group, {name: open_sink(name) for name in names}, folder)
+    mirror = Mirror(store, run, group, {name: open_sink(name) for name in names}, folder)
     for event in _events():
         if event is None:
             mirror.look()
@@ -207,4 +216,4 @@ def _numbers(made: Manifest) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

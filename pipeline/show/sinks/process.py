@@ -29,14 +29,15 @@ class MirrorProcess:
     """
 
     def __init__(
-        self, resolver: Resolver, group: str, sinks: Iterable[str], names: Mapping[str, str]
-    ):
+        self, resolver: Resolver, run: str, group: str, sinks: Iterable[str],
+        names: Mapping[str, str],
+    ):  # fmt: skip
         self.resolver, self.names = resolver, names
         self.output: list[str] = []
         self._events = queue.SimpleQueue[str | None]()  # None: there are no more
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", mirror.__name__, resolver.store.url, group, *sinks],
+            [sys.executable, "-P", "-m", mirror.__name__, resolver.store.url, run, group, *sinks],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.DEVNULL,
@@ -93,14 +94,14 @@ class MirrorProcess:
 
 @contextlib.contextmanager
 def mirrored(
-    resolver: Resolver, group: str, sinks: Iterable[str], names: Mapping[str, str]
+    resolver: Resolver, run: str, group: str, sinks: Iterable[str], names: Mapping[str, str]
 ) -> Iterator[MirrorProcess | None]:
     """Run a mirror until the block ends; ``None`` if there are no sinks."""
     sinks = list(sinks)
     if not sinks:
         yield None
         return
-    process = MirrorProcess(resolver, group, sinks, names)
+    process = MirrorProcess(resolver, run, group, sinks, names)
     try:
         yield process
     finally:

@@ -8,35 +8,31 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeline.show.sinks import Watched
-from pipeline.show.sinks.claims import claimed, ended
 
 
 class TensorboardSink:
     def __init__(self) -> None:
         self.folder = Path(".")
 
-    def open(self, watched: Watched) -> "TensorboardView | None":
+    def open(self, watched: Watched) -> "TensorboardView":
         self.folder = watched.folder / "tensorboard"
         name = re.sub(r"[^\w.=-]+", "_", watched.name)[:80] + f"-{watched.key[:8]}"
         group = re.sub(r"[^\w.-]+", "_", watched.group)
-        claim = claimed(watched.folder / "claims" / group, "tensorboard", watched)
-        if claim is None:
-            return None
         shutil.rmtree(self.folder / group / name, ignore_errors=True)
-        return TensorboardView(self.folder / group / name, claim)
+        return TensorboardView(self.folder / group / name)
 
     def notice(self) -> str:
         return f"tensorboard --logdir {self.folder}"
 
 
 class TensorboardView:
-    def __init__(self, folder: Path, claim: IO[str]):
+    def __init__(self, folder: Path):
         from tensorboard.summary import Writer
 
-        self.writer, self.claim = Writer(str(folder)), claim
+        self.writer = Writer(str(folder))
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -44,7 +40,6 @@ class TensorboardView:
         self.writer.flush()
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        with ended(self.claim, is_whole=summary is not None):
-            for name, value in (summary or {}).items():
-                self.writer.add_scalar(f"final/{name}", value, 0)
-            self.writer.close()
+        for name, value in (summary or {}).items():
+            self.writer.add_scalar(f"final/{name}", value, 0)
+        self.writer.close()

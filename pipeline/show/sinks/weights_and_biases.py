@@ -12,10 +12,9 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeline.show.sinks import Watched
-from pipeline.show.sinks.claims import claimed, ended
 
 _HOST = "api.wandb.ai"
 _OLD_NAMES = {"dryrun": "offline", "run": "online"}
@@ -31,24 +30,21 @@ class WandbSink:
         self.folder = Path(".")
         self.refused = ""
 
-    def open(self, watched: Watched) -> "WandbView | None":
+    def open(self, watched: Watched) -> "WandbView":
         import wandb
 
         self.folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
         id = f"{watched.step}-{watched.key[:16]}"[-64:]
-        claim = claimed(self.folder / "claims", "wandb", watched)
-        if claim is None:
-            return None
         try:
-            return self._open(watched, id, claim)
+            return self._open(watched, id)
         except Exception as error:  # of the server or the network, or an invalid key
             if self.mode == "offline":
                 raise
             self.mode, self.refused = "offline", " ".join(str(error).split())[:200]
             wandb.teardown()  # otherwise wandb keeps the run's id reserved
-            return self._open(watched, id, claim)
+            return self._open(watched, id)
 
-    def _open(self, watched: Watched, id: str, claim: IO[str]) -> "WandbView":
+    def _open(self, watched: Watched, id: str) -> "WandbView":
         import wandb
 
         if self.mode == "offline":
@@ -70,7 +66,7 @@ class WandbSink:
                 x_disable_stats=True, x_disable_meta=True, init_timeout=INIT_SECONDS,
             ),
         )  # fmt: skip
-        return WandbView(run, claim)
+        return WandbView(run)
 
     def notice(self) -> str:
         if self.mode == "offline":
@@ -83,8 +79,8 @@ class WandbSink:
 
 
 class WandbView:
-    def __init__(self, run: Any, claim: IO[str]):
-        self.run, self.claim = run, claim
+    def __init__(self, run: Any):
+        self.run = run
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         if at >= self.run.starting_step:
@@ -92,9 +88,8 @@ class WandbView:
             self.run.log(dict(values), step=at, commit=True)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        with ended(self.claim, is_whole=summary is not None):
-            self.run.summary.update(dict(summary or {}))
-            self.run.finish(exit_code=0 if summary is not None else 1)
+        self.run.summary.update(dict(summary or {}))
+        self.run.finish(exit_code=0 if summary is not None else 1)
 
 
 def _has_key() -> bool:
