@@ -10,7 +10,7 @@ claim can fail: held-out exact match must rise, but not if the labels are shuffl
     python experiments/dpo_arithmetic.py dpo/loss=ipo     another loss
     python experiments/dpo_arithmetic.py sft/backend=jax dpo/backend=jax
 
-A search for the best beta and learning rate, which stops half of the trials early by their results
+A search for the best beta and learning rate, which stops about half of the trials early by results
 on held-out pairs:
 
     temper tune experiments/dpo_arithmetic.py held_out_pairs=0.1 dpo.eval_every_steps=5 \\
