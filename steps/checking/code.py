@@ -44,8 +44,10 @@ class Code(Checker):
     - ``unittest.TestCase`` classes run by unittest, examples behind ``>>>`` by doctest.
     - Functions ``test_…`` are called; those with parameters, marks or classes need pytest.
 
-    Tests may import the program as ``solution``. Tests that asserted nothing, use nothing of the
-    program or import what is not installed give no verdict.
+    The program runs as the module ``solution``, so nothing under ``if __name__ == "__main__"``
+    runs; if it exits, the tests judge what it has defined. A program is wrong if an assertion
+    failed, also where the tests catch that. Tests that asserted nothing, use nothing of the program
+    or import what is not installed give no verdict.
 
     The program runs in a separate interpreter: without the user's environment variables, in an
     empty folder, without a network, within `seconds` and `memory_mb`, and without the right to

@@ -6,12 +6,12 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-MARK = "__assertion_begins__"
-"""The function that instrumented tests call before each assertion."""
+MARK = "__assertion__"
+"""The function that instrumented tests call with 0 before an assertion, with 1 if it fails."""
 PROGRAM = "solution"
 """The module as which tests may import the program."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([^\n`]*)$")
@@ -170,31 +170,57 @@ def _missing(tree: ast.Module) -> str:
 
 
 class _Marked(ast.NodeTransformer):
-    """Calls `MARK` before each statement that can find a program wrong."""
+    """Calls `MARK` before each statement that can find a program wrong, and again where one does,
+    as the tests may catch that. A `with` that asserts, and a `try` whose handlers catch only other
+    errors or judge themselves, are one statement: what they catch is what they expect."""
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.AST]:
-        return [_mark(), node]
+    catches = False
+
+    def visit_Assert(self, node: ast.stmt) -> ast.AST | list[ast.AST]:
+        failed = ast.ExceptHandler(None, None, [_mark(1), ast.Raise()])
+        return [_mark(0), ast.Try([node], [failed], [], [])]
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
-        return [_mark(), node] if _asserts(node.value) else node
+        return self.visit_Assert(node) if _asserts(node.value) else node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
-        self.generic_visit(node)
-        return [_mark(), node] if any(_asserts(i.context_expr) for i in node.items) else node
+        is_one = any(_asserts(item.context_expr) for item in node.items)
+        return self.visit_Assert(node) if is_one else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
         raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
         self.generic_visit(node)
-        return [_mark(), node] if raises else node
+        if raises and self.catches:
+            return self.visit_Assert(node)
+        return [_mark(0), node] if raises else node
 
-    visit_Try: Callable[..., ast.AST | list[ast.AST]] = visit_If
+    def visit_Try(self, node: ast.Try) -> ast.AST | list[ast.AST]:
+        asserts = any(map(_asserts, ast.walk(node)))
+        swallows = any(map(_swallows, node.handlers))
+        if asserts and node.handlers and not swallows:
+            return self.visit_Assert(node)
+        raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
+        before, self.catches = self.catches, self.catches or swallows
+        self.generic_visit(node)
+        self.catches = before
+        return [_mark(0), node] if raises else node
 
 
-def _mark() -> ast.stmt:
-    return ast.Expr(ast.Call(ast.Name(MARK, ast.Load()), [], []))
+def _mark(failed: int) -> ast.stmt:
+    return ast.Expr(ast.Call(ast.Name(MARK, ast.Load()), [ast.Constant(failed)], []))
 
 
 def _asserts(node: ast.AST) -> bool:
     called = node.func if isinstance(node, ast.Call) else None
     name = getattr(called, "attr", getattr(called, "id", ""))
-    return bool(_ASSERTS.match(name))
+    return isinstance(node, ast.Assert) or bool(_ASSERTS.match(name))
+
+
+def _swallows(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches what assertions raise, and neither asserts nor raises itself."""
+    names = ast.walk(handler.type) if handler.type else ()
+    kinds = {name.id for name in names if isinstance(name, ast.Name)}
+    if kinds and not kinds & {"AssertionError", "Exception", "BaseException"}:
+        return False
+    inside = [each for statement in handler.body for each in ast.walk(statement)]
+    return not any(isinstance(each, ast.Raise) or _asserts(each) for each in inside)

@@ -9,6 +9,7 @@ failure of the sandbox, because the pipe that tells its start is closed then.
 
 import asyncio
 import builtins
+import contextlib
 import ctypes
 import inspect
 import json
@@ -25,21 +26,23 @@ def main() -> None:
     told = json.load(sys.stdin)
     limit(start, told)
     passed, tests, mark = told["passed"], told["tests"], told["mark"]
-    module = types.ModuleType("__main__")
+    module = types.ModuleType("solution")
     sys.modules["__main__"] = sys.modules["solution"] = module
     space = module.__dict__
     program, ran, before = told.pop("program"), [], machinery()
     os.write(start, b"started")
     os.close(start)
-    exec(compile(program, "program", "exec", dont_inherit=True), space)
+    with contextlib.suppress(SystemExit):  # as a script may end; the tests judge what it defined
+        exec(compile(program, "program", "exec", dont_inherit=True), space)
     own = dict(space)
-    setattr(builtins, mark, lambda: ran.append(1))
+    space["__name__"] = "__main__"
+    setattr(builtins, mark, ran.append)
     unittest.main = lambda *args, **options: None
-    reason = ""
+    reason, expected = "", False
     if told["form"] == "doctest":
         examples(tests, space, ran)
     elif told["form"] == "pytest":
-        by_pytest(tests, own)
+        expected = by_pytest(tests, own)
     else:
         statements(tests, space)
         for name in told["called"]:
@@ -50,7 +53,9 @@ def main() -> None:
                     raise AssertionError("check returned False")
             else:
                 reason = "the row's tests do not say which function check gets; name entry_point"
-        by_unittest(space, own)
+        expected = by_unittest(space, own)
+    if any(ran) and not expected:
+        raise AssertionError("an assertion failed, and the tests caught it")
     if any(now is not before[name] for name, now in machinery().items() if name in before):
         raise AssertionError("the program changed what tests assert with")
     reason = reason or ("" if ran else "no assertion of the row's tests ran")
@@ -118,7 +123,9 @@ def chosen(names: list, own: dict) -> list:
     return functions if len(functions) == 1 else []
 
 
-def by_unittest(space: dict, own: dict) -> None:
+def by_unittest(space: dict, own: dict) -> bool:
+    """Whether a test failed as it should."""
+
     class Result(unittest.TestResult):
         def addSkip(self, test, reason):
             method = getattr(test, test._testMethodName, None)
@@ -135,23 +142,25 @@ def by_unittest(space: dict, own: dict) -> None:
     if told:
         why = told[0].strip().splitlines()[-1]
         raise AssertionError(f"{len(told)} of {result.testsRun} tests failed, first: {why}")
+    return bool(result.expectedFailures)
 
 
 def examples(tests: str, space: dict, ran: list) -> None:
     import doctest
 
     test = doctest.DocTestParser().get_doctest(tests, space, "tests", None, 0)
-    ran += [example for example in test.examples if example.want]
+    ran += [0 for example in test.examples if example.want]
     failed = doctest.DocTestRunner(verbose=False).run(test).failed
     if failed:
         raise AssertionError(f"{failed} of {len(test.examples)} examples failed")
 
 
-def by_pytest(tests: str, own: dict) -> None:
+def by_pytest(tests: str, own: dict) -> bool:
+    """Whether a test failed as it should."""
     import pytest
 
     class Plugin:
-        failed = 0
+        failed = expected = 0
 
         def pytest_pycollect_makeitem(self, collector, name, obj):
             return [] if own.get(name, collector) is obj else None  # a test of the program's
@@ -166,6 +175,7 @@ def by_pytest(tests: str, own: dict) -> None:
         def pytest_runtest_logreport(self, report):
             was_skipped = report.when == "call" and report.skipped
             self.failed += was_skipped and not hasattr(report, "wasxfail")
+            self.expected += report.skipped and hasattr(report, "wasxfail")
 
     builtins.__dict__["__program__"] = own
     with open("test_row.py", "w", encoding="utf-8") as file:
@@ -177,9 +187,10 @@ def by_pytest(tests: str, own: dict) -> None:
     quiet = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain", "test_row.py"]
     status = pytest.main(quiet, plugins=[plugin])
     if status == pytest.ExitCode.NO_TESTS_COLLECTED:
-        return
+        return False
     if status or plugin.failed:
         raise AssertionError(f"pytest ended with {status!r}, {plugin.failed} tests skipped")
+    return bool(plugin.expected)
 
 
 if __name__ == "__main__":

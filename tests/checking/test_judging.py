@@ -145,7 +145,7 @@ TESTS = "assert add(2, 3) == 5"
         ("import atexit; atexit.register(print, 'bye')\n" + "def add(a, b): return 5", RIGHT, ""),
         ("import threading; threading.Thread(target=threading.Event().wait).start()\n"
          "def add(a, b): return 5", RIGHT, ""),
-        ("import sys; sys.exit(0)", WRONG, "ended early"),
+        ("import sys; sys.exit(0)", WRONG, "NameError"),
         ("import os; os._exit(0)", WRONG, "ended early"),
         ("def add(a, b): raise SystemExit", WRONG, "ended early"),
         ("import time\nwhile True: time.sleep(1)", WRONG, "not done within 1 s"),

@@ -50,6 +50,16 @@ def verdict(text: str, tests: str, prompt: str = "") -> str:
         "class TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n",
         ">>> add(1, 2)\n3\n",
         "if add(1, 2) != 3:\n    raise ValueError('no')\n",
+        f"try:\n    {ASSERT}\nexcept AssertionError:\n    print('no')",
+        f"{FUNCTION}try:\n    test_add()\nexcept Exception:\n    pass",
+        f"import contextlib\nwith contextlib.suppress(AssertionError):\n    {ASSERT}",
+        "try:\n    if add(1, 2) != 3:\n        raise ValueError\nexcept Exception:\n    pass",
+        f"import pytest\ndef test_add():\n    try:\n        {ASSERT}\n    except:\n        pass",
+        f"try:\n    assert add(1, 2) == 4\nexcept AssertionError:\n    {ASSERT}",
+        f"try:\n    assert add('a', 1) == 0\nexcept TypeError:\n    pass\n{ASSERT}",
+        f"import pytest\n{FUNCTION}    with pytest.raises(AssertionError):\n        assert not add",
+        f"{CASE}    @unittest.expectedFailure\n    def test_no(self):\n"
+        "        self.assertEqual(add(1, 2), 4)\n",
     ],
 )
 def test_tests_run_by_what_they_are(tests: str) -> None:
@@ -119,6 +129,9 @@ def test_a_program_that_avoids_or_changes_its_tests_is_wrong(program: str, tests
             ASSERT,
             "right",
         ),
+        (f"{GOOD[:-3]}import sys\nif len(sys.argv) < 2:\n    sys.exit(1)\n```", ASSERT, "right"),
+        (f"{BAD[:-3]}import sys\nsys.exit(1)\n```", ASSERT, "wrong"),
+        (f"{GOOD[:-3]}if __name__ == '__main__':\n    print(input())\n```", CASE, "right"),
         ("def helper(a): 0\ndef add(a, b): return a + b", CHECK, "right"),
         ("def plus(a, b): return a + b", CHECK, "wrong"),
         ("class Solution:\n  def add(self, a, b): return a + b", CHECK, "right"),
