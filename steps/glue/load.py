@@ -159,40 +159,37 @@ def _of_no_record(reading: Reading) -> str:
     return said and f"; {said}"
 
 
-_NO_COLUMNS = (*SETTINGS, "first", "second", "good", "trained")
-"""Fields of formats that do not name a column."""
+_NO_COLUMNS = (*SETTINGS, *OPTIONAL, "first", "second", "good", "trained")
+"""Fields of formats that do not name a column, or one that rows need not have."""
 _OF_COMPLETIONS = ("text", "score", "rank")
 """Fields of `ranked` that name a key of a completion, or a column."""
 
 
 @execution_detail
 def _fields_of(reading: Reading) -> str:
-    """A hint for an error when every row was dropped: the fields of the first row, and the names
-    in ``data.fields`` that it lacks; or what the file probably is."""
+    """A hint for an error when every row was dropped: the fields of the first row, and the columns
+    that it lacks; or what the file probably is."""
     part = reading.parts[0]
     record = _first_record(part)
     if record is None:
         return _of_no_record(reading)
     if said := of_only_record(_only_record(part)):
         return f"; {said}"
-    has = ", ".join(sorted(map(str, record))[:20]) or "none"
-    inner = _OF_COMPLETIONS if isinstance(part.format, RankedFormat) else ()
-    columns = {
-        field.name: str(column)
-        for field in fields(part.format)
-        if field.name not in (*_NO_COLUMNS, *inner)
-        and (column := getattr(part.format, field.name)) not in (None, BY_SCORE)
-    }
-    there = {name: column in record or found(record, column) for name, column in columns.items()}
-    is_whole = "chosen" in columns and not isinstance(found(record, columns["chosen"]), str)
-    optional = (*OPTIONAL, "prompt") if is_whole else OPTIONAL
-    if all(is_there for name, is_there in there.items() if name not in optional):
+    ranked = _OF_COMPLETIONS if isinstance(part.format, RankedFormat) else ()
+    names = (f.name for f in fields(part.format) if f.name not in (*_NO_COLUMNS, *ranked))
+    columns = {name: getattr(part.format, name) for name in names}
+    if not isinstance(found(record, columns.get("chosen", "")), str | None):
+        columns.pop("prompt", None)  # the sides are whole conversations
+    lacking = [
+        c
+        for c in columns.values()
+        if c not in (None, BY_SCORE) and c not in record and not found(record, c)
+    ]
+    if not lacking:
         return ""  # the names are right, and the fault is in the values
-    renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]
-    named = [columns[name] for name in renamed if not there[name]]
-    said = f"data.fields names {', '.join(named)}, and its rows" if named else "its rows"
     return (
-        f"; {said} have the fields {has}: say which is which with data.format=NAME "
+        f"; its rows have the fields {', '.join(sorted(map(str, record))[:20]) or 'none'}, and no "
+        f"{' or '.join(lacking)}: say which is which with data.format=NAME "
         "'data.fields={FIELD: COLUMN}'"
     )
 

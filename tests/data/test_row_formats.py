@@ -16,10 +16,9 @@ from steps.data.formats import RecordFormat
 from steps.data.formats.by_name import FORMATS
 from steps.data.formats.chat import ChatFormat, CompletionFormat
 from steps.data.formats.choice import FormatChoice, choose_format, format_name
-from steps.data.formats.hh_rlhf import HHFormat
+from steps.data.formats.plain_texts import HHFormat, TextFormat
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
-from steps.data.formats.text import TextFormat
 from steps.data.formats.unpaired import UnpairedFormat
 from steps.data.load.shards import FileShard, open_shard
 from steps.data.rows.reasons import MalformedRow, Reason

@@ -589,7 +589,7 @@ DATA: dict[str, list[str]] = {
     "utf-32.jsonl": ["it is UTF-32: convert it", "iconv -f utf-32"],
     "packed.jsonl": ["it is a gzip file: add .gz to its name"],
 }
-WRONG_FIELD = "data.fields names questio, and its rows have the fields bad, good, question"
+WRONG_FIELD = "its rows have the fields bad, good, question, and no questio or rejected: say which"
 
 
 @pytest.fixture(scope="module")

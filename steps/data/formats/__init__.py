@@ -1,4 +1,4 @@
-"""The formats of records; one module a format, each a frozen dataclass of the fields that it reads.
+"""The formats of records, each a frozen dataclass of the fields that it reads.
 
 `RecordFormat` is what they have in common. Begin with ``preference``. ``by_name`` lists them,
 ``choice`` finds one by name or by its records, and ``undecided`` says what to type where it cannot.

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 
 from steps.data.formats import RecordFormat
 from steps.data.formats.chat import ChatFormat, CompletionFormat
-from steps.data.formats.hh_rlhf import HHFormat
-from steps.data.formats.implicit import ImplicitFormat
+from steps.data.formats.plain_texts import HHFormat, ImplicitFormat, TextFormat
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import RankedFormat
 from steps.data.formats.rated import RatedFormat
-from steps.data.formats.text import TextFormat
 from steps.data.formats.tree import TreeFormat, TreePairsFormat
 from steps.data.formats.unpaired import UnpairedFormat
 

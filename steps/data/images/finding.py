@@ -1,8 +1,8 @@
 """Takes images out of records and puts them into rows.
 
 One column of a record contains its image or a list of images. An image is a path relative to the
-data file, bytes, an object `{"bytes", "path"}` as in data sets on the Hub, an image of Pillow, or a
-text `data:image/png;base64,…`.
+data file, bytes, an object `{"bytes", "path"}` as in data sets on the Hub, or a text
+`data:image/png;base64,…`.
 Messages mark the place of an image with a part `{"type": "image"}`, a prompt with `<image>`. Images
 without a marked place come before the first user message.
 
@@ -10,14 +10,13 @@ Only a prompt has images; responses are text.
 """
 
 import base64
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steps.data.images.pictures import MAX_BYTES, Picture, check_mode, picture, too_large
+from steps.data.images.pictures import MAX_BYTES, Picture, picture, too_large
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow
 
@@ -171,8 +170,6 @@ def _content(value: Any, where: str, folder: Path | None) -> bytes:
         return bytes(value)
     if isinstance(value, str) and value:
         return _decoded(value, where) if value.startswith("data:") else _read(value, where, folder)
-    if hasattr(value, "save") and hasattr(value, "convert"):
-        return _encoded(value, where)
     found = "missing" if value is None else type(value).__name__
     raise MalformedRow("no image", f"{where} is {found}, expected a path, bytes or both")
 
@@ -210,13 +207,3 @@ def _read(path: str, where: str, folder: Path | None) -> bytes:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 120 else f"{text[:60]}…")
-
-
-def _encoded(image: Any, where: str) -> bytes:
-    """An image of Pillow as a PNG file, without loss."""
-    check_mode(image, where)
-    other = "RGBA" if image.mode == "PA" else "RGB"
-    kept = image if image.mode in ("L", "RGB", "RGBA", "P", "1", "LA") else image.convert(other)
-    with io.BytesIO() as written:
-        kept.save(written, format="PNG", compress_level=1)
-        return written.getvalue()

@@ -116,12 +116,7 @@ def _check(opened: "Image", where: str) -> None:
     width, height = opened.size
     if width * height > MAX_PIXELS:
         raise too_large(where, f"{width} x {height} pixels, over the limit of {MAX_PIXELS:,}")
-    check_mode(opened, where)
-
-
-def check_mode(image: "Image", where: str) -> None:
-    """Refuse an image of more than 8 bits a channel."""
-    if image.mode not in _MODES:
+    if opened.mode not in _MODES:
         raise MalformedRow(
-            "broken image", f"{where} is in Pillow's mode {image.mode}; convert it to 8-bit RGB"
+            "broken image", f"{where} is in Pillow's mode {opened.mode}; convert it to 8-bit RGB"
         )

@@ -27,8 +27,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from steps.data.load.numbered import require_all
-from steps.data.load.split_names import require_one
+from steps.data.load.split_names import require_all, require_one
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
 from steps.data.readers.cells import separated_values
