@@ -38,7 +38,7 @@ class Boxed(Checker):
     anywhere: bool = False
 
     def fault_of(self, answer: str | None) -> str:
-        return why_no_answer(answer)
+        return why_no_answer(answer, in_a_box=True)
 
     def check(self, answered: Answered) -> Judgement:
         if (fault := self.fault_of(answered.answer)) or answered.answer is None:
@@ -137,7 +137,7 @@ def require_answers(records: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(
                 f"row {row!r} has the answer {answer!r}, which is no text; write it in quotes"
             )
-        if fault := why_no_answer(answer):
+        if fault := why_no_answer(answer, in_a_box=True):
             raise ValueError(f"row {row!r}: {fault}; leave the row out")
 
 

@@ -103,10 +103,20 @@ RULE = "the row's answer is a rule or tests, which no text equals"
 
 
 _MOST_WORDS = 15
+_NAMES_RESULT = re.compile(
+    r"####|</?answer>|\\f?box(?:ed)?\b|\banswer\s*(?:is\b|[:=])", re.IGNORECASE
+)
+_COMPUTES = re.compile(r"[\d\s.,$%()]+[-+*/×÷][-\d\s.,$%()+*/×÷]*=")
+_LATEX = re.compile(r"\$[^$]*\$|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORD = re.compile(r"\W*[^\W\d_]{2,}\W*")
 
 
-def why_no_answer(answer: str | None) -> str:
-    """Why a text can be no row's answer that completions are compared with; empty if it can."""
+def why_no_answer(answer: str | None, in_a_box: bool = False) -> str:
+    """Why a text can be no row's answer that completions are compared with; empty if it can.
+
+    Args:
+        in_a_box: whether it must be the whole content of a box; then it states no result itself.
+    """
     if answer is None or not answer.strip():
         return "the row has no answer"
     if is_rule(answer):
@@ -116,9 +126,22 @@ def why_no_answer(answer: str | None) -> str:
         return f"the row's answer {shown} is only the mark of one"
     if len(re.findall(r"(?<!\\){", answer)) != len(re.findall(r"(?<!\\)}", answer)):
         return f"the row's answer {shown} has a brace without its other half: it is cut"
-    if "\n" in answer.strip() or len(answer.split()) > _MOST_WORDS:
+    is_solution = "\n" in answer.strip() or len(answer.split()) > _MOST_WORDS
+    if is_solution or (in_a_box and _states_a_result(answer.strip())):
         return f"the row's answer {shown} is a whole solution; keep its result only"
     return ""
+
+
+def _states_a_result(answer: str) -> bool:
+    """Whether a line names its result, computes it, or is a sentence with numbers."""
+    if _NAMES_RESULT.search(answer) or _COMPUTES.match(answer):
+        return True
+    said = _LATEX.sub(" 0 ", answer).split()
+    words = list(filter(_WORD.fullmatch, said))
+    if not re.search(r"\d", answer) or said[:1] != words[:1] or len(words) < 2:
+        return False
+    is_long = len(said) > 5 and sum(map(str.islower, words)) > len(words) / 2
+    return is_long or (len(said) > 2 and answer[-1] in ".!") or ("=" in answer and len(words) > 2)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ from steps.checking.verdicts import (
 )
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
+SOLUTIONS = (
+    r"<answer>42</answer>|\boxed{42}|The answer is 42|So she has 42.|He has 3 + 4 = 7 apples"
+    r"|40 + 2 = 42|Adding 40 and 2 gives 42"
+)
+ANSWERS = (
+    r"x^2 + 3 = 0|x = 3 \text{ or } x = 5|3 hours and 20 minutes|42 sq. ft.|July 4, 1776"
+    r"|The Lord of the Rings|The 7 Habits of Highly Effective People"
+    r"|\text{all real numbers except } 3|42 miles per hour"
+)
 
 
 def test_every_checker_of_the_folder_has_a_name() -> None:
@@ -96,6 +105,8 @@ def test_a_rule_judges(checker: Checker, text: str, answer: str | None, verdict:
         (Boxed(), "####", "is only the mark of one"),
         (Boxed(), r"So it is \boxed{42", "is cut"),
         (Boxed(), "We add 40 and 2.\nThat is 42.", "is a whole solution"),
+        *[(Boxed(), line, "is a whole solution") for line in SOLUTIONS.split("|")],
+        *[(Boxed(), line, "") for line in ANSWERS.split("|")],
         (Boxed(), "[{'id': 3}]", "is a rule or tests"),
         (Boxed(), r"\frac{1}{2}", ""),
         (Pattern(), "0.5", "is no whole number"),
