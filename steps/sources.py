@@ -260,10 +260,10 @@ def _hub(data: "PartData | PreferenceData", split: str, where: str) -> HubDatase
         TemperError: a setting chooses within a data set of the Hub, and none is named.
     """
     chosen = {name: value for name in _OF_HUB if (value := getattr(data, name)) is not None}
-    if not data.hub and chosen:
+    if not data.hub and (chosen or data.revision):
         raise TemperError(
-            f"{where}.{next(iter(chosen))} chooses within a data set of the Hub, and {where}.hub "
-            "names none; name it, or leave the setting out"
+            f"{where}.{next(iter(chosen), 'revision')} chooses within a data set of the Hub, and "
+            f"{where}.hub names none; name it, or leave the setting out"
         )
     return HubDataset(data.hub, data.revision or "", split, **chosen) if data.hub else None
 

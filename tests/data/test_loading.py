@@ -1218,8 +1218,9 @@ def test_a_config_says_what_is_read_of_a_data_set_of_the_hub() -> None:
     mixed = PreferenceData(mixture={"x": PartData(**of_hub, split="t")}).train_source()
     assert isinstance(mixed, Mixed)
     assert mixed.parts[0].source == found
-    with pytest.raises(TemperError, match=r"data\.name chooses within .*data\.hub names none"):
-        PreferenceData(path="a.jsonl", name="main").train_source()
+    for name in ("name", "revision"):
+        with pytest.raises(TemperError, match=rf"data\.{name} chooses .*data\.hub names none"):
+            PreferenceData(path="a.jsonl", **{name: "main"}).train_source()
 
 
 @pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
