@@ -99,7 +99,6 @@ def _element(text: str, at: int) -> tuple[Mapping[str, Any] | MalformedRow, int]
         return MalformedRow("broken JSON", str(error)), LENIENT_DECODER.raw_decode(text, at)[1]
     if end - at > MAX_ROW_BYTES:
         return too_large(end - at), end
-    source = text[at:end]
-    if not source.isascii() and _SURROGATE.search(source):  # the search alone takes longer
+    if not (source := text[at:end]).isascii() and _SURROGATE.search(source):  # alone it is slow
         return MalformedRow("not valid UTF-8", "the element holds bytes that are no text"), end
     return as_object(value), end
