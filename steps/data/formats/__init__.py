@@ -37,3 +37,16 @@ class RecordFormat:
             MalformedRow: the record is no row of this format.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecords(RecordFormat):
+    """What all records of conversations may name: the columns of tools, of arguments of the chat
+    template and of a system prompt; a system prompt for rows without one; and the order of turns.
+    """
+
+    tools: str = "tools"
+    template_kwargs: str = "chat_template_kwargs"
+    system_field: str | None = "system"
+    system: str | None = None
+    turns: str = "alternating"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords
 from steps.data.records.conversations import (
     THOUGHTS,
     conversation,
@@ -59,7 +59,7 @@ _WHOLE = re.compile(f"{THOUGHTS.pattern}|attempt|generations|respons|definition"
 
 
 @dataclass(frozen=True)
-class ChatFormat(RecordFormat):
+class ChatFormat(ChatRecords):
     """A list of messages in the field `messages`, or of texts of user and assistant in turn, or one
     text with the marks of the speakers (`### Human:`, `USER:`).
 
@@ -68,11 +68,6 @@ class ChatFormat(RecordFormat):
 
     messages: str = "messages"
     trained: str = TRAINED
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
 
     makes: ClassVar[type] = ConversationRow
 
@@ -88,7 +83,7 @@ class ChatFormat(RecordFormat):
 
 
 @dataclass(frozen=True)
-class CompletionFormat(RecordFormat):
+class CompletionFormat(ChatRecords):
     """A prompt (a string or messages) and its completion (a string or messages).
 
     `input` is text that is appended to the prompt after a line break (as in Alpaca), `history` what
@@ -102,11 +97,6 @@ class CompletionFormat(RecordFormat):
     input: str | None = None
     history: str = "history"
     reasoning: str | None = None
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
 
     makes: ClassVar[type] = ConversationRow
 

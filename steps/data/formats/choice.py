@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords, RecordFormat
 from steps.data.formats.by_name import FORMATS
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.prompt import PromptFormat
@@ -74,6 +74,7 @@ class FormatChoice:
         kind = FORMATS[name]
         every = [field.name for field in fields(kind)]
         known = [field for field in every if field not in SETTINGS]
+        known.sort(key=ChatRecords.__annotations__.__contains__)
         if unknown := sorted(set(field_names) - set(known)):
             raise ValueError(f"format {name} has no field {', '.join(unknown)}: {', '.join(known)}")
         if self.system is not None and "system" not in every:

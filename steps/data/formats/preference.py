@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords
 from steps.data.formats.layouts import pair_layout
 from steps.data.records.conversations import question, read_system, response_messages, with_system
 from steps.data.records.record_fields import (
@@ -64,7 +64,7 @@ _WHOLE = re.compile(r"([+-]?\d{1,9})\.0{1,9}")
 
 
 @dataclass(frozen=True)
-class PreferenceFormat(RecordFormat):
+class PreferenceFormat(ChatRecords):
     """Names of fields. `system_field` holds a system prompt; `system` is one for rows without it.
 
     A record must have `chosen` and `rejected`, and also `weight` and `better` if these are set.
@@ -81,12 +81,7 @@ class PreferenceFormat(RecordFormat):
     tie: str | None = None
     score_chosen: str = "score_chosen"
     score_rejected: str = "score_rejected"
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
     weight: str | None = None
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
 
     makes: ClassVar[type] = PreferenceRow
 

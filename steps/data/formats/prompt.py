@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from steps.checking.boxed import boxed_answer
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords
 from steps.data.records.conversations import prompt_messages, read_system, unpacked, with_system
 from steps.data.records.record_fields import (
     for_template,
@@ -33,7 +33,7 @@ _CUT_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|$)")
 
 
 @dataclass(frozen=True)
-class PromptFormat(RecordFormat):
+class PromptFormat(ChatRecords):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
     `answer` is a string or a whole number, or a list of one, and may be absent or blank. Of a
@@ -43,11 +43,6 @@ class PromptFormat(RecordFormat):
 
     prompt: str = "prompt"
     answer: str = "answer"
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
 
     makes: ClassVar[type] = PromptRow
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, ClassVar, Self
 
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords
 from steps.data.formats.layouts import ranked_layout
 from steps.data.formats.preference import paired
 from steps.data.records.conversations import (
@@ -40,7 +40,7 @@ PAIRS = ("best_vs_worst", "adjacent", "all")
 
 
 @dataclass(frozen=True)
-class RankedFormat(RecordFormat):
+class RankedFormat(ChatRecords):
     """Names of fields: of the record, and (`text`, `score`, `rank`) of its completions."""
 
     prompt: str = "prompt"
@@ -50,11 +50,6 @@ class RankedFormat(RecordFormat):
     score: str | None = None
     rank: str | None = None
     best: str | None = None
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
     pairs: str = PAIRS[0]
 
     makes: ClassVar[type] = PreferenceRow

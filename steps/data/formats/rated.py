@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords
 from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.readers import Item
 from steps.data.records.conversations import systems_of
@@ -21,7 +21,7 @@ _MOST_RECORDS = 1000
 
 
 @dataclass(frozen=True)
-class RatedFormat(RecordFormat):
+class RatedFormat(ChatRecords):
     """Names of fields: each record has a `prompt`, a `completion` and its `score` (higher is
     better). Records of one prompt stand one after another, with equal system prompts, tools and
     arguments of the chat template."""
@@ -29,11 +29,6 @@ class RatedFormat(RecordFormat):
     prompt: str = "prompt"
     completion: str = "response"
     score: str = "score"
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
     pairs: str = PAIRS[0]
 
     makes: ClassVar[type] = PreferenceRow

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from steps.data.formats import RecordFormat
+from steps.data.formats import ChatRecords
 from steps.data.formats.chat import asked_in
 from steps.data.records.conversations import (
     question,
@@ -29,7 +29,7 @@ from steps.data.rows.turn_order import check_conversation, merged
 
 
 @dataclass(frozen=True)
-class UnpairedFormat(RecordFormat):
+class UnpairedFormat(ChatRecords):
     """`prompt` and `completion` are strings or messages; `label` is true for a good completion.
 
     Without a prompt, `completion` is a conversation, and its last turn is judged. `weight` must be
@@ -42,12 +42,7 @@ class UnpairedFormat(RecordFormat):
     label: str = "label"
     input: str | None = None
     good: str | None = None
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
     weight: str | None = None
-    system_field: str | None = "system"
-    system: str | None = None
-    turns: str = "alternating"
 
     makes: ClassVar[type] = UnpairedRow
 
