@@ -375,7 +375,7 @@ _NUMERAL = (
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|[a-z]*illion)"
 )
 _PARTS = r"(?:half|halves|thirds?|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?)"
-_SPELLED = re.compile(rf"[\s*_]*(?:an? )?\b{_NUMERAL}\b(?! of\b)", re.IGNORECASE)
+_SPELLED = re.compile(rf"[\s*_]{{0,9}}(?:an? )?\b{_NUMERAL}\b(?! of\b)", re.IGNORECASE)
 _OPENS, _CLOSES = (rf"(?:[\s*_{marks}$]|\\[{marks[0]}\[\]]){{0,9}}" for marks in (r"({\[", r")}\]"))
 _STARTS = r"(?=[-+.√]?(?:\d|\\[a-z])|[b-hj-z](?![\w'’]))"
 _BEFORE = re.compile(
