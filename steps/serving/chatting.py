@@ -21,18 +21,13 @@ from rich.text import Text
 from pipeline import TemperError
 from pipeline.show.terminal import make_console
 from pipeline.text import clean, visible
+from steps.generation.config import SamplingConfig
 from steps.models.config import Dtype
 from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors
 
 if TYPE_CHECKING:
     from steps.data.rows.rows import Message
-    from steps.serving.replies import Drawing, OnPiece, Speaker
-
-
-def _require_mass(value: float) -> float:
-    if not 0 < value <= 1:
-        raise typer.BadParameter("it must be above 0 and at most 1; 1 leaves out no token")
-    return value
+    from steps.serving.replies import OnPiece, Speaker
 
 
 HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
@@ -50,9 +45,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Probability mass of nucleus sampling.", callback=_require_mass)
-    ] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
     top_k: Annotated[
         int, typer.Option(min=0, help="How many of the likeliest tokens are drawn; 0: all.")
     ] = 0,
@@ -69,10 +62,9 @@ def chat(
 
     With a prompt, from --prompt or standard input, print the answer and end.
     """
-    if temperature == 0 and (top_p, top_k, min_p) != (1, 0, 0):
-        raise TemperError(
-            "--top-p, --top-k and --min-p need a --temperature: at 0 the likeliest token is taken"
-        )
+    with told_as_errors():
+        cuts = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
+        drawing = SamplingConfig(max_new_tokens, temperature, 1, seed, **cuts)  # type: ignore[arg-type]
     once = _prompt(prompt)
     with ExitStack() as stack, told_as_errors():
         models = [stack.enter_context(opened(name, store))]
@@ -86,9 +78,8 @@ def chat(
                 make_console(stderr=True).print(Text(visible(line), "yellow"), soft_wrap=True)
         for model in models:
             model.require_whole()
-        from steps.serving.replies import Drawing, Speaker  # torch is slow to import
+        from steps.serving.replies import Speaker  # torch is slow to import
 
-        drawing = Drawing(max_new_tokens, temperature, top_p, seed, top_k, min_p)
         talks = [_Talk(model, Speaker(model.folder, dtype), drawing, system) for model in models]
         if once is not None:
             _answer_once(talks, once)
@@ -102,7 +93,7 @@ class _Talk:
 
     model: NamedModel
     speaker: "Speaker"
-    drawing: "Drawing"
+    drawing: SamplingConfig
     system: str | None
     messages: "list[Message]" = field(default_factory=list)
     said: str = ""

@@ -9,10 +9,10 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -35,7 +35,6 @@ from steps.serving.token_texts import Token
 _LOG = logging.getLogger(__name__)
 LARGEST_BODY = 2**23
 """In bytes. A request with more cannot fit into a model's positions."""
-_UNSUPPORTED = "this server does not support it; leave it out"
 
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
 Result = TypeVar("Result")
@@ -55,7 +54,7 @@ def app_of(
         turns: those of the model, if others use it, too.
         others: further routes.
     """
-    own = _Interface(speaker, served, turns or Turns())
+    own = _Interface(speaker, served, turns or Turns(), ThreadPoolExecutor(1, "reading"))
     routes = [
         Route("/health", own.health),
         Route("/v1/models", own.models),
@@ -64,11 +63,7 @@ def app_of(
         Route("/v1/completions", own.complete, methods=["POST"]),
         *others,
     ]
-    handlers: Mapping[Any, Any] = {
-        HTTPException: _refused,
-        ClientDisconnect: _unheard,
-        Exception: _failed,
-    }
+    handlers: Any = {HTTPException: _refused, ClientDisconnect: _unheard, Exception: _failed}
     guard = Middleware(_Guard, hosts=hosts)
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
 
@@ -84,20 +79,14 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        told = ""
-        if self.hosts and _name_in(f"//{host}") not in self.hosts:
-            told = f"this server is not {host!r}; call it {', '.join(self.hosts)}"
-        elif origin is not None and origin.partition("://")[2] != host:
-            told = f"this server answers no pages of {origin}"
+        try:
+            known = not self.hosts or urlsplit(f"//{host}").hostname in self.hosts
+        except ValueError:
+            known = False
+        own_page = origin is None or origin.partition("://")[2] == host
+        told = f"this server is not {host!r}" if not known else f"no pages of {origin} are answered"
         refusal = JSONResponse(_error(told, "invalid_request_error"), 403)
-        await (refusal if told else self.app)(scope, receive, send)
-
-
-def _name_in(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
+        await (self.app if known and own_page else refusal)(scope, receive, send)
 
 
 class _Refused(HTTPException):
@@ -109,76 +98,11 @@ class _Refused(HTTPException):
 
 
 @dataclass(frozen=True)
-class _Form:
-    """How answers of a path look; `part` makes a choice from a piece of a stream, which is its
-    first one if that is true."""
-
-    prefix: str
-    name: str
-    chunk: str
-    whole: Callable[[str], dict[str, Any]]
-    part: Callable[[str, bool], dict[str, Any]]
-    logprobs: Callable[[Piece, Asked], dict[str, Any]]
-
-
-def _delta(text: str, first: bool) -> dict[str, Any]:
-    role = {"role": "assistant"} if first else {}  # clients join the roles of all pieces
-    return {"delta": {**role, "content": text}}
-
-
-def _name(token: Token, asked: Asked) -> str:
-    return f"token_id:{token.id}" if asked.return_tokens_as_token_ids else token.name
-
-
-def chat_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
-    def told(token: Token) -> dict[str, Any]:
-        raw = list(token.share)
-        return {"token": _name(token, asked), "logprob": token.logp, "bytes": raw}
-
-    content = [{**told(t), "top_logprobs": [*map(told, t.likeliest)]} for t in piece.tokens]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
-    def likeliest(token: Token) -> dict[str, float | None] | None:
-        """Of tokens with equal names the likeliest counts."""
-        ranked = [*reversed(token.likeliest)]
-        names = {_name(token, asked): token.logp, **{_name(t, asked): t.logp for t in ranked}}
-        return None if token.logp is None else names
-
-    tokens = piece.tokens
-    return {
-        "tokens": [_name(token, asked) for token in tokens],
-        "token_logprobs": [token.logp for token in tokens],
-        "top_logprobs": [*map(likeliest, tokens)] if asked.likeliest else None,
-        "text_offset": [token.place for token in tokens],
-    }
-
-
-_CHAT = _Form(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    _delta,
-    chat_logprobs,
-)
-_COMPLETION = _Form(
-    "cmpl",
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text},
-    lambda text, first: {"text": text},
-    completion_logprobs,
-)
-
-
-@dataclass(frozen=True)
 class _Interface:
     speaker: Speaker
     served: str
     turns: Turns
-    reading: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "reading"))
+    reading: ThreadPoolExecutor
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -198,14 +122,14 @@ class _Interface:
             raise _Refused(400, told)
         messages = [turn.message() for turn in asked.messages]
         prompts = await self._read(lambda: [self.speaker.prompt_of(messages)], asked, "messages")
-        return await self._answer(request, asked, prompts, _CHAT)
+        return await self._answer(request, asked, prompts)
 
     async def complete(self, request: Request) -> Response:
         asked = await _asked(request, CompletionAsked)
         self._require_served(asked.model)
         tokens_of = self.speaker.tokens_of
-        prompts = await self._read(lambda: [*map(tokens_of, asked.prompt)], asked, "prompt")
-        return await self._answer(request, asked, prompts, _COMPLETION)
+        prompts = await self._read(lambda: [*map(tokens_of, asked.prompts)], asked, "prompt")
+        return await self._answer(request, asked, prompts)
 
     def _described(self) -> dict[str, Any]:
         return {"id": self.served, "object": "model", "created": 0, "owned_by": "temper"}
@@ -228,37 +152,71 @@ class _Interface:
             code = "context_length_exceeded" if isinstance(error, TooLong) else ""
             raise _Refused(400, str(error), param, code) from error
 
-    async def _answer(
-        self, request: Request, asked: Asked, prompts: list[list[int]], form: _Form
-    ) -> Response:
-        head = {
-            "id": f"{form.prefix}-{uuid.uuid4().hex}",
+    async def _answer(self, request: Request, asked: Asked, prompts: list[list[int]]) -> Response:
+        is_chat = isinstance(asked, ChatAsked)
+        named = "chat.completion" if is_chat else "text_completion"
+        head: dict[str, Any] = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": f"{named}.chunk" if is_chat and asked.stream else named,
             "created": int(time.time()),
             "model": self.served,
         }
+        if is_chat and asked.return_token_ids:
+            head["prompt_token_ids"] = prompts[0]
         pieces = self.turns.each(partial(write_answers, self.speaker, prompts, asked))
-
-        def choice(piece: Piece, content: dict[str, Any], first: bool) -> dict[str, Any]:
-            of_tokens = None if asked.likeliest is None else form.logprobs(piece, asked)
-            ids: dict[str, Any] = {"token_ids": piece.ids} if asked.return_token_ids else {}
-            if ids and first:  # vLLM says those of a chat beside its choices
-                ids["prompt_token_ids"] = prompts[piece.choice // (asked.n or 1)]
-            rest = {"index": piece.choice, "logprobs": of_tokens, "finish_reason": piece.finish}
-            return {**content, **rest, **ids}
-
-        read = sum(map(len, prompts))
         if asked.stream:
-            events = _events(pieces, head, form, choice, read, asked)
+            events = _events(pieces, head, asked, prompts)
             return StreamingResponse(events, media_type="text/event-stream")
         try:
-            answers = await _unless_left(request, _whole(pieces))
+            whole = await _unless_left(request, _whole(pieces))
         except asyncio.CancelledError:
             raise _Refused(503, "the server ends before the answer does; ask again later") from None
-        choices = [choice(answer, form.whole(answer.text), True) for answer in answers]
-        usage = _usage(read, sum(len(answer.ids) for answer in answers))
-        ids = {"prompt_token_ids": prompts[0]} if asked.return_token_ids and form is _CHAT else {}
-        body = {**head, "object": form.name, "choices": choices, "usage": usage, **ids}
-        return JSONResponse(body)
+        choices = [_choice(answer, asked, prompts, True) for answer in whole]
+        usage = _usage(prompts, sum(len(answer.ids) for answer in whole))
+        return JSONResponse({**head, "choices": choices, "usage": usage})
+
+
+def _choice(piece: Piece, asked: Asked, prompts: list[list[int]], first: bool) -> dict[str, Any]:
+    """In OpenAI's form, a piece, which may be the first one of its answer, or all of it."""
+    content: dict[str, Any] = {"text": piece.text}
+    if is_chat := isinstance(asked, ChatAsked):
+        role = {"role": "assistant"} if first else {}  # clients join the roles of all pieces
+        message = {**role, "content": piece.text}
+        content = {"delta": message} if asked.stream else {"message": {**message, "refusal": None}}
+    form = _chat_logprobs if is_chat else completion_logprobs
+    content["logprobs"] = None if asked.likeliest is None else form(piece, asked)
+    if asked.return_token_ids:
+        content["token_ids"] = piece.ids
+        if first and not is_chat:  # as at vLLM, which says those of a chat beside its choices
+            content["prompt_token_ids"] = prompts[piece.choice // (asked.n or 1)]
+    return {**content, "index": piece.choice, "finish_reason": piece.finish}
+
+
+def _name(token: Token, asked: Asked) -> str:
+    return f"token_id:{token.id}" if asked.return_tokens_as_token_ids else token.name
+
+
+def _chat_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
+    def told(token: Token) -> dict[str, Any]:
+        raw = list(token.share)
+        return {"token": _name(token, asked), "logprob": token.logp, "bytes": raw}
+
+    content = [{**told(t), "top_logprobs": [*map(told, t.likeliest)]} for t in piece.tokens]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
+    """The log-probabilities of a completion's tokens. Of tokens with equal names among the
+    likeliest, the likeliest counts."""
+    ranked = [[token, *reversed(token.likeliest)] for token in piece.tokens]
+    named = [{_name(t, asked): t.logp for t in group} for group in ranked]
+    tops = [None if t.logp is None else top for t, top in zip(piece.tokens, named, strict=True)]
+    return {
+        "tokens": [_name(token, asked) for token in piece.tokens],
+        "token_logprobs": [token.logp for token in piece.tokens],
+        "top_logprobs": tops if asked.likeliest else None,
+        "text_offset": [token.place for token in piece.tokens],
+    }
 
 
 async def _whole(pieces: AsyncGenerator[Piece]) -> list[Piece]:
@@ -285,31 +243,25 @@ async def _unless_left(request: Request, answering: Coroutine[Any, Any, Result])
 
 
 async def _events(
-    pieces: AsyncGenerator[Piece],
-    head: dict[str, Any],
-    form: _Form,
-    choice: Callable[[Piece, dict[str, Any], bool], dict[str, Any]],
-    read: int,
-    asked: Asked,
+    pieces: AsyncGenerator[Piece], head: dict[str, Any], asked: Asked, prompts: list[list[int]]
 ) -> AsyncIterator[str]:
     """An answer as server-sent events; its usage is the last one, if it is asked for."""
     counted = bool(asked.stream_options and asked.stream_options.include_usage)
-    head = {**head, "object": form.chunk, **({"usage": None} if counted else {})}
+    head |= {"usage": None} if counted else {}
     written, begun = 0, set[int]()
     try:
         async with aclosing(pieces):
             async for piece in pieces:
                 written += len(piece.ids)
-                first = piece.choice not in begun
+                part = _choice(piece, asked, prompts, piece.choice not in begun)
                 begun.add(piece.choice)
-                part = choice(piece, form.part(piece.text, first), first)
                 yield _event({**head, "choices": [part]})
     except Exception as error:
         _LOG.exception("an answer failed")
         yield _event(_error(f"the answer failed: {error}", "server_error"))
         return
     if counted:
-        yield _event({**head, "choices": [], "usage": _usage(read, written)})
+        yield _event({**head, "choices": [], "usage": _usage(prompts, written)})
     yield "data: [DONE]\n\n"
 
 
@@ -317,12 +269,10 @@ def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-def _usage(read: int, written: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-    }
+def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:
+    read = sum(map(len, prompts))
+    every = read + written
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": every}
 
 
 async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
@@ -331,8 +281,7 @@ async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
     body, read = bytearray(), 0
     async for part in request.stream():
         read += len(part)
-        if read <= LARGEST_BODY:
-            body += part
+        body += part if read <= LARGEST_BODY else b""
     if read > LARGEST_BODY:
         raise _Refused(413, f"the request has more than {LARGEST_BODY} bytes")
     try:
@@ -340,18 +289,17 @@ async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
     except ValidationError as error:
         faults = error.errors(include_url=False)
         unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
-        found = unknown[0] if unknown else max(faults, key=lambda fault: len(fault["loc"]))
+        # Of what a value might have been, the deepest fault says most; that it is no text, least.
+        depths = [(len(fault["loc"]), fault["type"] != "string_type") for fault in faults]
+        found = unknown[0] if unknown else faults[depths.index(max(depths))]
+        told = found["msg"].removeprefix("Value error, ")
+        told = "this server does not support it; leave it out" if unknown else told
         param = ".".join(map(str, found["loc"])) or None
-        told = _UNSUPPORTED if unknown else found["msg"].removeprefix("Value error, ")
         raise _Refused(400, f"{param}: {told}" if param else told, param) from None
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    told = error.detail
-    if error.status_code in (404, 405) and not isinstance(error, _Refused):
-        told = f"{told}: {request.method} {request.url.path}; see GET /v1/models, POST "
-        told += "/v1/chat/completions, POST /v1/completions"
-    content = _error(told, "invalid_request_error", error)
+    content = _error(error.detail, "invalid_request_error", error)
     return JSONResponse(content, error.status_code, error.headers)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from steps.data.rows.rows import EXTRA_KEYS, Message
-from steps.serving.replies import Drawing
+from steps.generation.config import SamplingConfig
 
 _WITHOUT_EFFECT = {
     *("annotations", "include_obfuscation", "metadata", "parallel_tool_calls", "prediction"),
@@ -25,27 +25,15 @@ _ASKS_FOR_NOTHING: dict[str, list[Any]] = {
     "tool_choice": ["none", "auto"],
 }
 """Values, beside empty ones, with which a field that is not supported changes no answer."""
-_MOST_PROMPTS = 128
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
-Prompt = str | list[int]
+Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""A text stands for the list of it."""
+Tokens = Annotated[list[int], Field(min_length=1)]
+Prompt = str | Tokens
 Top = Annotated[int, Field(ge=0, le=20)]
-
-
-def _prompts(value: Any) -> Any:
-    """A text, or a list of token ids, stands for the list of it."""
-    prompts = [value] if isinstance(value, str) or _is_tokens(value) else value
-    if not isinstance(prompts, list) or not 1 <= len(prompts) <= _MOST_PROMPTS:
-        raise ValueError(f"give 1 to {_MOST_PROMPTS} prompts")
-    if not all(isinstance(prompt, str) or _is_tokens(prompt) for prompt in prompts):
-        raise ValueError("a prompt is a text or a list of token ids")
-    return prompts
-
-
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value) and bool(value)
 
 
 class _Known(BaseModel):
@@ -74,17 +62,6 @@ class _Part(_Known):
     text: str
 
 
-class _Function(_Known):
-    name: str
-    arguments: str
-
-
-class _Call(_Known):
-    id: str
-    type: Literal["function"] = "function"
-    function: _Function
-
-
 class _StreamOptions(_Known):
     include_usage: bool | None = None
 
@@ -95,7 +72,7 @@ class _Turn(_Known):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     name: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -109,9 +86,8 @@ class _Turn(_Known):
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
-        extra = self.model_dump(include=set(EXTRA_KEYS))
-        given = {key: value for key, value in extra.items() if value}
-        return Message(role=role, content=text, **given)  # type: ignore[typeddict-item]
+        extra = {key: value for key in EXTRA_KEYS if (value := getattr(self, key, None))}
+        return Message(role=role, content=text, **extra)  # type: ignore[typeddict-item]
 
 
 class Asked(_Known):
@@ -128,7 +104,7 @@ class Asked(_Known):
     min_p: Share | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Text | list[Text] | None = None
+    stop: Annotated[list[Text], Listed] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -139,22 +115,18 @@ class Asked(_Known):
         return self.most if self.max_tokens is None else self.max_tokens
 
     @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
     def likeliest(self) -> int | None:
         """How many tokens to name in each place with their log-probabilities; None for neither."""
         raise NotImplementedError
 
-    def drawing(self, seed: int) -> Drawing:
+    def drawing(self, seed: int) -> SamplingConfig:
         """How an answer is sampled; temperature and top_p are 1 by default, as at OpenAI. As at
         vLLM, a top_k of -1 leaves out no token."""
         heat = 1.0 if self.temperature is None else self.temperature
-        if self.top_p == 0:  # only the likeliest token is left
-            return Drawing(self.most_tokens, 0.0, seed=seed)
-        top_p, top_k = self.top_p or 1.0, max(self.top_k or 0, 0)
-        return Drawing(self.most_tokens, heat, top_p, seed, top_k, self.min_p or 0.0)
+        if heat == 0 or self.top_p == 0:  # only the likeliest token is left
+            return SamplingConfig(self.most_tokens)
+        cuts = {"top_p": self.top_p or 1.0, "top_k": max(self.top_k or 0, 0)}
+        return SamplingConfig(self.most_tokens, heat, 1, seed, min_p=self.min_p or 0.0, **cuts)
 
 
 class ChatAsked(Asked):
@@ -182,9 +154,14 @@ class CompletionAsked(Asked):
 
     most = 16  # as at OpenAI
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=128)]
     echo: bool | None = None
     logprobs: Top | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else self.prompt  # type: ignore[return-value,list-item]
 
     @property
     def likeliest(self) -> int | None:

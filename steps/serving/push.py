@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +49,13 @@ def push(
 
     A new repository is private unless --public is given.
     """
-    _require_repository_name(repo)
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        told = f"{repo!r} is no name of a repository, as in OWNER/NAME: {error}"
+        raise TemperError(told) from None
     console = make_console()
     with opened(name, store, (WHOLE, ADAPTERS, GGUF)) as model:
         files = files_of(model.folder)
@@ -151,15 +156,12 @@ def _refusal(status: int, told: str | None) -> str:
 
     if not told or told.lstrip().startswith("<"):  # a page of a server before the Hub
         told = f"it answered with status {status}"
+    advice = ""
     if status in (401, 403):
-        advice = "check the token: hf auth whoami" if get_token() else "log in: hf auth login"
-    elif status == HTTPStatus.TOO_MANY_REQUESTS:
-        advice = "wait some minutes, and run it again"
-    elif status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT) or status >= 500:
-        advice = "run it again"
-    else:
-        return f"the Hub refused: {_safe(told).rstrip('.')}"
-    return f"the Hub refused: {_safe(told).rstrip('.')}; {advice}"
+        advice = "; check the token: hf auth whoami" if get_token() else "; log in: hf auth login"
+    elif status in (408, 409, 429) or status >= 500:
+        advice = "; run it again later"
+    return f"the Hub refused: {_safe(told).rstrip('.')}{advice}"
 
 
 def _safe(told: str) -> str:
@@ -168,17 +170,6 @@ def _safe(told: str) -> str:
 
     token = get_token()
     return shown(told.replace(token, "…") if token else told)
-
-
-def _require_repository_name(repo: str) -> None:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise TemperError(
-            f"{repo!r} is no name of a repository, as in OWNER/NAME: {error}"
-        ) from None
 
 
 def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) -> None:
@@ -202,5 +193,3 @@ def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) 
     console.print(Text(f"\n{CARD}", "bold"))
     for line in lines[:_CARD_LINES_SHOWN]:
         console.print(Text(clean(line)), soft_wrap=True)
-    if (more := len(lines) - _CARD_LINES_SHOWN) > 0:
-        console.print(Text(f"and {more} more lines", "dim"))

@@ -5,10 +5,9 @@ temperature 0 the answers are the same; the code that draws tokens is the same, 
 a chat template continues plain text. Decoding settings that a model ships with are ignored.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +20,12 @@ from steps.data.rows.rows import Message
 from steps.data.tokens.rendering import Chat, load_bare_tokenizer, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.alone import AloneEngine, Hear
-from steps.generation.config import require_truncation
-from steps.generation.engine import Request
-from steps.generation.sampling import end_tokens
+from steps.generation.config import SamplingConfig
+from steps.generation.sampling import end_tokens, make_requests
 from steps.models.config import Dtype
 from steps.models.folders import evaluating, language_model_of, load_as
 from steps.models.positions import forget_lengths
 from steps.serving.token_texts import Pieces
-from steps.shared.checks import require, require_count
 from steps.shared.products import is_by_onednn
 
 OnPiece = Callable[[str], None]
@@ -55,31 +52,6 @@ class Written:
     text: str
     ids: list[int]
     ended: bool
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """How an answer is sampled, as in `SamplingConfig`; a temperature of 0 takes the likeliest
-    token."""
-
-    max_new_tokens: int = 512
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    top_k: int = 0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_count(self, "max_new_tokens")
-        in_range = 0 <= self.temperature < math.inf
-        require(in_range, "temperature must be 0 or above", self.temperature)
-        require_truncation(self)
-
-    def request(self, ids: Sequence[int], ends: Sequence[int], room: int = 2**31) -> Request:
-        """A request for an answer of at most `room` tokens to these, which `ends` end."""
-        most, heat, seed = min(self.max_new_tokens, room), self.temperature, (self.seed,)
-        cuts = self.top_p, self.top_k, self.min_p
-        return Request("", 0, tuple(ids), most, heat, tuple(ends), seed, *cuts)
 
 
 class Speaker:
@@ -112,11 +84,13 @@ class Speaker:
         if alone:
             _multiply_single_rows_by_pytorch(self.model)
 
-    def answer(self, messages: Sequence[Message], drawing: Drawing, on_piece: OnPiece) -> str:
+    def answer(
+        self, messages: Sequence[Message], drawing: SamplingConfig, on_piece: OnPiece
+    ) -> str:
         """The model's next message in a conversation; raises what `prompt_of` and `write` raise."""
         return self.write(self.prompt_of(messages), drawing, on_piece).text
 
-    def go_on(self, text: str, drawing: Drawing, on_piece: OnPiece) -> str:
+    def go_on(self, text: str, drawing: SamplingConfig, on_piece: OnPiece) -> str:
         """The model's continuation of a text; raises what `write` raises."""
         return self.write(self.tokens_of(text), drawing, on_piece, continues=True).text
 
@@ -142,7 +116,7 @@ class Speaker:
     def write(
         self,
         ids: Sequence[int],
-        drawing: Drawing,
+        drawing: SamplingConfig,
         on_piece: OnPiece,
         on_token: Hear | None = None,
         continues: bool = False,
@@ -170,7 +144,8 @@ class Speaker:
                 on_token(token, logits)
             pass_on(pieces.add(token))
 
-        request = drawing.request(ids, self._ends, self.room_after(ids))
+        most = min(drawing.max_new_tokens, self.room_after(ids))
+        (request,) = make_requests([("", ids)], replace(drawing, max_new_tokens=most), self._ends)
         try:
             with suppress(Enough):
                 AloneEngine(self.model, "").write(request, hear)

@@ -105,14 +105,14 @@ def _write(
 ) -> None:
     top, start, before = asked.likeliest, 0, list[int]()
     if isinstance(asked, CompletionAsked):
-        given, before = asked.prompt[at], list(prompt)
+        given, before = asked.prompts[at], list(prompt)
         echoed = given if isinstance(given, str) else text_of(speaker.tokenizer, given)
         start = len(echoed)
         if asked.echo:
             is_text = isinstance(given, str)
             tokens = [] if top is None else _read(speaker, prompt, start, not is_text, top)
             tell(Piece(choice, echoed, tokens))
-    reader, until = Reader(speaker.tokenizer, before, start), _UntilStop(asked.stops)
+    reader, until = Reader(speaker.tokenizer, before, start), _UntilStop(asked.stop or [])
     tokens, ids = list[Token](), list[int]()
 
     def tell_more(text: str, finish: str | None = None) -> None:

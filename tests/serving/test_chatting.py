@@ -24,12 +24,12 @@ from steps.data.rows.rows import Message
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.config import SamplingConfig
-from steps.generation.sampling import decoded, end_tokens, sample
+from steps.generation.sampling import decoded, end_tokens, make_requests, sample
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.serving.chatting import chat
 from steps.serving.named_models import opened
-from steps.serving.replies import Drawing, Speaker
+from steps.serving.replies import Speaker
 from steps.serving.token_texts import Pieces
 from steps.shared import products
 
@@ -43,7 +43,7 @@ def speaker(chat_model: Path) -> Speaker:
 
 def ask(speaker: Speaker, prompt: str = PROMPT, **drawing: float) -> str:
     question: Message = {"role": "user", "content": prompt}
-    settings = Drawing(**{"max_new_tokens": 12, **drawing})  # type: ignore[arg-type]
+    settings = SamplingConfig(**{"max_new_tokens": 12, **drawing})  # type: ignore[arg-type]
     return speaker.answer([question], settings, lambda piece: None)
 
 
@@ -92,7 +92,7 @@ def test_the_tokens_of_an_answer_cost_no_product_that_suits_many_rows_only(
 
     monkeypatch.setattr(products, "_product", noting)
     prompt = speaker.prompt_of([{"role": "user", "content": PROMPT}])
-    assert len(speaker.write(prompt, Drawing(4), lambda piece: None).ids) > 1
+    assert len(speaker.write(prompt, SamplingConfig(4), lambda piece: None).ids) > 1
     assert {*rows_of} <= {len(prompt)}  # only the prompt's; none without oneDNN
 
 
@@ -139,9 +139,10 @@ def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
 
 def test_an_answer_is_drawn_as_a_completion_is(speaker: Speaker) -> None:
     ids = speaker.prompt_of([{"role": "user", "content": PROMPT}])
-    drawing = Drawing(12, 1.5, 0.9, 7, 20, 0.01)
+    drawing = SamplingConfig(12, 1.5, 1, 7, top_p=0.9, top_k=20, min_p=0.01)
     ends = end_tokens(speaker.model, speaker.tokenizer)
-    (done,) = SlotEngine(speaker.model, "").sample([drawing.request(ids, ends)], "")
+    requests = make_requests([("", ids)], drawing, ends)
+    (done,) = SlotEngine(speaker.model, "").sample(requests, "")
     assert speaker.write(ids, drawing, lambda piece: None).ids == list(done.ids)
 
 
@@ -168,7 +169,7 @@ def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: P
     base = shutil.copytree(chat_model, tmp_path / "base")
     (base / "chat_template.jinja").unlink()
     plain = Speaker(base)
-    expected = plain.go_on("What is", Drawing(max_new_tokens=12), lambda piece: None)
+    expected = plain.go_on("What is", SamplingConfig(max_new_tokens=12), lambda piece: None)
     assert call(str(base), "-p", "What is") == f"{expected}\n"
     with pytest.raises(TemperError, match="has no chat template, so it takes no --system"):
         call(str(base), "-p", "What is", "--system", "Be brief.")
@@ -259,13 +260,10 @@ def test_a_prompt_that_is_no_text_is_refused(chat_model: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_refused_before_a_model_is_looked_for() -> None:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(chat)
-    refused = CliRunner().invoke(app, ["no-model", "-p", PROMPT, "--top-p", "0"])
-    assert refused.exit_code == 2
-    assert "must be above 0" in refused.output
+    with pytest.raises(TemperError, match="top_p must be above 0"):
+        call("no-model", "-p", PROMPT, "--top-p", "0", "--temperature", "1")
     for option in (["--top-p", "0.9"], ["--top-k", "20"], ["--min-p", "0.1"]):
-        with pytest.raises(TemperError, match="need a --temperature"):
+        with pytest.raises(TemperError, match="at temperature 0 the likeliest token is taken"):
             call("no-model", "-p", PROMPT, *option)
 
 

@@ -174,7 +174,7 @@ def test_what_a_hub_refuses_is_one_line_without_the_token(
 @pytest.mark.parametrize(
     ("status", "message", "told"),
     [
-        (429, "Too many requests.", "the Hub refused: Too many requests; wait some minutes, and"),
+        (429, "Too many requests.", "the Hub refused: Too many requests; run it again later"),
         (502, "<html>Bad gateway</html>", "it answered with status 502; run it again"),
         (409, "another commit came first", "another commit came first; run it again"),
         (413, "larger than 50 GB", "the Hub refused: larger than 50 GB"),

@@ -6,7 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from steps.data.rows.rows import Message
-from steps.serving.replies import Drawing, Enough, OnPiece, Written
+from steps.generation.config import SamplingConfig
+from steps.serving.replies import Enough, OnPiece, Written
 
 GO_ON, FAIL = "go on", "fail"
 """Questions: the answer to one has no end, the answer to the other fails after a piece."""
@@ -39,7 +40,7 @@ class HeldSpeaker:
     def write(
         self,
         ids: Sequence[int],
-        drawing: Drawing,
+        drawing: SamplingConfig,
         on_piece: OnPiece,
         on_token: Any = None,
         continues: bool = False,
