@@ -53,7 +53,8 @@ def json_file(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
         yield from _raised(broken)
     except (ValueError, RecursionError) as error:
         if number + 1 >= start:
-            yield number + 1, cut_off(broken[0] if broken else error, f"element {number}")
+            why = broken[0] if broken else MalformedRow("broken JSON", str(error))
+            yield number + 1, cut_off(why, f"element {number}")
 
 
 def _raised(errors: Iterable[CutOff]) -> Iterator[Any]:
@@ -80,10 +81,8 @@ def _elements(text: str) -> Iterator[Item]:
             at = _after_space(text, at + 1)
         elif listed and not text.startswith("]", at):
             raise ValueError(f"expected ',' or ']', found {text[at : at + 1] or 'the end'!r}")
-    if listed and _after_space(text, at + 1) != len(text):
-        raise ValueError("text after the end of the list")
-    if listed and at == len(text):
-        raise ValueError("the list has no end")
+    if listed and (at == len(text) or _after_space(text, at + 1) < len(text)):
+        raise ValueError("the list has no end, or text follows it")
 
 
 def _after_space(text: str, at: int) -> int:
