@@ -68,7 +68,7 @@ def serve(
             return
         port = taken.getsockname()[1]
         taken.close()
-        print(_ready(model, host, port, through), flush=True)
+        print(f"When vLLM has started: {_ready(model, host, port, through)}", flush=True)
         command = vllm_command(model.folder, _served(model), host, port)
         offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
         server = subprocess.Popen(command, env=offline, stdout=_STANDARD_ERROR)
