@@ -46,8 +46,9 @@ class Code(Checker):
 
     The program runs as the module ``solution``, so nothing under ``if __name__ == "__main__"``
     runs; if it exits, the tests judge what it has defined. A program is wrong if an assertion
-    failed, also where the tests catch that. Tests that asserted nothing, use nothing of the program
-    or import what is not installed give no verdict.
+    failed. If the tests catch that and others held, as in "7 or 6", or catch any error in place of
+    an assertion, there is no verdict; nor on tests that asserted nothing, use nothing of the
+    program or import what is not installed.
 
     The program runs in a separate interpreter: without the user's environment variables, in an
     empty folder, without a network, within `seconds` and `memory_mb`, and without the right to

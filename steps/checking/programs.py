@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 MARK = "__assertion__"
-"""The function that instrumented tests call with 0 before an assertion, with 1 if it fails."""
+"""The function that instrumented tests call where an assertion begins, holds or fails, and where
+they catch any error between assertions."""
 PROGRAM = "solution"
 """The module as which tests may import the program."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([^\n`]*)$")
@@ -66,7 +67,8 @@ def read_tests(text: str) -> Tests:
     uses = frozenset((loaded | _from_program(tree)) - _defined(tree) - vars(builtins).keys())
     if not uses and not checks and PROGRAM not in imports:
         return Tests(lacks="use nothing of the program")
-    marked = ast.fix_missing_locations(_Marked().visit(tree))
+    own = {node.name for node in ast.walk(tree) if isinstance(node, _Function)}
+    marked = ast.fix_missing_locations(_Marked(own).visit(tree))
     form, called = ("pytest", ()) if is_pytest else ("statements", (*checks, *tests))
     return Tests(ast.unparse(marked), form, [each.name for each in called], uses)
 
@@ -170,29 +172,49 @@ def _missing(tree: ast.Module) -> str:
 
 
 class _Marked(ast.NodeTransformer):
-    """Calls `MARK` before each statement that can find a program wrong, and again where one does,
-    as the tests may catch that. A `with` that asserts, and a `try` whose handlers catch only other
-    errors or judge themselves, are one statement: what they catch is what they expect."""
+    """Calls `MARK` around each statement that can find a program wrong, as the tests may catch
+    that, and where they catch an error that kept such a statement from running. A `with` that
+    asserts, and a `try` whose handlers catch only other errors or judge themselves, are one
+    statement: what they catch is what they expect.
 
-    catches = False
+    Args:
+        own: the functions of the tests, which may assert.
+    """
+
+    def __init__(self, own: Set[str]) -> None:
+        self.own, self.catches = own, False
 
     def visit_Assert(self, node: ast.stmt) -> ast.AST | list[ast.AST]:
-        failed = ast.ExceptHandler(None, None, [_mark(1), ast.Raise()])
-        return [_mark(0), ast.Try([node], [failed], [], [])]
+        failed = ast.ExceptHandler(None, None, [_mark("fails"), ast.Raise()])
+        return [_mark("begins"), ast.Try([node], [failed], [_mark("holds")], [])]
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
         return self.visit_Assert(node) if _asserts(node.value) else node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
         is_one = any(_asserts(item.context_expr) for item in node.items)
-        return self.visit_Assert(node) if is_one else self.generic_visit(node)
+        if is_one:
+            return self.visit_Assert(node)
+        may_judge, suppressed = (
+            self.may_judge(node.body),
+            [each.context_expr for each in node.items],
+        )
+        self.generic_visit(node)
+        if may_judge and any(map(_suppresses, suppressed)):
+            caught = ast.ExceptHandler(None, None, [_mark("caught"), ast.Raise()])
+            node.body = [ast.Try(node.body, [caught], [], [])]
+        return node
+
+    def may_judge(self, body: Sequence[ast.stmt]) -> bool:
+        inside = [each for statement in body for each in ast.walk(statement)]
+        return any(_asserts(each) or _name(each) in self.own for each in inside)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
         raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
         self.generic_visit(node)
         if raises and self.catches:
             return self.visit_Assert(node)
-        return [_mark(0), node] if raises else node
+        return [_mark("begins"), node] if raises else node
 
     def visit_Try(self, node: ast.Try) -> ast.AST | list[ast.AST]:
         asserts = any(map(_asserts, ast.walk(node)))
@@ -201,26 +223,42 @@ class _Marked(ast.NodeTransformer):
             return self.visit_Assert(node)
         raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
         before, self.catches = self.catches, self.catches or swallows
+        may_judge = self.may_judge(node.body)
         self.generic_visit(node)
         self.catches = before
-        return [_mark(0), node] if raises else node
+        for handler in node.handlers if may_judge else ():
+            if _swallows(handler):
+                handler.body.insert(0, _mark("caught"))
+        return [_mark("begins"), node] if raises else node
 
 
-def _mark(failed: int) -> ast.stmt:
-    return ast.Expr(ast.Call(ast.Name(MARK, ast.Load()), [ast.Constant(failed)], []))
+def _mark(what: str) -> ast.stmt:
+    return ast.Expr(ast.Call(ast.Name(MARK, ast.Load()), [ast.Constant(what)], []))
+
+
+def _name(node: ast.AST | None) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _asserts(node: ast.AST) -> bool:
     called = node.func if isinstance(node, ast.Call) else None
-    name = getattr(called, "attr", getattr(called, "id", ""))
-    return isinstance(node, ast.Assert) or bool(_ASSERTS.match(name))
+    return isinstance(node, ast.Assert) or bool(_ASSERTS.match(_name(called)))
+
+
+def _suppresses(node: ast.expr) -> bool:
+    called = isinstance(node, ast.Call) and _name(node.func) == "suppress" and node.args
+    return any(map(_is_broad, called or ()))
+
+
+def _is_broad(kinds: ast.expr | None) -> bool:
+    """Whether a handler of these errors catches what assertions raise."""
+    names = {_name(each) for each in ast.walk(kinds)} if kinds else {"BaseException"}
+    return bool(names & {"AssertionError", "Exception", "BaseException"})
 
 
 def _swallows(handler: ast.ExceptHandler) -> bool:
     """Whether it catches what assertions raise, and neither asserts nor raises itself."""
-    names = ast.walk(handler.type) if handler.type else ()
-    kinds = {name.id for name in names if isinstance(name, ast.Name)}
-    if kinds and not kinds & {"AssertionError", "Exception", "BaseException"}:
+    if not _is_broad(handler.type):
         return False
     inside = [each for statement in handler.body for each in ast.walk(statement)]
     return not any(isinstance(each, ast.Raise) or _asserts(each) for each in inside)

@@ -104,7 +104,10 @@ RULE = "the row's answer is a rule or tests, which no text equals"
 
 _MOST_WORDS = 15
 _NAMES_RESULT = re.compile(
-    r"####|</?answer>|\\f?box(?:ed)?\b|\banswer\s*(?:is\b|[:=])", re.IGNORECASE
+    r"####|</?answer>|\\f?box(?:ed)?\b|\banswer\s*(?:is\b|[:=]|\d)|^\$.*\$$|^\\[(\[].*\\[)\]]$|^="
+    r"|^[A-Za-z]{3,}(?::\s|[^=<>]*\s\w+\s*=|,\s*[-$]?\d[\d.]*$)"
+    r"|^[A-Za-z ]*\s(?:is|are|equals)\s\S*\d\S*$",
+    re.IGNORECASE | re.DOTALL,
 )
 _COMPUTES = re.compile(r"[\d\s.,$%()]+[-+*/×÷][-\d\s.,$%()+*/×÷]*=")
 _LATEX = re.compile(r"\$[^$]*\$|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+")
@@ -133,7 +136,8 @@ def why_no_answer(answer: str | None, in_a_box: bool = False) -> str:
 
 
 def _states_a_result(answer: str) -> bool:
-    """Whether a line names its result, computes it, or is a sentence with numbers."""
+    """Whether a line names its result, computes it, or is a sentence with numbers; or has signs of
+    mathematics around it, which no box has."""
     if _NAMES_RESULT.search(answer) or _COMPUTES.match(answer):
         return True
     said = _LATEX.sub(" 0 ", answer).split()

@@ -35,12 +35,13 @@ from steps.checking.verdicts import (
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 SOLUTIONS = (
     r"<answer>42</answer>|\boxed{42}|The answer is 42|So she has 42.|He has 3 + 4 = 7 apples"
-    r"|40 + 2 = 42|Adding 40 and 2 gives 42"
+    r"|40 + 2 = 42|Adding 40 and 2 gives 42|$72$|\(72\)|= 72|Solution: 72|Result: 72"
+    r"|Final answer 72|Therefore x = 5|so the total is 72|Thus, 5."
 )
 ANSWERS = (
     r"x^2 + 3 = 0|x = 3 \text{ or } x = 5|3 hours and 20 minutes|42 sq. ft.|July 4, 1776"
     r"|The Lord of the Rings|The 7 Habits of Highly Effective People"
-    r"|\text{all real numbers except } 3|42 miles per hour"
+    r"|\text{all real numbers except } 3|42 miles per hour|$3 and $4|(5, 7)|x = 5|4:3"
 )
 
 
@@ -159,7 +160,7 @@ TESTS = "assert add(2, 3) == 5"
         ("import sys; sys.exit(0)", WRONG, "NameError"),
         ("import os; os._exit(0)", WRONG, "ended early"),
         ("def add(a, b): raise SystemExit", WRONG, "ended early"),
-        ("import time\nwhile True: time.sleep(1)", WRONG, "not done within 1 s"),
+        ("import time\nwhile True: time.sleep(1)", WRONG, "not done within"),
         ("room = bytearray(2**30)", WRONG, "MemoryError"),
         ("open('large', 'wb').write(bytes(2**25))", WRONG, "File too large"),
         ("import os; assert os.listdir() == [] == [n for n in os.environ if 'PATH' in n]\n"
@@ -171,9 +172,9 @@ TESTS = "assert add(2, 3) == 5"
 def test_a_program_is_right_if_it_runs_to_the_end_of_the_tests(
     text: str, verdict: Verdict, reason: str
 ) -> None:
-    judgement = Code(seconds=1 if "while" in text else 60, allow_network=True).check(
-        Answered(text, TESTS)
-    )
+    limits = (1, 10, 60) if "while" in text else (60,)  # a slow machine begins no program in 1 s
+    judged = (Code(seconds=s, allow_network=True).check(Answered(text, TESTS)) for s in limits)
+    judgement = next(each for each in judged if each.verdict is not NONE)
     assert judgement.verdict is verdict
     assert reason in judgement.reason
 

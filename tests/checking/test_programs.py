@@ -58,6 +58,7 @@ def verdict(text: str, tests: str, prompt: str = "") -> str:
         f"try:\n    assert add(1, 2) == 4\nexcept AssertionError:\n    {ASSERT}",
         f"try:\n    assert add('a', 1) == 0\nexcept TypeError:\n    pass\n{ASSERT}",
         f"import pytest\n{FUNCTION}    with pytest.raises(AssertionError):\n        assert not add",
+        f"try:\n    two = add(2)\nexcept Exception:\n    two = 0\n{ASSERT}",
         f"{CASE}    @unittest.expectedFailure\n    def test_no(self):\n"
         "        self.assertEqual(add(1, 2), 4)\n",
     ],
@@ -87,6 +88,35 @@ def test_tests_that_assert_nothing_give_no_verdict(tests: str) -> None:
     judgement = Code(seconds=60, allow_network=True).check(Answered(GOOD, tests))
     assert judgement.verdict is Verdict.none
     assert "the row's tests" in judgement.reason
+
+
+OF_THREE = "def add(a, b):\n    if a == 3: raise ValueError\n    return a + b"
+"""It fails for 3, where a test catches that before its assertion."""
+NO_3 = f"{ASSERT}\ndef of_3():\n    three = add(3, 4)\n    assert three == 7\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        *[
+            (OF_THREE, f"{NO_3}{caught}")
+            for caught in (
+                "try:\n    of_3()\nexcept Exception as error:\n    print(error)",
+                "import contextlib\nwith contextlib.suppress(Exception):\n    of_3()",
+                "import threading\nrun = threading.Thread(target=of_3)\nrun.start()\nrun.join()",
+                "import pytest\ndef test_3():\n    try:\n        of_3()\n    except:\n        pass",
+            )
+        ],
+        (GOOD, "for c in (4, 3):\n    try:\n        assert add(1, 2) == c\n        break\n"
+               "    except AssertionError:\n        continue"),
+        (GOOD, "def holds(c):\n    try:\n        assert add(1, 2) == c\n        return True\n"
+               "    except Exception:\n        return False\nassert holds(4) or holds(3)"),
+    ],
+)  # fmt: skip
+def test_errors_that_tests_catch_among_assertions_that_hold_give_no_verdict(
+    program: str, tests: str
+) -> None:
+    assert verdict(program, tests) == "none"
 
 
 @pytest.mark.parametrize(
