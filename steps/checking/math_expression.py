@@ -42,11 +42,14 @@ class MathExpression(Checker):
     `math-verify` reads expressions, as LaTeX. Rational numbers are compared exactly, others to 1000
     digits relative to their size. A decimal of six or more significant digits stands for what
     rounds to it. If one side has a percent sign, `28%` equals `28` and `0.28`. Units are ignored:
-    `5 m` equals `5 km`, and `5 L` with a space equals 5, while `5L` is 5 times L.
+    `5 m` equals `5 km`, and `5 L` with a space equals 5, while `5L` is 5 times L. So is the letter
+    of a choice before an expression, as in `(B) 8`.
 
     There is no verdict where a number of an expression changes nothing in what was read of it,
     where an expression is too large, and where words are part of it: "minus 5", "5 million", "3 or
-    more". Of arithmetic in words, only common words directly beside an expression are known.
+    more"; or where a sign or operator stands directly beside the box, tag or `$…$`. Nor is there
+    one on a tuple and a set, or an interval and an inequality. Of arithmetic in words, only common
+    words directly beside an expression are known.
     If the text has such an expression, it is no failure of the checker. Time limits of
     `math-verify` are off: they use a signal, which works only in main threads. The judging process
     has a time limit instead.
@@ -98,31 +101,51 @@ class _Unread(ValueError):
 def _answers_in(text: str) -> tuple[list[str], list[str]]:
     """The expressions that may be a text's answer, and those that it is if in prose a comma, as in
     "Of 2020, 5 are left", separates no items of a list, or "3!" is a factorial."""
-    text = behind_thought(text)
-    text = (_TAGGED.findall(text) or [text])[-1]
+    text = _EMPTY.sub(" ", behind_thought(text))
+    if tagged := list(_TAGGED.finditer(text)):
+        _require_alone(text[: tagged[-1].start()], text[tagged[-1].end() :])
+        text = tagged[-1][1]
+    else:
+        text = _ITEM.sub("", text)
     if (box := boxed_answer(text, anywhere=True)) is not None:
         places = boxes_in(text)
+        behind = text[places[-1][1] :]
+        _require_alone(text[: places[-1][0]], behind)
+        box += "%" if _PERCENT_WORD.match(f"5{behind}", 1) else ""
         said = [_whole(text[begin:end]) for begin, end in places]
         if all(_LISTS.fullmatch(text[a:b]) for (_, a), (b, _) in pairwise(places)):
             return [_whole(box), ", ".join(said)], []
         return [_whole(box)], []
     text = _JOINED.sub(", ", _readable(_HTML.sub(" ", text)))
     behind = next((text[anchor.end() :] for anchor in reversed(list(_ANCHOR.finditer(text)))), "")
-    if _SPELLED.match(behind):
-        raise _Unread("a number in words")
     said = list(_runs(behind))[:1] or list(_runs(text))[-1:]
+    if _SPELLED.search(_DIGIT.split(behind)[0] if said and behind else _DIGIT.split(text)[-1]):
+        raise _Unread("a number in words")
     listed = [item for run in said for item in _COMMA.split(run)[1:][-1:]]
     return said, [*listed, *(f"{run}!" for run in said if f"{run}!" in text)]
+
+
+def _require_alone(before: str, behind: str) -> None:
+    """Raise _Unread if what its line has beside a box or a tag may change what is in it."""
+    before = _ITEM.sub("", before.rpartition("\n")[2]).replace("**", "")[-80:]
+    behind = behind.partition("\n")[0].replace("**", "")[:80]
+    if (
+        _IN_WORDS in _readable(f"{before}5")[-3:] + _readable(f"5{behind}")[1:4]
+        or _OPERATED.search(before)
+        or _OPERATES.match(behind)
+    ):
+        raise _Unread("what stands beside the answer changes it")
 
 
 def _whole(text: str) -> str:
     """The only expression of a text that is one, or of its box; empty if it has none."""
     box = boxed_answer(text, anywhere=True)
-    runs = list(_runs(_readable(text if box is None else box), is_math=True))
+    text = text if box is None else box
+    if _SPELLED.search(text):
+        raise _Unread("a number in words")
+    runs = list(_runs(_readable(text), is_math=True))
     if len(runs) > 1:
         raise _Unread(f"only a part can be read, such as {runs[-1]}")
-    if not runs and _SPELLED.search(text if box is None else box):
-        raise _Unread("a number in words")
     return runs[0] if runs else ""
 
 
@@ -134,8 +157,11 @@ def _runs(text: str, is_math: bool = False) -> Iterator[str]:
     """
     end = 0
     for found in _MATH.finditer(text):
-        yield from _between_words(text[end : found.start()], is_math)
-        yield from _between_words(next(filter(None, found.groups())), is_math=True)
+        before = text[end : found.start()]
+        yield from _between_words(before, is_math)
+        is_part = _OPERATED.search(before[-80:]) or _OPERATES.match(text, found.end())
+        for run in _between_words(next(filter(None, found.groups())), is_math=True):
+            yield f"{_IN_WORDS}{run}" if is_part else run
         end = found.end()
     yield from _between_words(text[end:], is_math)
 
@@ -144,8 +170,11 @@ def _between_words(text: str, is_math: bool) -> Iterator[str]:
     text = (_SPACE if is_math else _BLANKS).sub(" ", text.replace("$", " "))
     for piece in (_WORD if is_math else _WORD_OR_END).sub("\0", _AND.sub(",", text)).split("\0"):
         run = piece.strip(_MARKS if is_math else f"{_MARKS}!?")
-        run = _unpaired(run).removeprefix("- ").strip(" ,;:.=")
-        if _IS_EXPRESSION.search(run):
+        run = _unpaired(run).strip(" ,;:.=")
+        if run.startswith("- "):
+            run = f"-{run[2:]}" if is_math else f"{_IN_WORDS}{run}"
+        is_unit = not is_math and _GLUED.sub("", f"5{run}") == "5"
+        if _IS_EXPRESSION.search(run) and not is_unit:
             run = _QUANTITY.sub(r"\1", run)
             yield run.replace(" ", "") if _GAPS.fullmatch(run) else run
 
@@ -162,6 +191,19 @@ def _unpaired(run: str) -> str:
     return run
 
 
+_EMPTY = re.compile(r"<answer>\s*(?:</answer>|$)|\\f?box(?:ed)?\s*\{\s*\}")
+_ITEM = re.compile(r"^[ \t]*[-*•][ \t]+", re.MULTILINE)
+_OPERATED = re.compile(
+    r"(?:[-+/^×÷·√]|[\d)}$][ \t]*\*|\\(?:times|cdot|div|pm|mp|sqrt)(?:\[\d\])?)[ \t({$]*$"
+    r"|[\d)][({$]*$|\\(?!text|math|bold|color|big|large)[A-Za-z]+\s*(?:\{[^{}]*\}\s*)?\{\s*$"
+)
+_OPERATES = re.compile(
+    r"(?:[ \t$}]|\\[,;:! )\]])*(?:\^(?!\{?\\circ)|_(?=[\d{])|/|\\(?:times|cdot|div|pm|pi|sqrt"
+    r"|d?frac|over|choose)\b|[-+*×÷·](?=[ \t$]*(?:[\d(]|\\[a-z]|[A-Za-z](?![A-Za-z]))))"
+    r"|[A-Za-z](?![A-Za-z])|\d"
+)
+"""Signs and operators that belong to what stands behind them or before them."""
+_DIGIT = re.compile(r"\d")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)(?:</answer>|$)", re.DOTALL)
 _HTML = re.compile(r"</?[A-Za-z][\w-]*\s*/?>")
 _LISTS = re.compile(r"(?:[\s$,;&]|\\\(|\\\)|\\?(?:and|or|text)\b|[{}])*")
@@ -196,7 +238,9 @@ _QUANTITY = re.compile(
     r"| *(?:mm|cm|dm|km|kg|mg|ft))$"
 )
 """A quantity with a unit, as in `10 L`, `5cm` and `10 m/s^2`."""
-_GLUED = re.compile(r"\d *(?:[bghkmstBGKMT]|bn|st|nd|rd|th)$")
+_UNIT_WORD = rf"{_UNIT}(?![A-Za-z])(?:\^-?\d|\^\{{-?\d\}})?"
+_UNITS = rf"{_UNIT_WORD}(?: *+(?:(?:/|\\cdot) *+)?{_UNIT_WORD})*+"
+_GLUED = re.compile(rf"(?<=\d) *(?:[bghkmstBGKMT]|bn|st|nd|rd|th|{_UNITS})$")
 
 
 # --- what is read ---------------------------------------------------------------------------------
@@ -278,6 +322,10 @@ def _are_equal(gold: str, said: str) -> bool:
     for one, other in _percentages(gold, said):
         if one == other:
             return True
+        if {one.removeprefix(r"\left")[:1], other.removeprefix(r"\left")[:1]} == {"(", "\\"} and (
+            one.endswith(r"\}") or other.endswith(r"\}")
+        ):
+            raise _Unread("a tuple and a set are not compared")
         try:
             sides = _with_i(_read(one)), _with_i(_read(other))
             if grader.verify(*sides, timeout_seconds=None, raise_on_error=True):
@@ -286,9 +334,22 @@ def _are_equal(gold: str, said: str) -> bool:
             raise
         except Exception as error:  # sympy raises anything for what it cannot compare
             raise _Unread(f"sympy cannot compare it ({type(error).__name__}: {error})") from error
-    if bool(_GLUED.search(gold)) != bool(_GLUED.search(said)):
-        raise _Unread("the letter behind a number may be a unit or a factor")
+    bare = [_GLUED.sub("", side) for side in (gold, said)]
+    if bare != [gold, said] and all(bare) and _are_equal(*bare):
+        raise _Unread("the letters behind a number may be a unit or factors")
+    if {_is_range(gold), _is_range(said)} == {True, None}:
+        raise _Unread("an interval and an inequality are not compared")
     return False
+
+
+def _is_range(run: str) -> bool | None:
+    """True of an interval, None of an inequality or of several, False of other expressions."""
+    from sympy import Basic, Interval, Union  # pyright: ignore[reportMissingImports]
+    from sympy.core.relational import Relational  # pyright: ignore[reportMissingImports]
+
+    read = _read(_PERCENT.sub("", run))
+    has_relation = isinstance(read, Basic) and read.has(Relational)
+    return None if has_relation else isinstance(read, Interval | Union)
 
 
 def _with_i(expression: Any) -> Any:
@@ -394,7 +455,9 @@ _BEHIND = re.compile(
     rf"(?={_OPENS}{_STARTS}))",
     re.IGNORECASE,
 )
-_COMPOUND = re.compile(r"(?<=\d) [a-z]{2,} and (?=\d[\d.,]* [a-z]{2,})")
+_COMPOUND = re.compile(
+    r"(?<=\d) ?[a-z]{2,}(?: and)? (?=\d[\d.,]* ?[a-z]{2,})|(?<=\d) and (?=\d+/\d)"
+)
 """Arithmetic in words before and behind an expression, and between two quantities."""
 _DOTS = re.compile(
     r"(?<=[,+\d*])\s*(?:\.{3}|…)(?=\s*[,+*])|(?<=[,+])\s*(?:\.{3}|…)|(?<=\.\d)(\d*)(?:\.{3}|…)"
@@ -429,7 +492,25 @@ _UNIT_POWER = re.compile(r"(?<=[A-Za-z]) +\^(?=\d|\{\d)")
 _NARROW = re.compile(r"\\[,;:! ]|\\q?quad\b|\\displaystyle\b")
 _POWER_IN_CODE = re.compile(r"(?<=[\w)])\*\*(?=[\d(-])")
 _CROSS = re.compile(r"(?<=\d)(?<!\b0) *[xX] *(?=\d)")
-_CURRENCY = re.compile(r"\\\$|[€£¥₹]|\$(?=\d[\d.,]*(?:[^\d.,$]|[.,]?$)[^$]*$)", re.MULTILINE)
+_CURRENCY = re.compile(
+    r"\\\$|[€£¥₹]|(?:\bUS)?\$(?=\d[\d.,]*(?:[^\d.,$]|[.,]?$)[^$]*$)", re.MULTILINE
+)
+_LEADING_POINT = re.compile(r"(?<![\w.)}\]])\.(?=\d)")
+_LABEL = re.compile(
+    r"(?<![\w)}^_\\])(?<![\d)}] )(?<!\b[A-Za-z] )\(\s*[A-J]\s*\)[\s.:]*"
+    r"(?=[$.√]?-?\.?\d|\$?\\(?:d?frac|sqrt|pi))"
+)
+"""The letter of a choice before an expression."""
+_POWER = r"(?:\s*\^\s*(?:-?\d|\{-?\d\}))?"
+_GAP = r"(?:\s|~|\\[,;: ]){0,5}+"
+_TIMES = rf"{_GAP}(?:/|[·⋅]|\\cdot\b|\\times\b)"
+_SYMBOL = rf"{_GAP}[A-Za-zµμ]{{1,3}}(?![A-Za-zµμ]){_POWER}"
+_LETTERS = rf"{_GAP}\\(?:text|mathrm)\s*\{{{_SYMBOL}(?:{_TIMES}{_SYMBOL})*{_GAP}\}}{_POWER}"
+_UPRIGHT = re.compile(rf"(?<=[\d}})]){_LETTERS}(?:(?:{_TIMES})?{_LETTERS})*\s*(?=$|[$.,}}]|\\\))")
+_DEGREES = re.compile(
+    r"(?<=\d)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*[CFK]\b|(?<=\d)\s*\\Omega\b(?=\W*$)"
+)
+"""Units in upright letters, and of temperature and resistance."""
 _SIGNS = {
     "·": r"\cdot ",
     "⋅": r"\cdot ",
@@ -443,7 +524,8 @@ _SIGNS |= {"∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≈": r"\approx "
 
 def _readable(text: str) -> str:
     """The text with numbers in forms that `math-verify` does not misread."""
-    text = _ONE_CHARACTER.sub(_as_fraction, plain_numerals(_CURRENCY.sub("", text)))
+    text = _CURRENCY.sub("", _LEADING_POINT.sub("0.", _UPRIGHT.sub("", text)))
+    text = _ONE_CHARACTER.sub(_as_fraction, plain_numerals(text))
     text = _SUPERSCRIPT.sub(lambda f: f"^{{{unicodedata.normalize('NFKC', f[0])}}}", text)
     text = _ROOT.sub(lambda f: rf"\sqrt{{{f[1] or f[2]}}}", text)
     text = _REPEATING.sub(_as_ratio, text)
@@ -451,6 +533,7 @@ def _readable(text: str) -> str:
     text = _CROSS.sub(r"\\times ", text)
     text = _POWER_OF_TEN.sub(_written_out, _SCIENTIFIC.sub(_written_out, text))
     text = _NARROW.sub(" ", _WRAPPED.sub(r" \1 ", text.translate(str.maketrans(_SIGNS))))
+    text = _DEGREES.sub("", _LABEL.sub("", text))
     text = _PERCENT_WORD.sub("%", text).replace("$%", "%$").replace(r"\varnothing", r"\emptyset")
     text = _POWER_IN_CODE.sub("^", _DOTS.sub(r"\1\\ldots ", text)).replace("**", " ")
     text = _UNIT_POWER.sub("^", text)

@@ -25,6 +25,23 @@ UNCHANGED = (
     r"|\boxed{5 \text{ square feet}}|\boxed{5 \text{ units}^2}"
 )
 """Texts in which words beside the number change it, and in which they do not."""
+PART_OF_MORE = (
+    r"The answer is -$8$.|-**8**|$8$ + $3$|$8$/$3$|$8$^2|$-\boxed{8}$|$\boxed{8}^2$|\boxed{8}/3"
+    r"|$2\cdot\boxed{8}$|\sqrt{\boxed{8}}|\frac{\boxed{8}}{3}|\boxed{8}\times 10^3|$2\boxed{8}$"
+    r"|\boxed{8} million|minus \boxed{8}|-<answer>8</answer>|It was - 8"
+)
+ALONE = (
+    r"- 8|* 8|$2+6=\boxed{8}$|**\boxed{8}**|- \boxed{8}|$\boxed{8}^\circ$"
+    r"|\boxed{8} <answer></answer>|\boxed{8}\%|$x=\boxed{8},$ so|\boxed{\textbf{(B)}\ 8}"
+    r"|\boxed{\text{(B) } 8}|It is (B) 8."
+)
+"""Texts in which signs beside the number change it, and in which they do not."""
+UNITS = (
+    r"\boxed{15\ \mathrm{m}/\mathrm{s}}|15 \text{ m}/\text{s}|15°C|15^\circ \text{C}"
+    r"|\boxed{15\,\Omega}|\boxed{15\ \mathrm{N\cdot m}}|\boxed{15\ \mathrm{m}\,\mathrm{s}^{-1}}"
+    r"|US$15|15 m/s"
+)
+COMPOUND = "15 ft 3 in|15 minutes 30 seconds|9 lb 15 oz|9 hr 15 min"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +228,23 @@ UNCHANGED = (
         ("-1", {RIGHT: [r"\boxed{e^{i\pi}}", r"\boxed{i^2}"]}),
         ("3i+2", {RIGHT: [r"\boxed{2+3i}"], WRONG: [r"\boxed{2-3i}", r"\boxed{2+3j}"]}),
         (r"\frac{1-i}{2}", {RIGHT: [r"\boxed{\frac{1}{1+i}}"]}),
+        ("0.5", {RIGHT: [r"\boxed{.5}", "It is .5 m", "It costs $.50."], WRONG: ["5"]}),
+        (".25", {RIGHT: [r"\boxed{\frac14}"], WRONG: [r"\boxed{25}"]}),
+        ("50", {WRONG: ["It costs $.50.", "<answer>.50</answer>"]}),
+        ("-8", {RIGHT: [r"\boxed{- 8}", "$- 8$", r"\boxed{-\text{8}}", "- It is $-8$"]}),
+        (r"- \frac{1}{2}", {WRONG: [r"\boxed{\frac12}"], RIGHT: [r"\boxed{-0.5}"]}),
+        ("8", {NONE: PART_OF_MORE.split("|"), RIGHT: ALONE.split("|"), WRONG: [r"\boxed{- 8}"]}),
+        ("(B) 8", {RIGHT: [r"\boxed{8}"], WRONG: [r"\boxed{9}"]}),
+        ("15", {RIGHT: UNITS.split("|"), WRONG: [r"\boxed{16\ \mathrm{m}/\mathrm{s}}", "16 N·m"]}),
+        ("15", {NONE: ["15 N·m", r"\boxed{15\ \mathrm{N\cdot m}\cdot s}", *COMPOUND.split("|")]}),
+        (r"15 \mathrm{~m} / \mathrm{s}", {RIGHT: [r"\boxed{15}"], WRONG: [r"\boxed{16}"]}),
+        ("9.5", {NONE: ["9 and 1/2"]}),
+        ("25", {NONE: ["<answer>twenty-five</answer>", "The answer is about twenty-five."]}),
+        ("-12", {NONE: ["It is minus twelve.", r"\boxed{\text{negative twelve}}"]}),
+        ("12", {NONE: ["There are 3 boxes of 4, so twelve in total."]}),
+        (r"(3,\infty)", {NONE: [r"\boxed{x>3}"], WRONG: [r"\boxed{(4,\infty)}"]}),
+        ("x<3 or x>7", {NONE: [r"\boxed{(-\infty,3)\cup(7,\infty)}"]}),
+        ("(3,4)", {NONE: [r"\boxed{\{3,4\}}"], RIGHT: [r"\boxed{(3,4)}"]}),
     ],
 )
 def test_the_expression_that_a_text_gives_is_judged(
