@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cli.present import NotImportable, PresentCode, present_code
-from pipeline.dag.canonical import Json
+from pipeline.cli.present import NotImportable, home_in, project_with
 from pipeline.observed.discovery import Present, discovered_lines
-from pipeline.plan.rerun_reasons import History, code_changes
-from pipeline.store.accepted import equal_states
+from pipeline.plan.rerun_reasons import History
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 
@@ -19,8 +17,7 @@ class Explanation:
 
     Attributes:
         nearest: of the artifacts that the step made earlier, the one with the fewest differences.
-        code: how the present code relates to the artifact, in words.
-        changed_code: the functions that differ from the present code.
+        state: whether what it depends on has changed, in words.
         uses: the artifacts that used it as an input.
         discovered: a line for each dependency that was found while the step ran.
         outdated: the discovered dependencies that have changed, in words.
@@ -28,8 +25,7 @@ class Explanation:
 
     manifest: Manifest
     nearest: Manifest | None
-    code: str
-    changed_code: Sequence[str]
+    state: str
     uses: Sequence[Manifest]
     discovered: Sequence[str]
     outdated: Sequence[str]
@@ -37,24 +33,31 @@ class Explanation:
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
     """Collect the facts about an artifact; costs a few requests for each step name."""
+    accepted = catalog.store.accepted(manifest.step)
     try:
-        present = present_code(manifest, catalog.store)
+        home = home_in(project_with(catalog.store, manifest.step), manifest)
     except NotImportable as error:
-        code, changes = f"the present code cannot be looked at: {error}", list[str]()
-        outdated: list[str] = []
+        unknown, outdated = str(error), list[str]()
     else:
-        pairs = catalog.store.accepted(manifest.step)
-        code, changes = _present_code(manifest, present, pairs)
-        outdated = Present().changes(present.home, manifest.discovered, lambda: pairs)
+        unknown, outdated = "", Present().changes(home, manifest.discovered, lambda: accepted)
     return Explanation(
         manifest=manifest,
         nearest=_nearest_before(catalog, manifest),
-        code=code,
-        changed_code=changes,
+        state=_state(manifest, unknown, outdated),
         uses=[other for other in catalog.everything() if _is_made_from(other, manifest)],
         discovered=discovered_lines(manifest.discovered),
         outdated=outdated,
     )
+
+
+def _state(manifest: Manifest, unknown: str, outdated: Sequence[str]) -> str:
+    if unknown:
+        return f"whether that has changed is not known: {unknown}"
+    if not outdated:
+        return "nothing of that has changed, or the change is accepted"
+    if manifest.made_by:
+        return "it has changed; the version has not, so it is cached"
+    return f"it has changed; temper accept {manifest.step} if that makes no difference"
 
 
 def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:
@@ -69,30 +72,8 @@ def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:
     recipe: Any = manifest.recipe
     history = History(of_other_runs or earlier, recipe.get("encoding"))
     experiment = str(manifest.provenance.get("experiment") or "")
-    close = history.nearest(recipe, manifest.code, names, experiment=experiment)
+    close = history.nearest(recipe, names, experiment)
     return close.manifest if close else None
-
-
-def _present_code(
-    manifest: Manifest, present: PresentCode, pairs: Sequence[tuple[Json, Json]]
-) -> tuple[str, list[str]]:
-    """How the present code relates to an artifact, in words, and what has changed."""
-    changes = code_changes(manifest.code, present.code) if manifest.code and present.code else []
-    equal = equal_states(manifest.made_by, pairs)
-    if present.made_by != manifest.made_by and present.made_by in equal:
-        return "the present code differs, and is accepted as equal", changes
-    hint = f"temper accept {manifest.step} if that makes no difference"
-    if present.made_by == manifest.made_by:
-        version = manifest.made_by.get("version")
-        if version is not None and not (manifest.code and present.code):
-            return f"version {version!r} is the present one; the code itself is not on record", []
-        if not changes:
-            return "the present code is what made it", []
-        return f"the present code differs; version {version!r} does not, so it is cached", changes
-    if "version" in manifest.made_by or "version" in present.made_by:
-        old, new = (m.get("version", "none") for m in (manifest.made_by, present.made_by))
-        return f"the declared version is another now: {old} → {new}; {hint}", changes
-    return f"the present code differs; {hint}", changes
 
 
 def _is_made_from(other: Manifest, manifest: Manifest) -> bool:

@@ -9,29 +9,27 @@ ships with Temper, or belongs to the step in the current project; see :mod:`pipe
 """
 
 import contextlib
-import dataclasses
 import importlib
 import io
 import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from pipeline.cli.project import Project
 from pipeline.dag.artifact import Artifact, Kind
-from pipeline.dag.canonical import Json, identity, resolve_reference
+from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
 from pipeline.errors import TemperError
-from pipeline.installed import in_library
-from pipeline.observed.discovery import Home, home_of
+from pipeline.observed.discovery import Home
 from pipeline.store.kinds import as_kind, is_known
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, newest_runs
 from pipeline.store.stored import is_reference
+from pipeline.trace.modules import Modules
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 _IMPORTING = threading.RLock()
@@ -46,32 +44,21 @@ class NotImportable(TemperError):
     """The step's code cannot be imported, or must not be."""
 
 
-@dataclass(frozen=True)
-class PresentCode:
-    """The code that a step has now if it is called with arguments of an artifact's types.
-
-    Attributes:
-        made_by: like :attr:`pipeline.dag.step.Step.made_by`.
-        code: digests of the source, by name; empty for a declared version without source.
-        file: the file of the step function.
-        home: the base that names of discovered dependencies are relative to.
-    """
-
-    made_by: dict[str, Json]
-    code: Mapping[str, str]
-    file: str
-    home: Home
-
-
-def present_code(manifest: Manifest, store: Store) -> PresentCode:
-    """The present code of an artifact's step.
+def home_in(project: Project, manifest: Manifest) -> Home:
+    """The home of an artifact's step function. Nothing is imported.
 
     Raises:
-        NotImportable: the code cannot be imported, or must not be.
+        NotImportable: its module is not found.
     """
-    function, types = load(manifest, project_with(store, manifest.step))
-    file = function.function.__code__.co_filename
-    return PresentCode(function.made_by(types), function.code(types), file, home_of(function))
+    module = manifest.function.partition(":")[0]
+    place = project.file_of(module) if is_reference(manifest.function) else None
+    file = str(place) if place else Modules(module).file(module)
+    if file is None:
+        raise NotImportable(
+            f"the module of {manifest.function!r:.80} is not found here; run this in the folder of "
+            "its project"
+        )
+    return Home.of(module, file)
 
 
 def kind_in(project: Project, manifest: Manifest) -> Kind:
@@ -140,90 +127,6 @@ def _is_step_here(reference: str) -> bool:
     """Whether a module that is imported already has this step function."""
     found: Any = sys.modules.get(reference.partition(":")[0])
     return isinstance(getattr(found, reference.partition(":")[2], None), StepFunction)
-
-
-def load(manifest: Manifest, project: Project) -> tuple[StepFunction, frozenset[type]]:
-    """The step function that made an artifact, and the types of the arguments that it received.
-
-    Raises:
-        NotImportable: one of them cannot be imported, or must not be.
-    """
-    if not manifest.function:
-        raise NotImportable(f"the manifest of {manifest.name} names no function")
-
-    def is_the_step(found: Any) -> bool:
-        known = isinstance(found, StepFunction)
-        return known and manifest.step in (found.name, *found.was)
-
-    function = _found(manifest.function, is_the_step, manifest.step, manifest, project)
-    types = {_type(reference, manifest, project) for reference in manifest.types}
-    for cls in list(types):
-        for before in _values_before(cls):
-            identity(before, cls.__name__, types=types)
-    recipe: Any = manifest.recipe
-    for name in function.added.keys() - recipe.get("arguments", {}).keys():
-        identity(function.added[name], f"{function.name}(added {name})", types=types)
-    return function, frozenset(types)
-
-
-def argument_types(manifest: Manifest) -> tuple[str, ...]:
-    """The names of the types of an artifact's arguments, without their modules."""
-    return tuple(sorted(reference.partition(":")[2] for reference in manifest.types))
-
-
-def _type(reference: str, manifest: Manifest, project: Project) -> Any:
-    name = reference.partition(":")[2]
-
-    def is_the_type(found: Any) -> bool:
-        return isinstance(found, type) and found.__qualname__ == name
-
-    return _found(reference, is_the_type, name, manifest, project)
-
-
-def _found(
-    reference: str, is_it: Callable[[Any], bool], name: str, manifest: Manifest, project: Project
-) -> Any:
-    """The definition that a manifest names as ``module:name``, even if it has moved since."""
-    reason = f"{reference} is something else now"
-    try:
-        _require_known(reference, manifest, project)
-        if is_it(found := import_named(reference)):
-            return found
-    except NotImportable as error:
-        reason = str(error)
-    candidates = {id(found): found for found in _in_project(name, project) if is_it(found)}
-    if len(candidates) == 1:
-        return next(iter(candidates.values()))
-    if not candidates:
-        raise NotImportable(f"{reason}, and the newest run's script imports no other {name}")
-    raise NotImportable(f"{reason}, and there are {len(candidates)} others called {name}")
-
-
-def _in_project(name: str, project: Project) -> Iterator[Any]:
-    """The definitions of this name, and all step functions, in the modules of the project that its
-    script imports."""
-    if project.script is not None:
-        with contextlib.suppress(NotImportable):
-            import_named(f"{project.script.stem}:__name__")
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file is None or in_library(file):
-            continue
-        yield from (held for held in vars(module).values() if isinstance(held, StepFunction))
-        outer, *inner = name.split(".")
-        found: Any = vars(module).get(outer)
-        for part in inner:
-            found = getattr(found, part, None)
-        yield found
-
-
-def _values_before(definition: Any) -> Iterable[Any]:
-    """The implicit earlier values of fields that were added later; their code is part of keys
-    too."""
-    if not dataclasses.is_dataclass(definition) or hasattr(definition, "identity"):
-        return ()
-    fields = dataclasses.fields(definition)
-    return [f.metadata["before"] for f in fields if f.init and "before" in f.metadata]
 
 
 def import_named(reference: str) -> Any:

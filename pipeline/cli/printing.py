@@ -186,17 +186,12 @@ def show_explanation(console: Console, explained: Explanation) -> None:
     show_line(console, f"{made} by the run {provenance.get('run')} on {provenance.get('host')}")
     _show_values(console, "settings", settings(manifest))
     _show_values(console, "inputs", inputs(manifest))
-    show_line(console, "code", "bold")
+    show_line(console, "what it depends on", "bold")
     version = manifest.made_by.get("version")
     if version is not None:
         show_line(console, f"  version {version!r} is declared")
-    show_line(console, f"  {explained.code}")
-    for change in explained.changed_code:
-        show_line(console, f"    {change}")
-    if explained.discovered:
-        show_line(console, "discovered dependencies", "bold")
-        for line in (*explained.discovered, *explained.outdated):
-            show_line(console, f"  {line}")
+    for line in (*explained.discovered, explained.state, *explained.outdated):
+        show_line(console, f"  {line}")
     _show_why(console, explained)
     show_line(console, "used by", "bold")
     for other in explained.uses:
@@ -305,15 +300,11 @@ def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
 
 def show_candidate(console: Console, candidate: Candidate) -> None:
     name = candidate.manifest.name
-    where = f" ({candidate.present.file})"
     if candidate.is_equal:
-        show_line(console, f"{name}: the present code{where} equals what made it, or is accepted")
-        if candidate.older:
-            what = f"{candidate.older} of its artifacts were made by other code"
-            show_line(console, f"  {what}; --of KEY accepts the code of one", "dim")
+        show_line(console, f"{name}: nothing that it depends on differs, or that is accepted")
         return
-    show_line(console, f"{name}: the present code{where} differs from what made it:", "bold")
-    for change in candidate.changes:
+    show_line(console, f"{name}: what it depends on differs:", "bold")
+    for change in candidate.outdated:
         show_line(console, f"  {change}")
     many = counted(candidate.revived, "artifact")
     show_line(console, f"  if it gives the same results, {many} will be valid again")

@@ -33,13 +33,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 from pipeline import cells
 from pipeline.annotations import annotations_of
-from pipeline.code import NO_CODE, Closure, closure, forget
 from pipeline.dag.artifact import Artifact, Kind, check_kinds, kind_of_part
 from pipeline.dag.canonical import (
     Json,
@@ -224,25 +222,11 @@ class StepFunction:
         except (TemperError, ValueError, OSError) as error:
             raise TemperError(f"{self.name}: {error}") from error
 
-    def closure(self, types: frozenset[type] = frozenset()) -> Closure:
-        """The source that this step reaches; see :func:`pipeline.code.closure`.
-
-        It is computed once in a process (until :func:`look_again`), so a plan sees one version of
-        the code. The code of notebook cells is read again at each call.
-        """
-        return _closure(self, types, cells.written((inspect.unwrap(self.function), *types)))
-
-    def code(self, types: frozenset[type] = frozenset()) -> Mapping[str, str]:
-        """The digests of that source by name, used to show changes."""
-        return self.closure(types).units
-
     def made_by(self, types: frozenset[type] = frozenset()) -> dict[str, Json]:
-        """The entry for the code in a recipe: the declared version, or the digest of the code."""
+        """The entry for the code in a recipe: the declared version; nothing without one."""
         self._require_its_name()
-        if self.version is None:
-            return {"code": self.closure(types).digest}
-        cells.written((inspect.unwrap(self.function), *types))  # a worker imports it all the same
-        return {"version": self.version}
+        cells.written((inspect.unwrap(self.function), *types))  # for the worker, which imports it
+        return {} if self.version is None else {"version": self.version}
 
     def __repr__(self) -> str:
         return f"<step function {self.name}{self.signature}>"
@@ -279,20 +263,8 @@ def _checked_names(name: Any, was: Any) -> tuple[str, tuple[str, ...]]:
     return name, tuple(was)
 
 
-@cache
-def _closure(function: StepFunction, types: frozenset[type], cells: Path | None) -> Closure:
-    try:
-        return closure(function.function, types)
-    except TemperError:
-        if function.version is None:
-            raise
-        return NO_CODE  # a declared version does not need the source
-
-
 def look_again() -> None:
     """Forget the state of files and code, so that the next plan reads them again."""
-    _closure.cache_clear()
-    forget()
     forget_sources()
 
 
@@ -362,7 +334,7 @@ class Step:
         self._refuse_keys_in(arguments)
         vars(self).update(inputs=tuple(inputs), files=tuple(files), types=frozenset(types))
         vars(self).update(_identity=arguments, portable_arguments=self._portable_arguments())
-        vars(self).update(fingerprint=hash_json(self._recipe(arguments, self.made_by)))
+        vars(self).update(fingerprint=hash_json(self._recipe(arguments)))
 
     @property
     def name(self) -> str:
@@ -376,11 +348,6 @@ class Step:
         choosing = (v for v in self.arguments.values() if hasattr(type(v), "packages_in_use"))
         asked += [value.packages_in_use() for value in choosing]
         return tuple(dict.fromkeys(name for names in asked for name in names))
-
-    @property
-    def code(self) -> Mapping[str, str]:
-        """Digests of the source in this step's key, including that of its arguments' types."""
-        return self.function.code(self.types)
 
     @property
     def made_by(self) -> dict[str, Json]:
@@ -472,18 +439,16 @@ class Step:
     def recipe(
         self,
         digest_of: Callable[[Input], str],
-        made_by: Mapping[str, Json] | None = None,
         name: str | None = None,
     ) -> Json:
         """The recipe with each input replaced by its digest, which the key hashes.
 
         Args:
-            made_by: other code that was accepted as equivalent, in place of the present code.
             name: an earlier name of the step.
         """
         digests = {(i.step.fingerprint, i.part): digest_of(i) for i in self.inputs}
         arguments = {name: _with_digests(v, digests) for name, v in self._identity.items()}
-        return self._recipe(arguments, made_by or self.made_by, name)
+        return self._recipe(arguments, name)
 
     def _portable_arguments(self) -> dict[str, Json]:
         positions = {reference: index for index, reference in enumerate(self.inputs)}
@@ -508,13 +473,11 @@ class Step:
             for name, value in self.arguments.items()
         }
 
-    def _recipe(
-        self, arguments: dict[str, Json], made_by: Mapping[str, Json], name: str | None = None
-    ) -> dict[str, Json]:
+    def _recipe(self, arguments: dict[str, Json], name: str | None = None) -> dict[str, Json]:
         return {
             "encoding": ENCODING_VERSION,
             "step": name or self.name,
-            **made_by,
+            **self.made_by,
             "arguments": arguments,
         }
 

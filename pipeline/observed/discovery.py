@@ -1,10 +1,10 @@
-"""Discovered dependencies: what a step turned out to depend on, and whether it has changed since.
+"""The trace of a step: what it turned out to depend on, and whether it has changed since.
 
-A key holds what a step is expected to depend on. What it really depends on is known only after it
-has run: the functions that ran, the modules that it loaded, the files that it read and the folders
-that it listed. Each of these that is in no key becomes a *discovered dependency*, like in the
-depfiles of a compiler. It is recorded with its digest, and the artifact is a hit only while all
-digests are unchanged (Mokhov et al., 2018, call this verifying traces).
+A key holds the step's name, its arguments and the digests of its inputs. What the step depends on
+besides is known only after it has run: the code that ran, the files that it read and the folders
+that it listed. Each is recorded with its digest, like in the depfiles of a compiler, and the
+artifact is a hit only while all digests are unchanged (Mokhov et al., 2018, call this verifying
+traces). Which code counts is the rule of :mod:`pipeline.trace.counted`.
 
 - :func:`discover` runs in the worker: it evaluates an observation after the step.
 - :class:`Present` serves a planner: it finds what has changed, and reads each file once.
@@ -19,7 +19,8 @@ input is known by its content, so another one may lie beside other files.
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.machinery import PathFinder
@@ -28,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import cells
-from pipeline.code import Closure, digests_of
-from pipeline.dag.canonical import Json, hash_json
+from pipeline.dag.canonical import Json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.input_folders import InputFolders
 from pipeline.errors import TemperError
@@ -38,8 +38,11 @@ from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
 from pipeline.processes import working_folder
-from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
+from pipeline.trace import sources
+from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, imported_by, seen_in
+from pipeline.trace.modules import Modules
+from pipeline.trace.source_parts import Source
 
 UNSTEADY = "changed while the step ran"
 """Stands for the digest of a file that changed during the step; it is equal to no digest."""
@@ -52,7 +55,7 @@ _MARKS = (".git", "pyproject.toml")
 _RELATIVE = "./"
 """Begins the name of a file that a step opened relative to its working folder."""
 
-Pairs = Sequence[tuple[Json, Json]]
+Accepted = Mapping[str, Sequence[Discovered]]
 
 
 @dataclass(frozen=True)
@@ -134,26 +137,36 @@ def home_of(function: Any, arguments: Mapping[str, Json] | None = None) -> Home:
 # --- the worker's side ---------------------------------------------------------------------------
 
 
-def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
-    """The observed dependencies that are in no key."""
-    modules = _modules(observation)
-    reads, folders, names = _events(observation.events, home.inputs)
-    code, sources = _code(modules, home, closure, observation)
-    for path in sources:
-        reads[path] = modules[path].digest
-    rules = observation.rules
-    imported = _imported(
-        {path: module.name for path, module in modules.items()},
-        closure,
-        lambda path, name: _file_of(name) == path,
+def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discovered:
+    """The dependencies of an attempt, and of earlier ones whose results it has used."""
+    modules = _modules(observation.modules, observation.marks)
+    code, unnamed = _code(modules, observation.events, home, earlier)
+    found = _found(modules, observation.events, observation.rules, home, unnamed)
+    is_complete = observation.is_complete and not _has_lost(observation.events)
+    files = found.files if is_complete else {**found.files, _UNKNOWN: UNSTEADY}
+    return Discovered(
+        code=code,
+        files=_agreeing(earlier.discovered.files, files),
+        folders=_agreeing(earlier.discovered.folders, found.folders),
     )
+
+
+def _found(
+    modules: "Mapping[str, _Module]", events: str, rules: Rules, home: Home, unnamed: Sequence[str]
+) -> Discovered:
+    """The files and folders that a step used; ``unnamed`` are those of modules without a name by
+    which a planner can find them."""
+    reads, folders, names = _events(events, home.inputs)
+    for path in filter(rules.counts, unnamed):
+        reads[path] = modules[path].digest
+    imported = _imported({path: module.name for path, module in modules.items()}, home)
     by_name = partial(_by_name, names, home, rules, imported)
     files = by_name({path: _read_digest(path, reads[path]) for path in sorted(reads)})
-    return Discovered(
-        code=dict(sorted(code.items())),
-        files=files if observation.is_complete else {**files, _UNKNOWN: UNSTEADY},
-        folders=by_name(dict(sorted(folders.items()))),
-    )
+    return Discovered({}, files, by_name(dict(sorted(folders.items()))))
+
+
+def _has_lost(events: str) -> bool:
+    return any(kind == "lost" for kind, *_ in _records(events))
 
 
 def _by_name(
@@ -171,45 +184,21 @@ def _by_name(
 class Earlier:
     """What earlier attempts depended on, of which scratch has results.
 
-    modules: of the files that are modules, the names.
+    sources: the digest of the source of each module that they loaded, by its name.
     """
 
-    discovered: Discovered
-    modules: Mapping[str, str]
+    discovered: Discovered = field(default_factory=Discovered)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def discover_earlier(folder: Path, home: Home, rules: Rules, closure: Closure) -> Earlier:
-    """The dependencies of an attempt that may have been killed, from the folder of its records.
-
-    Which functions of a module ran is not known. So a module counts with its bytes if the present
-    closure has no part of it, and otherwise not: what the step reaches of it is in the key.
-    """
-    known = set(map(os.path.abspath, closure.sources))
-    of_details = {unit.partition(":")[0] for unit in closure.details}
-    loaded = {path: (name, digest) for name, path, digest, _ in _records(f"{folder}/modules")}
-    reads, folders, names = _events(f"{folder}/events", home.inputs)
-    modules: dict[str, str] = {}
-    for path, (name, digest) in loaded.items():
-        is_known = _file_of(name) in known or name in of_details
-        if not is_known and rules.counts(path):
-            reads[path], modules[path] = digest, name
-    called = {path: name for path, (name, _) in loaded.items()}
-    imported = _imported(called, closure, lambda _, name: _file_of(name) is not None)
-    by_name = partial(_by_name, names, home, rules, imported)
-    files = by_name({path: _read_digest(path, seen) for path, seen in reads.items()})
-    return Earlier(Discovered({}, files, by_name(folders)), by_name(modules))
-
-
-def with_earlier(found: Discovered, earlier: Earlier, observation: Observation) -> Discovered:
-    """The dependencies of an attempt and of those whose results it has used. A module that it has
-    loaded itself counts as it does."""
-    own = {module.name for module in _modules(observation).values()}
-    files = {n: d for n, d in earlier.discovered.files.items() if earlier.modules.get(n) not in own}
-    return Discovered(
-        found.code,
-        _agreeing(files, found.files),
-        _agreeing(earlier.discovered.folders, found.folders),
-    )
+def discover_earlier(folder: Path, home: Home, rules: Rules) -> Earlier:
+    """The dependencies of an attempt that may have been killed, from the folder of its records."""
+    marks, events = (folder / "marks").read_bytes(), f"{folder}/events"
+    modules = _modules(f"{folder}/modules", marks)
+    code, unnamed = _code(modules, events, home, Earlier())
+    found = _found(modules, events, rules, home, unnamed)
+    by_name = {module.name: module.digest for module in modules.values()}
+    return Earlier(Discovered(code, found.files, found.folders), by_name)
 
 
 def _agreeing(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -218,18 +207,13 @@ def _agreeing(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, st
     return dict(sorted({**before, **now, **differ}.items()))
 
 
-def started_python(observation: Observation) -> bool:
-    """Whether the step has started another Python, which imports project code from its files."""
-    return any(kind == "python" for kind, *_ in _records(observation.events))
-
-
 @dataclass
 class _Module:
     """A module of project code, as loaded by all processes together.
 
     Attributes:
         digest: the digest of its bytes.
-        ran: its units that ran; ``None`` if any of them may have run.
+        ran: its functions that ran; ``None`` if any of them may have run.
     """
 
     name: str
@@ -237,12 +221,15 @@ class _Module:
     ran: set[str] | None
 
 
-def _modules(observation: Observation) -> dict[str, _Module]:
-    """The modules that were loaded, by path."""
+def _modules(file: str, marks: Any) -> dict[str, _Module]:
+    """The modules that were loaded, by path, from the file of their records."""
     found: dict[str, _Module] = {}
     start = 0
-    for line in Path(observation.modules).read_bytes().splitlines(keepends=True):
-        name, path, digest, units = json.loads(line)
+    for line in Path(file).read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):  # a copy that was made while the step ran
+            break
+        name, path, digest, units, *kept = json.loads(line)
+        first = kept[0] if kept else start
         module = found.setdefault(path, _Module(name, digest, set()))
         if module.digest != digest:
             module.digest = UNSTEADY
@@ -251,61 +238,75 @@ def _modules(observation: Observation) -> dict[str, _Module]:
         if units is None:
             module.ran = None
         elif module.ran is not None:
-            ran = observation.marks[start : start + len(units)]
+            ran = marks[first : first + len(units)]
             module.ran.update(unit for unit, mark in zip(units, ran, strict=True) if mark)
         start += len(line)
     return found
 
 
 def _code(
-    modules: Mapping[str, _Module], home: Home, closure: Closure, observation: Observation
+    modules: Mapping[str, _Module], events: str, home: Home, earlier: Earlier
 ) -> tuple[dict[str, str], list[str]]:
-    """Digests of units outside the closure, and files of modules without an importable name."""
-    known = closure.units.keys() | closure.details
-    analysed = set(map(os.path.abspath, closure.sources))
-    of_details = {unit.partition(":")[0] for unit in closure.details}
-    wanted: dict[str, _Module] = {}
+    """The digests of the code that counts, and the files of modules that a planner cannot find by
+    their names."""
+    places, loaded = Modules(home.module), dict[str, Loaded]()
+    unsteady, unnamed = dict[str, str](), list[str]()
+    seen = seen_in(earlier.discovered.code)
+    asked = _asked(events)
     for path, module in modules.items():
-        is_analysed = path in analysed and _is_called_so(path, module.name)
-        read = is_analysed or module.name in of_details
-        if not read or module.ran is None:
-            wanted[f"{module.name}:*"] = module
+        ran, before = seen.pop(module.name, (frozenset[str](), frozenset[str]()))
+        if places.file(module.name) != path:
+            unnamed.append(path)
+        elif (source := _source(path, module.digest)) is None:
+            unsteady[f"{module.name}:{ALL}"] = UNSTEADY
         else:
-            units = (f"{module.name}:{unit}" for unit in module.ran)
-            wanted |= {unit: module for unit in units if unit not in known}
-    paths = {module.name: path for path, module in modules.items()}
-    for kind, name, *details in _records(observation.events):
-        if kind == "module" and name in paths and (unit := f"{name}:{details[0]}") not in known:
-            wanted[unit] = modules[paths[name]]
-    nameless = {name for name, path in paths.items() if _file_of(name) != path}
-    names = [name for name, module in wanted.items() if module.name not in nameless]
-    digests = digests_of(names, home.module)
-    whole = [f"{wanted[n].name}:*" for n in names if digests[n] is None]
-    digests = {n: d for n, d in digests.items() if d is not None} | digests_of(whole, home.module)
-    found: dict[str, str] = {}
-    for name, digest in digests.items():
-        module = wanted.get(name) or modules[paths[name.partition(":")[0]]]
-        is_steady = _present_file(paths[module.name]) == module.digest
-        found[name] = digest if digest is not None and is_steady else UNSTEADY
-    sources = [paths[name] for name in {module.name for module in wanted.values()} & nameless]
-    return found, sorted(filter(observation.rules.counts, sources))
+            all_ran = None if module.ran is None or ran is None else ran | module.ran
+            names = before | asked.get(module.name, set())
+            loaded[module.name] = Loaded(source, _is_package(path), all_ran, names)
+    for name, (ran, before) in seen.items():
+        file, digest = places.file(name), earlier.sources.get(name, "")
+        if file is None or (source := _source(file, digest)) is None:
+            unsteady[f"{name}:{ALL}"] = UNSTEADY
+        else:
+            loaded[name] = Loaded(source, _is_package(file), ran, before)
+    return {**digests(loaded, places.has), **unsteady}, unnamed
 
 
-def _imported(
-    names: Mapping[str, str], closure: Closure, can_be_found: Callable[[str, str], bool]
-) -> dict[str, str]:
+def _asked(events: str) -> dict[str, frozenset[str]]:
+    """What the step looked up by names known only at run time: names in a module, by the module."""
+    found: dict[str, frozenset[str]] = {}
+    for kind, name, *details in _records(events):
+        if kind == "module":
+            found[name] = found.get(name, frozenset()) | {str(details[0])}
+    return found
+
+
+def _is_package(path: str) -> bool:
+    return os.path.basename(path) == "__init__.py"
+
+
+def _source(path: str, digest: str) -> Source | None:
+    """The statements of a module as it was loaded; ``None`` if nothing has these bytes now."""
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        if (found := sources.known(digest)) is not None:
+            return found
+        content = Path(path).read_bytes()
+        return sources.parsed(content) if sources.digest_of(content) == digest else None
+    return None
+
+
+def _imported(names: Mapping[str, str], home: Home) -> dict[str, str]:
     """The folders from which modules were imported, each with the name of one of them that a
-    planner can find: one in the key, if there is any, and one near the top.
+    planner can find: the step's own, if it is there, or one near the top.
 
     Args:
         names: those of the modules, by path.
     """
-    analysed = set(map(os.path.abspath, closure.sources))
     called = [(path, name) for path, name in names.items() if _is_called_so(path, name)]
-    found: dict[str, str] = {}
-    for path, name in sorted(called, key=lambda m: (m[0] not in analysed, m[1].count("."), m[1])):
+    places, found = Modules(home.module), dict[str, str]()
+    for path, name in sorted(called, key=lambda m: (m[1] != home.module, m[1].count("."), m[1])):
         folder = Home.of(name, path).folder
-        if folder not in found and can_be_found(path, name):
+        if folder not in found and places.file(name) is not None:
             found |= {folder: name, os.path.realpath(folder): name}
     return found
 
@@ -417,19 +418,21 @@ class Present:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], str] = {}
+        self._places: dict[str, Modules] = {}
+        self._code_seen: dict[tuple[str, tuple[str, ...]], Mapping[str, str]] = {}
 
     def changes(
-        self, home: Home, discovered: Discovered, accepted: Callable[[], Pairs] = tuple
+        self, home: Home, discovered: Discovered, accepted: Callable[[], Accepted] = dict
     ) -> list[str]:
-        """A phrase for each dependency that has changed; none if ``accepted`` returns pairs of
-        states (:func:`state_of_discovered`) by which the change is accepted."""
+        """A phrase for each dependency that has changed; none if one of the traces that
+        ``accepted`` returns for the state of this one holds."""
         now = self.state(home, discovered) if discovered else discovered
         if now == discovered:
             return []
-        if state_of_discovered(now) in equal_states(state_of_discovered(discovered), accepted()):
+        others = accepted().get(discovered.state, ())
+        if any(self.state(home, other) == other for other in others):
             return []
-        code = discovered.code.items()
-        phrases = [_of_code(name) for name, digest in code if now.code[name] != digest]
+        phrases = code_changes(discovered.code, now.code)
         of_files: dict[str, str] = {}  # by the file, which may have two names
         for name, digest in discovered.files.items():
             if now.files[name] != digest:
@@ -443,15 +446,7 @@ class Present:
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
         """The same dependencies with their present digests."""
-        place = f"{home.folder} {home.module}"
-        unseen = [name for name in discovered.code if (place, name) not in self._seen]
-        now = _present_code(unseen, home) if unseen else {}
-        gone = {name: discovered.code[name] for name, digest in now.items() if digest is None}
-        moved = _elsewhere(gone, home) if gone else set()
-        for name, digest in now.items():
-            digest = discovered.code[name] if name in moved else digest
-            self._seen[place, name] = digest or ABSENT
-        code = {name: self._seen[place, name] for name in discovered.code}
+        code = self._code(home, discovered.code)
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file
             for name, digest in discovered.files.items()
@@ -462,6 +457,14 @@ class Present:
             files |= {n: d for n, d in discovered.files.items() if InputFolders.has(n)}
             folders |= {n: d for n, d in discovered.folders.items() if InputFolders.has(n)}
         return Discovered(code, files, folders)
+
+    def _code(self, home: Home, units: Mapping[str, str]) -> Mapping[str, str]:
+        """The present digests of the code that counts; steps that ran the same code share them."""
+        where = f"{home.folder} {home.module}", tuple(units)
+        if where not in self._code_seen:
+            places = self._places.setdefault(home.module, Modules(home.module))
+            self._code_seen[where] = _present_code(units, places)
+        return self._code_seen[where]
 
     def _of(self, look: Any, path: str | None) -> str:
         if path is None:
@@ -475,41 +478,51 @@ def discovered_lines(discovered: Discovered) -> list[str]:
     """A phrase for each discovered dependency."""
     files = discovered.files.items()
     return [
-        *(f"{_unit(n)} {'was imported' if _is_whole(n) else 'ran'}" for n in discovered.code),
+        *(name for name in discovered.code if name.rpartition(":")[2] not in (IMPORT, TEXT)),
         *(f"{_shown(name)} was {_what_was_done(digest)}" for name, digest in files),
         *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
     ]
 
 
-def state_of_discovered(discovered: Discovered) -> Json:
-    """The entry that represents the dependencies when two states are accepted as equivalent."""
-    digest = hash_json([{**discovered.code}, {**discovered.files}, {**discovered.folders}])
-    return {"discovered": digest}
+def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Discovered:
+    """The trace of the present code for an artifact of earlier code that a user accepts. Which
+    functions the present code would run is not known, so all that counted code mentions count.
+
+    Raises:
+        TemperError: a module is gone, so nothing says which code stands in its place.
+    """
+    places, now = Modules(home.module), present.state(home, discovered)
+    if gone := [name for name, digest in now.code.items() if digest in (ABSENT, _UNREADABLE)]:
+        module = gone[0].partition(":")[0]
+        raise TemperError(
+            f"{module} is gone or is no valid Python, so there is nothing to accept in its place; "
+            "run the step again"
+        )
+    loaded: dict[str, Loaded] = {}
+    waiting = [*seen_in(discovered.code)]
+    while waiting:
+        if (name := waiting.pop()) in loaded or (path := places.file(name)) is None:
+            continue
+        if not places.has(name) or not path.endswith(".py"):
+            continue
+        source = sources.parsed(Path(path).read_bytes())
+        loaded[name] = Loaded(source, _is_package(path), frozenset(source.functions))
+        waiting += imported_by(name, loaded[name])
+    return replace(now, code=digests(loaded, places.has))
 
 
-def _present_code(names: list[str], home: Home) -> Mapping[str, str | None]:
-    try:
-        return digests_of(names, home.module)
-    except TemperError:  # a file is not valid Python now
-        return dict.fromkeys(names, _UNREADABLE)
-
-
-def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
-    """The missing units, given with their former digests, that another module of the step's
-    package, or beside the step's module, holds now."""
-    folder, package = Path(home.folder), home.module.partition(".")[0]
-    files = (folder / package).rglob("*.py") if "." in home.module else folder.glob("*.py")
-    places: dict[str, list[str]] = {name: [] for name in gone}
-    for file in files:
-        source = file.read_bytes()
-        module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-        for name, found in places.items():
-            was, _, unit = name.partition(":")
-            alike = file.stem == was.rpartition(".")[2]
-            if unit.encode() in source if unit.isidentifier() else alike:
-                found.append(f"{module}:{unit}")
-    now = _present_code([place for found in places.values() for place in found], home)
-    return {name for name, found in places.items() if gone[name] in map(now.get, found)}
+def _present_code(units: Collection[str], places: Modules) -> Mapping[str, str]:
+    loaded: dict[str, Loaded] = {}
+    gone: dict[str, str] = {}
+    for name, (ran, asked) in seen_in(units).items():
+        path = places.file(name)
+        try:
+            source = sources.parsed(Path(path or "").read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            gone[f"{name}:{ALL}"] = ABSENT if path is None else _UNREADABLE
+        else:
+            loaded[name] = Loaded(source, _is_package(str(path)), ran, asked)
+    return {**digests(loaded, places.has), **gone}
 
 
 def _present_file(path: str) -> str:
@@ -524,13 +537,24 @@ def _present_file(path: str) -> str:
         return _UNREADABLE
 
 
-def _of_code(name: str) -> str:
-    return f"{_unit(name)}, which it {'imported' if _is_whole(name) else 'ran'}, changed"
-
-
-def _unit(name: str) -> str:
-    """The name of a unit; for a whole module, the name of the module."""
-    return name.removesuffix(":*")
+def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """A phrase for each unit of code that differs between two traces."""
+    found: dict[str, str] = {}
+    for name in (*old, *(name for name in new if name not in old)):
+        module, _, unit = name.partition(":")
+        now = new.get(f"{module}:{ALL}")
+        if old.get(name) == new.get(name):
+            continue
+        if now in (ABSENT, _UNREADABLE):
+            found[module] = f"{module} is {'gone' if now == ABSENT else 'no valid Python'}"
+        elif unit in (IMPORT, TEXT, ALL):
+            found.setdefault(module, f"the top level of {module} changed")
+        else:
+            was_and_is = name in old, name in new
+            what = {(True, True): "changed", (True, False): "is gone"}.get(was_and_is, "is new")
+            found[name] = f"{name} {what}"
+    inner = {name.partition(":")[0] for name in found if ":" in name}
+    return [phrase for name, phrase in found.items() if name not in inner]
 
 
 def _shown(name: str) -> str:
@@ -544,10 +568,6 @@ def _what_was_done(digest: str) -> str:
     if digest == ABSENT:
         return "looked for, and not there"
     return "looked for" if digest == _FOLDER or digest.startswith(LINK) else "read"
-
-
-def _is_whole(name: str) -> bool:
-    return name.endswith(":*")
 
 
 def _of_file(name: str, was: str, now: str) -> str:

@@ -17,7 +17,6 @@ import shutil
 from dataclasses import astuple
 from pathlib import Path
 
-from pipeline.code import Closure
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Earlier, Home, Present, discover_earlier
 from pipeline.observed.hook import unobserved
@@ -27,7 +26,7 @@ from pipeline.redaction import exact_record
 from pipeline.store.layout import RECORDS
 from pipeline.store.manifest import Discovered
 
-NO_EARLIER = Earlier(Discovered(), {})
+NO_EARLIER = Earlier()
 
 
 def has_results(scratch: Path) -> bool:
@@ -39,7 +38,6 @@ def go_on_from(
     scratch: Path,
     observation: Observation,
     home: Home,
-    closure: Closure,
     *,
     is_versioned: bool,
     is_shared: bool,
@@ -55,7 +53,7 @@ def go_on_from(
         TemperError: what they depend on has changed, and other nodes may be at work in the folder.
     """
     with unobserved():
-        earlier, changes = what_results_need(scratch, home, closure, Present(), is_shared)
+        earlier, changes = what_results_need(scratch, home, Present(), is_shared)
         if is_versioned:
             changes = []
         if changes and is_shared:
@@ -72,13 +70,13 @@ def go_on_from(
 
 
 def what_results_need(
-    scratch: Path, home: Home, closure: Closure, present: Present, is_shared: bool = False
+    scratch: Path, home: Home, present: Present, is_shared: bool = False
 ) -> tuple[Earlier, list[str]]:
     """What the results in scratch depend on, and how that has changed. It changes nothing, so a
     plan can ask, too."""
     if not has_results(scratch):
         return NO_EARLIER, []
-    earlier, changes = _earlier(scratch / RECORDS, home, closure, present)
+    earlier, changes = _earlier(scratch / RECORDS, home, present)
     if not is_shared and not _begun(scratch / RECORDS):
         changes = ["no record says what the results in it depend on"]
     return earlier, changes
@@ -96,30 +94,30 @@ def _begun(records: Path) -> list[Path]:
     return [file.parent for file in sorted(records.glob("*/modules"))]
 
 
-def _earlier(
-    records: Path, home: Home, closure: Closure, present: Present
-) -> tuple[Earlier, list[str]]:
+def _earlier(records: Path, home: Home, present: Present) -> tuple[Earlier, list[str]]:
     """What all earlier attempts depended on, and what of it has changed."""
     changes: dict[str, None] = {}
+    code: dict[str, str] = {}
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
-    modules: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for folder in _begun(records):
         try:
-            one = _of(folder, closure)
+            one = _of(folder)
         except (OSError, ValueError, TypeError):
             return NO_EARLIER, [f"the records in {folder} are damaged"]
         changes |= dict.fromkeys(present.changes(home, one.discovered))
+        code |= one.discovered.code
         files |= one.discovered.files
         folders |= one.discovered.folders
-        modules |= one.modules
-    return Earlier(Discovered({}, files, folders), modules), [*changes]
+        sources |= one.sources
+    return Earlier(Discovered(code, files, folders), sources), [*changes]
 
 
-def _of(folder: Path, closure: Closure) -> Earlier:
+def _of(folder: Path) -> Earlier:
     rules = Rules.read((folder / "rules").read_text())
     home = Home.read((folder / "home").read_text())
-    return discover_earlier(folder, home, rules, closure)
+    return discover_earlier(folder, home, rules)
 
 
 def _begin(records: Path, observation: Observation, home: Home) -> None:

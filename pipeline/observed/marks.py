@@ -14,7 +14,7 @@ function that is declared constant is called once, during tracing, and nothing i
 import ast
 import builtins
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 _COMPILERS = frozenset({"numba"})
@@ -40,8 +40,8 @@ def uninstall(name: str) -> None:
 
 
 def functions(tree: ast.Module) -> list[tuple[str, _Function]]:
-    """Every function that gets a mark, with the name of its unit."""
-    return list(_in_body(tree.body, None))
+    """Every function that gets a mark, with its qualified name."""
+    return list(_in_body(tree.body, ""))
 
 
 def is_for_a_compiler(tree: ast.Module, content: bytes) -> bool:
@@ -70,11 +70,19 @@ def mark(functions: Sequence[tuple[str, _Function]], name: str, numbers: Sequenc
         function.body.insert(int(has_docstring), call)
 
 
-def _in_body(body: Sequence[ast.AST], unit: str | None) -> Iterator[tuple[str, _Function]]:
+def _in_body(body: Iterable[ast.AST], prefix: str) -> Iterator[tuple[str, _Function]]:
     for node in body:
+        if any(map(_is_of_a_detail, getattr(node, "decorator_list", ()))):
+            continue
         if isinstance(node, _Function):
-            yield unit or node.name, node
+            yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
-            yield from _in_body(node.body, unit or node.name)
+            yield from _in_body(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from _in_body(list(ast.iter_child_nodes(node)), unit)
+            yield from _in_body(ast.iter_child_nodes(node), prefix)
+
+
+def _is_of_a_detail(decorator: ast.expr) -> bool:
+    """Whether a definition is declared an execution detail, so that its code does not count."""
+    name = decorator.attr if isinstance(decorator, ast.Attribute) else decorator
+    return (name.id if isinstance(name, ast.Name) else name) == "execution_detail"

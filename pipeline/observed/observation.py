@@ -104,8 +104,7 @@ class Observation:
         made = cls(folder, rules)
         made._lock = lock
         Path(folder, "rules").write_bytes(exact_record(astuple(rules)))
-        with open(f"{folder}/marks", "wb") as file:  # with its space, in case the disk becomes full
-            os.posix_fallocate(file.fileno(), 0, MOST_MARKS + 1)
+        _make_marks(f"{folder}/marks")
         for path in (made.events, made.modules):
             Path(path).touch()
         os.environ[ENVIRONMENT] = folder
@@ -129,11 +128,20 @@ class Observation:
         return joined
 
     def _watch(self) -> None:
-        with open(f"{self.folder}/marks", "r+b") as file:
-            self.marks = mmap.mmap(file.fileno(), MOST_MARKS + 1)
-        marks.install(self.mark, self.marks)
+        self._use_marks()
         natives.install(self.look, HOOK.note_given)
         HOOK.watch(self)
+
+    def _use_marks(self) -> None:
+        """Record which functions run in the file in scratch, once there is one."""
+        folder = self.folder if self._kept is None else self._kept
+        path = f"{folder}/marks"
+        if not os.path.exists(path):  # the step has emptied its scratch
+            _make_marks(path := f"{self.folder}/marks")
+            self._add(self.events, ["lost", ""], True)
+        with open(path, "r+b") as file:
+            self.marks = mmap.mmap(file.fileno(), MOST_MARKS + 1)
+        marks.install(self.mark, self.marks)
 
     def end(self) -> None:
         """Stop observing in this process."""
@@ -154,11 +162,16 @@ class Observation:
         """Write what was recorded to a folder in scratch, too, and what will be; ``modules`` is the
         last file to be made."""
         shutil.copyfile(f"{self.folder}/rules", folder / "rules")
+        _make_marks(f"{folder}/marks", self.marks[:])
         self._kept = folder
+        self._use_marks()
         for file in (self.events, self.modules):
             (folder / os.path.basename(file)).touch()
-            for line in Path(file).read_bytes().splitlines():
-                self._keep(file, json.loads(line))
+            start = 0
+            for line in Path(file).read_bytes().splitlines(keepends=True):
+                record = json.loads(line)
+                self._keep(file, [*record, start] if file == self.modules else record)
+                start += len(line)
         Path(self.folder, "kept").write_text(str(folder))  # for processes that join from now on
 
     def share_sources(self, sources: Mapping[str, bytes]) -> None:
@@ -198,12 +211,10 @@ class Observation:
 
     def _keep(self, file: str, record: list[Any]) -> None:
         """Write a record to scratch: of a file that was read its digest, as it may change until
-        the step goes on; of a module that any of its units may run."""
+        the step goes on."""
         if self._kept is None:
             return
-        if file == self.modules:
-            record = [*record[:3], None]
-        elif record[0] == "read" and record[2] and record[2][2] <= _MOST_HASHED_AT_ONCE:
+        if record[0] == "read" and record[2] and record[2][2] <= _MOST_HASHED_AT_ONCE:
             with contextlib.suppress(OSError):  # its state then stands for what it may not read
                 record = ["read", record[1], file_digest(record[1])]
         try:
@@ -235,8 +246,16 @@ class Observation:
             is longer than its number of marks, so no two processes get the same numbers.
         """
         record = [name, path, blake3.blake3(content).hexdigest(), units]
-        self._keep(self.modules, record)
-        return _append(self.modules, _line(record))
+        first = _append(self.modules, _line(record))
+        self._keep(self.modules, [*record, first])
+        return first
+
+
+def _make_marks(path: str, found: bytes = b"") -> None:
+    """Make a file of marks, with its space, in case the disk becomes full."""
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, MOST_MARKS + 1)
+        file.write(found)
 
 
 def _append(path: str, line: bytes) -> int:

@@ -1,10 +1,10 @@
-"""Serves project code as it was when it was hashed, whatever is edited meanwhile.
+"""Serves project code as it was when the step began, whatever is edited meanwhile.
 
 In a worker, and in every process that joins its observation, the import system compiles project
-code from the bytes from which the closure of the step was computed. A module is compiled when the
-step imports it, so the order of imports does not change. A file that is not in the closure is read
-once. The compiled code carries marks (:mod:`pipeline.observed.marks`), and later readers of source
-(``inspect``, tracebacks) get the same bytes.
+code from bytes that were read when the step began. A module is compiled when the step imports it,
+so the order of imports does not change. The compiled code carries marks
+(:mod:`pipeline.observed.marks`), and later readers of source (``inspect``, tracebacks) get the same
+bytes.
 
 Compiled files in ``__pycache__`` are not used: Python considers one as current if size and time in
 whole seconds match, which may be so even after an edit. :mod:`pipeline.observed.marked_code` caches
@@ -15,17 +15,18 @@ import importlib.util
 import io
 import linecache
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from pipeline.code.modules import is_core
-from pipeline.errors import TemperError
 from pipeline.installed import in_library
 from pipeline.observed.hook import unobserved
 from pipeline.observed.marked_code import compiled
 from pipeline.observed.observation import MOST_MARKS, Observation
+from pipeline.trace import sources
+from pipeline.trace.modules import is_core
 
 _PLAIN = SourceFileLoader.get_code
 
@@ -59,16 +60,14 @@ class Snapshot:
         """Make this process import as before."""
         SourceFileLoader.get_code = _PLAIN  # type: ignore[method-assign]
 
-    def adopt(self, sources: Mapping[str, bytes]) -> None:
-        """Use the bytes from which a closure was computed. Raise `TemperError` if a file has been
-        loaded with other bytes."""
-        sources = {os.path.abspath(path): content for path, content in sources.items()}
-        for path, content in self._loaded.items():
-            if sources.get(path, content) != content:
-                raise TemperError(
-                    f"code was edited while the experiment ran ({path}); run it again"
-                )
-        self._known = dict(sources)
+    def take(self) -> None:
+        """Read the packages of the modules that are loaded now, for this process and those that it
+        starts: what is edited from now on does not count."""
+        with unobserved():
+            for folder, pattern in {_beside(path) for path in self._loaded}:
+                for file in sorted(folder.glob(pattern)):
+                    with suppress(OSError):
+                        self._known.setdefault(str(file), file.read_bytes())
         self._observation.share_sources(self._known)
 
     def _compile(self, module: str, path: str, loader: SourceFileLoader) -> CodeType:
@@ -76,6 +75,7 @@ class Snapshot:
         with unobserved():
             content = self._read(path)
             _show(path, content)
+            sources.keep(content)
             try:
                 return self._marked(module, path, content, loader)
             except Exception:  # invalid Python, a very deep tree, a loader for text, a full disk
@@ -96,6 +96,15 @@ class Snapshot:
         if code.units and first + len(code.units) > MOST_MARKS:
             raise ValueError("there are more functions than marks")
         return code.placed(path, self._observation.mark, self._observation.look, first)
+
+
+def _beside(path: str) -> tuple[Path, str]:
+    """The folder of the outermost package of a file, and the pattern of its sources."""
+    folder = Path(path).parent
+    pattern = "*.py"
+    while (folder / "__init__.py").exists():
+        folder, pattern = folder.parent, f"{folder.name}/**/*.py"
+    return folder, pattern
 
 
 def _show(path: str, content: bytes) -> None:

@@ -31,9 +31,8 @@ from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present, home_of
 from pipeline.observed.earlier import what_results_need
 from pipeline.plan.labels import labels
-from pipeline.plan.rerun_reasons import History, code_changes, explain
+from pipeline.plan.rerun_reasons import History, explain
 from pipeline.plan.resolver import Resolver
-from pipeline.plan.set_here import require_code_as_in_files
 from pipeline.plan.unfinished import Unfinished
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -174,7 +173,6 @@ def make_plan(
     store.check_layout()
     steps = topological(roots.values())
     _require_one_function_a_name([*roots.values(), *steps])
-    require_code_as_in_files(steps)
     catalog, present = catalog or Catalog(store), present or Present()
 
     def planned(forced: frozenset[str] = frozenset()) -> Plan:
@@ -211,18 +209,16 @@ def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[s
 
 
 def _require_one_function_a_name(steps: Collection[Step]) -> None:
-    """Refuse two functions with the same name and version: their keys could not differ."""
-    known: dict[tuple[str, str], StepFunction] = {}
+    """Refuse two functions with one name and version: their keys could not differ."""
+    known: dict[tuple[str, str | None], StepFunction] = {}
     inputs = (reference.step for step in steps for reference in step.inputs)
     for step in itertools.chain(steps, inputs):
         function = step.function
-        if function.version is None:
-            continue
         other = known.setdefault((function.name, function.version), function)
         if other.reference != function.reference:
             raise TemperError(
-                f"{other.reference} and {function.reference} are two steps called {function.name} "
-                f'with one version; give one of them a name, as in @step(name="…", version="…")'
+                f"{other.reference} and {function.reference} are two steps called {function.name}; "
+                'give one of them another name, as in @step(name="…")'
             )
 
 
@@ -340,8 +336,7 @@ class _Planner:
             return []
         with contextlib.suppress(OSError):  # a run may delete the folder at any time
             home = home_of(step.function, step.portable_arguments)
-            closure = step.function.closure(step.types)
-            return what_results_need(scratch, home, closure, self._present)[1]
+            return what_results_need(scratch, home, self._present)[1]
         return []
 
     def _changed(
@@ -364,8 +359,7 @@ class _Planner:
         names = {digest_of(reference): str(reference) for reference in step.inputs}
         recipe = step.recipe(digest_of)
 
-        accepted = resolver.accepted(step)
-        close = self._history(step).nearest(recipe, step.code, names, accepted, self.experiment)
+        close = self._history(step).nearest(recipe, names, self.experiment)
         outdated = self._outdated(step, key or (close.manifest.key if close else ""), resolver)
         if not waiting:
             return PlannedStep(step, State.RUN, explain(close, more=outdated), key)
@@ -433,12 +427,9 @@ def _drift(step: Step, manifest: Manifest, resolver: Resolver) -> str:
     """For a step with a declared version: what has changed since its artifact was made."""
     if step.function.version is None:
         return ""
-    changes = code_changes(manifest.code, step.code) if manifest.code and step.code else []
-    what = "code differs"
-    if manifest.discovered and (found := resolver.changes(step, manifest)):
-        what = "code differs" if changes else "what it depends on differs"
-        changes = changes + found
+    changes = resolver.changes(step, manifest) if manifest.discovered else []
     if not changes:
         return ""
     more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-    return f"{what} ({changes[0]}{more}), version {step.function.version!r} does not"
+    what = f"what it depends on differs ({changes[0]}{more})"
+    return f"{what}, version {step.function.version!r} does not"

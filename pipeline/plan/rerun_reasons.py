@@ -33,22 +33,20 @@ class Nearest:
 
     Attributes:
         changes: one phrase for each setting that differs, such as ``config.beta 0.1 → 0.05``.
-        changed_code: one phrase for each function, class or constant that differs.
         changed_inputs: names of inputs whose content differs or is not known yet.
     """
 
     manifest: Manifest
     changes: tuple[str, ...]
-    changed_code: tuple[str, ...]
     changed_inputs: tuple[str, ...]
 
     @property
     def distance(self) -> int:
-        return len(self.changes) + bool(self.changed_code) + len(self.changed_inputs)
+        return len(self.changes) + len(self.changed_inputs)
 
     @property
     def only_inputs(self) -> bool:
-        return not self.changes and not self.changed_code
+        return not self.changes
 
 
 @dataclass(frozen=True)
@@ -81,35 +79,25 @@ class History:
     def nearest(
         self,
         recipe: Json,
-        code: Mapping[str, str],
         input_names: Mapping[str, str],
-        accepted: Sequence[Json] = (),
         experiment: str = "",
     ) -> Nearest | None:
         """The artifact with the fewest differences, of any experiment; of several, the latest.
 
         Args:
-            code: digests of the source behind ``recipe``.
             input_names: the name of each input, by its digest in the new recipe.
-            accepted: entries for code that were accepted as equivalent, so they are no difference.
             experiment: of artifacts with equally few differences, those of this experiment count.
         """
         new = dict(_settings(recipe))
 
         def distance(past: _Past) -> tuple[int, bool]:
-            differences = differing(old(past), _without_code(new) if past.is_older else new)
-            return len(differences), past.experiment != experiment
-
-        def old(past: _Past) -> Mapping[str, Any]:
-            if past.is_older or past.manifest.made_by not in accepted:
-                return past.found
-            present = {name: new[name] for name in _MADE_BY if name in new}
-            return {**_without_code(past.found), **present}
+            there = differing(past.found, _without_code(new) if past.is_older else new)
+            return len(there), past.experiment != experiment
 
         closest = min(self._past, key=distance, default=None)
         if closest is None:
             return None
-        return _compare(recipe, code, closest, old(closest), input_names)
+        return _compare(recipe, closest, input_names)
 
     def of_call(
         self, recipe: Json, inputs: Sequence[tuple[str | None, Collection[str]]]
@@ -184,7 +172,7 @@ def explain(close: Nearest | None, expected: Collection[str] = (), more: Sequenc
     if close is None:
         return "never run"
     inputs = [f"{name} changed" for name in close.changed_inputs if name not in expected]
-    found = [*close.changes, *_brief(close.changed_code), *inputs, *more]
+    found = [*close.changes, *inputs, *_brief(more)]
     if len(found) > _MOST_CHANGES:
         found[_MOST_CHANGES:] = [f"and {len(found) - _MOST_CHANGES} more"]
     if not found and not expected:
@@ -192,82 +180,31 @@ def explain(close: Nearest | None, expected: Collection[str] = (), more: Sequenc
     return ", ".join(found)
 
 
-def _brief(changed_code: Sequence[str]) -> list[str]:
-    """The first few functions that changed, as one phrase; empty if none changed."""
-    if not changed_code:
-        return []
-    more = len(changed_code) - _MOST_UNITS
-    named = ", ".join(changed_code[:_MOST_UNITS])
-    return [f"code: {named}, and {more} more" if more > 0 else f"code: {named}"]
-
-
-def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """A phrase for each function, class or constant that differs between two closures. One that
-    only moved to another module counts as the same."""
-    added = {_own_name(name): name for name in new if name not in old}
-    removed = {_own_name(name): name for name in old if name not in new}
-    moved = {added[name]: removed[name] for name in added.keys() & removed.keys()}
-    before = {name: old.get(moved.get(name, name)) for name in new}
-    changed = [f"{_unit(name)} changed" for name in new if before[name] not in (None, new[name])]
-    appeared = [f"{_unit(name)} added" for name in new if before[name] is None]
-    gone = [name for name in old if name not in new and name not in moved.values()]
-    return changed + appeared + [f"{_unit(name)} removed" for name in gone]
-
-
-def _own_name(unit: str) -> str:
-    return unit.partition(":")[2]
-
-
-def _unit(name: str) -> str:
-    module, _, unit = name.partition(":")
-    return f"what importing {module} does" if unit == "(import)" else name
+def _brief(changed: Sequence[str]) -> list[str]:
+    """The first few of some changes, and how many more there are."""
+    more = len(changed) - _MOST_UNITS
+    return [*changed[:_MOST_UNITS], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _compare(
     recipe: Any,
-    code: Mapping[str, str],
     past: _Past,
-    old: Mapping[str, Any],
     input_names: Mapping[str, str],
 ) -> Nearest:
     new = dict(_settings(recipe))
     changes = [_NEW_KEYS] if past.is_older else []
     inputs: list[str] = []
-    changed_code: list[str] = []
     for path, one, other in differences(past.arguments, recipe.get("arguments", {})):
         match one, other:
             case {"$input": _}, {"$input": digest}:
                 inputs.append(input_names.get(digest, path))
             case _:
                 changes.append(_phrase(path, one, other, input_names))
-    if not past.is_older and "version" in new and old.get("version") != new["version"]:
-        changes.append(_phrase("version", old.get("version", ABSENT), new["version"], {}))
-    if not past.is_older and old.get("code") != new.get("code"):
-        redundant = _ends_about_types(old, new)
-        phrases = _code_phrases(past.manifest, code, new)
-        changed_code = [p for p in phrases if not p.endswith(redundant)]
-    unique = (tuple(dict.fromkeys(phrases)) for phrases in (changes, changed_code, inputs))
+    if not past.is_older and past.found.get("version") != new.get("version"):
+        was, now = (found.get("version", ABSENT) for found in (past.found, new))
+        changes.append(_phrase("version", was, now, {}))
+    unique = (tuple(dict.fromkeys(phrases)) for phrases in (changes, inputs))
     return Nearest(past.manifest, *unique)
-
-
-def _ends_about_types(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """How phrases about the code of types end that only one of two recipes has. The phrases about
-    these types make them redundant."""
-    one, other = (
-        {str(value) for path, value in found.items() if path.endswith(_TYPE)}
-        for found in (old, new)
-    )
-    return (*(f":{name} added" for name in other - one), *(f":{n} removed" for n in one - other))
-
-
-def _code_phrases(manifest: Manifest, code: Mapping[str, str], new: Mapping[str, Any]) -> list[str]:
-    if "code" not in new:
-        return ["it declares a version now"]
-    if "version" in manifest.made_by:
-        version = manifest.made_by["version"]
-        hint = f"; `temper accept {manifest.step}` if that makes no difference"
-        return [f"made by version {version!r}, before its code was an input{hint}"]
-    return code_changes(manifest.code, code) or ["it calls other code, or a class has other fields"]
 
 
 def differences(old: Json, new: Json, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -1,16 +1,15 @@
 """Finds the artifact of a step, if it has been made and may be reused."""
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator
-from typing import Any
+import functools
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.step import Input, Step
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present, home_of
-from pipeline.store.accepted import equal_states
 from pipeline.store.catalog import Catalog
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Discovered, Manifest
 
 
 class Resolver:
@@ -41,7 +40,7 @@ class Resolver:
         self._unusable, self._forced = unusable, forced
         self._run, self._live = run, live
         self._found: dict[str, Manifest] = {}
-        self._accepted: dict[str, list[tuple[Json, Json]]] = {}
+        self._accepted: dict[str, Mapping[str, list[Discovered]]] = {}
 
     def artifact(self, step: Step) -> Manifest | None:
         """The committed artifact of a step, or ``None``. Its inputs are looked up first."""
@@ -106,7 +105,7 @@ class Resolver:
         if resolved is None:
             return None
         return self._usable(step, step.name, resolved[0]) or next(
-            filter(None, (self._usable(step, *place) for place in self._equivalent_places(step))),
+            filter(None, (self._usable(step, *place) for place in self._former_places(step))),
             None,
         )
 
@@ -138,35 +137,26 @@ class Resolver:
     def changes(self, step: Step, manifest: Manifest) -> list[str]:
         """The discovered dependencies that have changed, in words, also for a step with a
         version."""
-        home, pairs = home_of(step.function, step.portable_arguments), lambda: self._pairs(step)
-        return self._present.changes(home, manifest.discovered, pairs)
+        home = home_of(step.function, step.portable_arguments)
+        accepted = functools.partial(self._traces, manifest.step)
+        return self._present.changes(home, manifest.discovered, accepted)
 
     def _is_usable(self, step: Step, manifest: Manifest) -> bool:
         if step.fingerprint in self._forced and manifest.provenance.get("run") != self._run:
             return False
         return manifest.attempt not in self._unusable
 
-    def accepted(self, step: Step) -> list[Json]:
-        """The entries for the step's code that its recipe may have: the present code, and all code
-        that was accepted as equivalent, directly or through other accepted code."""
-        return equal_states(step.made_by, self._pairs(step))
+    def _traces(self, name: str) -> Mapping[str, list[Discovered]]:
+        """The traces that users accepted for artifacts of a step of this name."""
+        if name not in self._accepted:
+            self._accepted[name] = self.store.accepted(name)
+        return self._accepted[name]
 
-    def _pairs(self, step: Step) -> list[tuple[Json, Json]]:
-        """Pairs of code that were accepted as equivalent, for the step and for its former names."""
-        names = (step.name, *step.function.was)
-        for name in names:
-            if name not in self._accepted:
-                self._accepted[name] = self.store.accepted(name)
-        return [pair for name in names for pair in self._accepted[name]]
-
-    def _equivalent_places(self, step: Step) -> Iterator[tuple[str, str]]:
-        """Other step names and keys under which the step's artifact may lie: with code that was
-        accepted as equivalent, or under a former name of the step."""
+    def _former_places(self, step: Step) -> Iterator[tuple[str, str]]:
+        """The former names of a step, each with the key that its artifact has under it."""
 
         def digest_of(reference: Input) -> str:
             return self._found[reference.step.fingerprint].digest_of(reference.part)
 
-        accepted: list[Any] = self.accepted(step)
-        for name in (step.name, *step.function.was):
-            for made_by in accepted[1:] if name == step.name else accepted:
-                yield name, hash_json(step.recipe(digest_of, made_by, name))
+        for name in step.function.was:
+            yield name, hash_json(step.recipe(digest_of, name))

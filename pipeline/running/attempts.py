@@ -254,12 +254,10 @@ class Executor:
                     "launcher": launcher.kind,
                     "foreseen": self._foreseen(work, report),
                 },
-                code=report.code,
                 discovered=report.discovered,
                 kind=reference_to(work.step.kind),
                 generation=0 if earlier is None else earlier.generation + 1,
                 function=work.step.function.reference,
-                types=_references(work.step.types),
             ),
         )
         store.forget_scratch(task.step, task.key, staged=report.staged)
@@ -343,8 +341,6 @@ class Executor:
             ),
             attempt=task.folder,
             files={file.url: source_identity(file.url) for file in step.files},
-            code=None if step.function.version is not None else dict(step.code),
-            types=_references(step.types),
             epoch=work.lease.epoch,
             nodes=place.resources.num_nodes,
             processes=place.resources.num_processes,

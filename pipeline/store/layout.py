@@ -11,7 +11,7 @@
     jobs/<step>/<key>.json                    the engine's job that makes it now
     progress/<step>/<key>.json                the progress of a running step
     leases/<step>/<key>/                      who is making it now; see lease.py
-    accepted/<step>/<a>-<b>.json              two equivalent states of the code
+    accepted/<step>/<a>-<b>.json              a trace that a user accepted for another
     index/<step>.json                         copies of manifests, for speed; see catalog.py
     runs/<run>.json                           one record for each invocation
     runs/<run>/<fingerprint>.json             the outcome of a step, until it is in the record
@@ -36,13 +36,14 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.dag.canonical import Json, hash_json
+from pipeline.dag.canonical import hash_json
 from pipeline.errors import TemperError
 from pipeline.redaction import record
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.objects import (
     SHOWN_BYTES,
     Entry,
@@ -308,25 +309,27 @@ class Store:
 
     # --- accepted code -----------------------------------------------------------------------
 
-    def accept(self, step: str, one: Json, other: Json, note: dict[str, Any]) -> None:
-        """Record that two states of a step's code (``made_by`` of a recipe) are equivalent."""
-        accepted = {"made_by": [one, other], **note}
-        path = f"{self.root}/accepted/{step}/{_accepted_name(one, other)}"
+    def accept(self, step: str, state: str, trace: Discovered, note: dict[str, Any]) -> None:
+        """Record that artifacts whose trace has a state are valid while another trace holds."""
+        accepted = {"state": state, "trace": asdict(trace), **note}
+        path = f"{self.root}/accepted/{step}/{_accepted_name(state, trace)}"
         with self._writing():
-            self.objects.create(path, record(accepted, exact=["made_by"], indent=1))
+            self.objects.create(path, record(accepted, exact=["state", "trace"], indent=1))
 
-    def accepted(self, step: str) -> list[tuple[Any, Any]]:
-        """All recorded pairs of equivalent states of a step's code."""
-        pairs = []
+    def accepted(self, step: str) -> dict[str, list[Discovered]]:
+        """All traces that were accepted for artifacts of a step, by the state of the artifact's own
+        trace."""
+        found: dict[str, list[Discovered]] = {}
         folder = f"{self.root}/accepted/{step}"
         for entry in self.listing(folder):
             data = self.read(f"{folder}/{entry.name}")
             # a damaged record accepts nothing
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                one, other = parse_json(data or b"")["made_by"]
-                if entry.name == _accepted_name(one, other):  # the name must match the content
-                    pairs.append(({**one}, {**other}))
-        return pairs
+                record = parse_json(data or b"")
+                trace = Discovered.from_dict(record["trace"])
+                if entry.name == _accepted_name(record["state"], trace):  # as its content says
+                    found.setdefault(record["state"], []).append(trace)
+        return found
 
     # --- where things lie --------------------------------------------------------------------
 
@@ -453,8 +456,8 @@ class Store:
             ) from error
 
 
-def _accepted_name(one: Json, other: Json) -> str:
-    return f"{'-'.join(sorted([hash_json(one), hash_json(other)]))}.json"
+def _accepted_name(state: str, trace: Discovered) -> str:
+    return f"{hash_json(state)}-{trace.state}.json"
 
 
 def _scratch_before(folder: Path, key: str, epoch: int) -> Path | None:

@@ -44,13 +44,13 @@ class InputEntry:
 
 @dataclass(frozen=True)
 class Discovered:
-    """The dependencies of a step that are not in its key: digests by name.
+    """The trace of a step: its dependencies that are not in its key, as digests by name.
 
     An artifact is valid only while these are unchanged; see :mod:`pipeline.observed.discovery`.
 
     Attributes:
-        code: digests of code: ``module:name`` of a function or class that ran, ``module:*`` of a
-            module that was imported.
+        code: digests of the code that counts, as ``module:unit``; see
+            :mod:`pipeline.trace.counted`.
         files: digests of files that it read, by path, relative for files of the project; ``absent``
             for a file that it looked for and did not find.
         folders: digests of the lists of names in folders that it listed.
@@ -62,6 +62,11 @@ class Discovered:
 
     def __bool__(self) -> bool:
         return bool(self.code or self.files or self.folders)
+
+    @property
+    def state(self) -> str:
+        """The digest of the whole trace."""
+        return hash_json([{**self.code}, {**self.files}, {**self.folders}])
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
@@ -82,12 +87,9 @@ class Manifest:
     only ``files``.
 
     Attributes:
-        code: digests of the source that made it, by name; see :mod:`pipeline.code`. They show which
-            function changed; the digest that counts in the key is in the recipe.
         discovered: its dependencies that are not in the key.
         kind: ``module:name`` of the kind of artifact.
         function: ``module:name`` of the step function; its location is no part of the recipe.
-        types: ``module:name`` of every class of the arguments whose code is part of the key.
         generation: how often the key had been made before.
     """
 
@@ -101,12 +103,10 @@ class Manifest:
     metrics: Mapping[str, Any]
     seconds: float
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    code: Mapping[str, str] = field(default_factory=dict)
     discovered: Discovered = field(default_factory=Discovered)
     kind: str | None = None
     generation: int = 0
     function: str = ""
-    types: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -120,9 +120,9 @@ class Manifest:
 
     @property
     def made_by(self) -> dict[str, Json]:
-        """The recipe's entry for the code, like :attr:`pipeline.dag.step.Step.made_by`."""
+        """The version that its step declared; empty if it declared none."""
         recipe: Any = self.recipe
-        return {name: recipe[name] for name in ("version", "code") if name in recipe}
+        return {name: recipe[name] for name in ("version",) if name in recipe}
 
     def digest_of(self, part: str | None) -> str:
         """The digest of the artifact, or of its files under the folder ``part``.
@@ -184,7 +184,6 @@ class Manifest:
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
         known["files"] = file_entries(data["files"])
-        known["types"] = tuple(known.get("types", ()))
         if "discovered" in known:
             known["discovered"] = Discovered.from_dict(known["discovered"])
         made = cls(**known)
@@ -204,11 +203,9 @@ class Manifest:
             ("seconds", not is_seconds(self.seconds)),
             ("kind", not isinstance(self.kind, str | None)),
             ("function", not isinstance(self.function, str)),
-            ("types", not all(isinstance(name, str) for name in self.types)),
             ("recipe", not _is_recipe(self.recipe)),
             ("metrics", not _are_metrics(self.metrics)),
             ("provenance", not _is_provenance(self.provenance)),
-            ("code", not _is_code(self.code)),
         )
         for name, is_wrong in problems:
             if is_wrong:
@@ -264,10 +261,6 @@ def _is_provenance(provenance: Any) -> bool:
     return isinstance(provenance, dict) and all(
         isinstance(provenance.get(name), str | None) for name in ("run", "host", "launcher")
     )
-
-
-def _is_code(code: Any) -> bool:
-    return isinstance(code, dict) and all(isinstance(digest, str) for digest in code.values())
 
 
 def _reason(error: Exception) -> str:

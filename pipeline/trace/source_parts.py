@@ -350,7 +350,8 @@ class _Reader:
                 return  # as in `map(vars, rows)`
             if given is None or (not given and (node.id == "globals" or not is_inner)):
                 yield MODULE
-        if _dotted(node) == "sys.modules" and not getattr(node, "is_fixed", False):
+        is_modules = isinstance(node, ast.Attribute) and node.attr == "modules"
+        if is_modules and _dotted(node) == "sys.modules" and not getattr(node, "is_fixed", False):
             yield EVERYTHING
         taken = _imports(node) if isinstance(node, ast.ImportFrom) else ()
         if any(module == "sys" and name in ("modules", "*") for _, module, name in taken):

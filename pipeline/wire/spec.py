@@ -55,8 +55,6 @@ class StepSpec:
 
     Attributes:
         files: the identities of the step's source files in the key, by URL.
-        code: the digests of source in the key, by name; ``None`` for a declared version.
-        types: ``module:name`` of the arguments' types, whose source is part of ``code``.
         epoch: selects the scratch folder; see :meth:`pipeline.store.layout.Store.scratch_path`.
         nodes, processes: the number of machines, and of ranks on each.
         detached: whether the worker outlives its driver, so that another driver may take over. Then
@@ -75,8 +73,6 @@ class StepSpec:
     inputs: tuple[InputSpec, ...]
     attempt: str
     files: Mapping[str, Json]
-    code: Mapping[str, str] | None
-    types: tuple[str, ...]
     epoch: int
     nodes: int = 1
     processes: int = 1
@@ -119,7 +115,6 @@ class StepSpec:
             InputSpec(**{**entry, "files": file_entries(entry["files"])})
             for entry in fields["inputs"]
         )
-        fields["types"] = tuple(fields["types"])
         if fields.get("pause") is not None:
             fields["pause"] = Pause(**fields["pause"])
         spec = cls(**fields)
@@ -156,7 +151,6 @@ class Report:
         damaged_input: position of an input whose bytes are not as committed.
         preempted: it was asked to stop; another attempt resumes from its scratch.
         paused: it has reached the point of its pause.
-        code: digests of the source that ran, by name.
         discovered: its dependencies that are not in the key.
         staged: whether the store has copies of its scratch.
     """
@@ -167,7 +161,6 @@ class Report:
     paused: bool = False
     staged: bool = False
     excerpt: tuple[str, ...] = ()
-    code: Mapping[str, str] = field(default_factory=dict)
     discovered: Discovered = field(default_factory=Discovered)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -192,7 +185,7 @@ class Report:
 
     def _require_types(self) -> None:
         """Raise `TypeError` if a field has a wrong type."""
-        mappings = (self.code, self.metrics, self.provenance)
+        mappings = (self.metrics, self.provenance)
         if not (
             isinstance(self.error, str | None)
             and (self.damaged_input is None or is_count(self.damaged_input))
@@ -200,6 +193,6 @@ class Report:
             and isinstance(self.paused, bool)
             and isinstance(self.staged, bool)
             and all(isinstance(mapping, dict) for mapping in mappings)
-            and all(isinstance(text, str) for text in (*self.code.values(), *self.excerpt))
+            and all(isinstance(text, str) for text in self.excerpt)
         ):
             raise TypeError("a field is of another type")

@@ -116,7 +116,6 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
         files=files,
         metrics=result.metrics,
         provenance={**_provenance(result.packages), "spent": took},
-        code=ran.code.closure.units,
         discovered=discovered,
         staged=ran.staging is not None and ran.staging.is_used,
     )

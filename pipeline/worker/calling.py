@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -17,19 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipeline.code import Closure
 from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
-from pipeline.dag.step import Metrics, StepFunction, look_again
+from pipeline.dag.step import Metrics, StepFunction
 from pipeline.errors import TemperError, text_of
 from pipeline.installed import SHIPPED_STEPS, in_library, settle
-from pipeline.observed.discovery import discover, home_of, started_python, with_earlier
+from pipeline.observed.discovery import discover, home_of
 from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
-from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.observed.snapshot import Snapshot
-from pipeline.plan.rerun_reasons import code_changes
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Discovered, Manifest
@@ -43,15 +40,11 @@ RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow
 
 
 class Code:
-    """The code of a step in its worker: the code that its key contains, and the code that ran.
+    """The code of a step in its worker: the function, and what the step depends on.
 
     From here on the worker observes itself. The worker, and each process that it starts and that
-    joins the observation, imports project code from the bytes from which the closure was computed.
-    So users may edit the source for the next experiment while this one continues with its own
-    version.
-
-    Raises:
-        TemperError: the code was edited since the experiment began.
+    joins the observation, imports project code as it is now. So users may edit the source for the
+    next experiment while this step continues with its own version.
     """
 
     def __init__(self, spec: StepSpec):
@@ -69,8 +62,7 @@ class Code:
         snapshot.install()
         try:
             self.function = _found(spec.function)
-            self.closure = _check_code(spec, self.function)
-            snapshot.adopt(self.closure.sources)
+            snapshot.take()
         except BaseException:
             self.__exit__()
             raise
@@ -90,7 +82,6 @@ class Code:
             scratch,
             self.observation,
             home,
-            self.closure,
             is_versioned=self.function.version is not None,
             is_shared=self._spec.nodes > 1,
         )
@@ -99,14 +90,10 @@ class Code:
         return has_results(scratch)
 
     def discovered(self) -> Discovered:
-        """The step's dependencies that are not in its key, once it has run. Raise `TemperError` if
-        a process that it started has read edited code."""
+        """The step's dependencies that are not in its key, once it has run."""
         self.observation.end()
-        if started_python(self.observation):
-            _check_code(self._spec, self.function)
         home = home_of(self.function, self._spec.arguments)
-        found = discover(self.observation, home, self.closure)
-        return with_earlier(found, self._earlier, self.observation)
+        return discover(self.observation, home, self._earlier)
 
 
 def join_step() -> None:
@@ -204,18 +191,17 @@ def _rules(spec: StepSpec, module: str) -> Rules:
     known = [str(scratch), *inputs, *files, *([store.root] if store.is_local else [])]
     package = module.partition(".")[0]
     beside = map(os.path.dirname, map(os.path.abspath, files))
-    others = {name.partition(":")[0].partition(".")[0] for name in spec.code or ()}
-    return Rules.of(package, project_roots(package, others), known, beside)
+    return Rules.of(package, project_roots(package), known, beside)
 
 
-def project_roots(package: str, others: Iterable[str] = ()) -> list[str]:
+def project_roots(package: str) -> list[str]:
     """The folders of project code for a step of this package: all folders in ``sys.path`` that are
-    no libraries, the package itself, wherever it lies, and the folders of it and of the other
-    packages with its code that only a finder of their own finds, as some editable installs."""
+    no libraries, the package itself, wherever it lies, and its folder if only a finder of its own
+    finds it, as some editable installs."""
     folders = [entry for entry in sys.path if os.path.isdir(entry)]
     with contextlib.suppress(OSError):  # the working folder may have been deleted
         folders.append(os.getcwd())
-    folders += filter(None, map(_folder_of, (package, *others)))
+    folders += filter(None, [_folder_of(package)])
     roots = [folder for folder in folders if not in_library(f"{folder}/any.py")]
     if (spec_of := PathFinder.find_spec(package)) and in_library(spec_of.origin or ""):
         roots += spec_of.submodule_search_locations or ()
@@ -241,27 +227,11 @@ def _found(reference: str) -> StepFunction:
         return resolve_reference(reference)
     except AttributeError as error:
         if error.obj is sys.modules.get(reference.partition(":")[0]):
-            raise _edited(f"{reference} is not there any more") from error
+            raise TemperError(
+                f"{reference} is not there any more: the code was edited while the experiment ran; "
+                "run it again"
+            ) from error
         raise
-
-
-def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
-    """The closure that runs; it is refused if it is not the one in the key."""
-    look_again()
-    types = frozenset(map(resolve_reference, spec.types))
-    with unobserved():
-        found = function.closure(types)
-    if spec.code is not None and found.units != spec.code:
-        changes = ", ".join(code_changes(spec.code, found.units)[:3])
-        raise _edited(changes)
-    return found
-
-
-def _edited(changes: str) -> TemperError:
-    return TemperError(
-        f"code was edited while the experiment ran ({changes}); run it again, or undo the edit and "
-        "it goes on from its scratch"
-    )
 
 
 def checked_metrics(step: str, metrics: Any) -> Metrics:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from pipeline.code.modules import is_core
 from pipeline.installed import in_library
 from pipeline.redaction import shown
 from pipeline.text import cut
+from pipeline.trace.modules import is_core
 from pipeline.uncaught.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"

@@ -99,9 +99,11 @@ class Project:
         return Catalog(self.store).history("look")[-1]
 
     def discovered(self) -> set[str]:
-        """The names of all discovered dependencies, less the project's."""
+        """The names of all discovered dependencies, less the project's; those of code only where
+        they are of other modules than the step's."""
         found = self.manifest().discovered
-        names = (*found.code, *found.files, *found.folders)
+        code = {n.partition(":")[0] for n in found.code} - {self.name, f"{self.name}.steps"}
+        names = (*code, *found.files, *found.folders)
         return {n.removeprefix(self.name).lstrip("./") for n in names}
 
 

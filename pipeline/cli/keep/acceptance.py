@@ -1,86 +1,47 @@
-"""Records that the present code of a step gives the same results as earlier code.
-
-The code in a step's key includes the types of its arguments. So a step that is called with
-arguments of different types has several states of code. Each state is accepted for the newest
-artifact that was made with these types.
-"""
+"""Records that the present code of a step gives the same results as earlier code."""
 
 import contextlib
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from pipeline.cli.naming import find
-from pipeline.cli.present import NotImportable, PresentCode, argument_types, present_code
-from pipeline.dag.canonical import Json
+from pipeline.cli.present import home_in, project_with
 from pipeline.errors import TemperError
-from pipeline.observed.discovery import Present, state_of_discovered
-from pipeline.plan.rerun_reasons import code_changes
+from pipeline.observed.discovery import Accepted, Home, Present, accepted_trace
 from pipeline.running.record import git_state
-from pipeline.store.accepted import Acceptance, acceptances, equal_states
+from pipeline.store.accepted import Acceptance, acceptances
 from pipeline.store.catalog import Catalog
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.runs import newest_runs
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An artifact, with the present code of its step.
+    """An artifact whose dependencies may have changed.
 
     Attributes:
-        revived: how many artifacts are invalid now and become valid if the code is accepted.
-        older: how many artifacts of the step were made by other code and stay invalid.
-        outdated: the discovered dependencies that have changed, in words.
-        discovered: their earlier and their present state, to be recorded as equivalent.
+        revived: how many artifacts become valid if the change is accepted; 0 without a change.
+        outdated: the dependencies that have changed, in words.
+        trace: the trace of the present code, to be recorded as accepted.
     """
 
     manifest: Manifest
-    present: PresentCode
     revived: int
-    older: int
     outdated: Sequence[str]
-    discovered: tuple[Json, Json]
+    trace: Discovered
 
     @property
     def is_equal(self) -> bool:
         return self.revived == 0
 
     @property
-    def changes(self) -> list[str]:
-        """The differences, a phrase for each function or version."""
-        old, new = self.manifest.made_by, self.present.made_by
-        phrases = []
-        if "version" in old or "version" in new:
-            phrases = [f"{_made_by(old)} → {_made_by(new)}"] if old != new else []
-        if self.manifest.code:
-            phrases += code_changes(self.manifest.code, self.present.code)
-        phrases += self.outdated
-        return phrases or ["the code changed"]
-
-    @property
-    def edits(self) -> frozenset[tuple[str, str | None, str | None]]:
-        """Each function that differs: its name without module, its digest before, its digest
-        now."""
-        old, new = _by_own_name(self.manifest.code), _by_own_name(self.present.code)
-        return frozenset(
-            (name, before, now)
-            for name in old.keys() | new.keys()
-            for before, now in zip_longest(
-                sorted(old.get(name, set()) - new.get(name, set())),
-                sorted(new.get(name, set()) - old.get(name, set())),
-            )
-        )
-
-
-def _by_own_name(code: Mapping[str, str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for unit, digest in code.items():
-        found.setdefault(unit.partition(":")[2], set()).add(digest)
-    return found
+    def edits(self) -> frozenset[str]:
+        """The changes, without the modules of functions."""
+        return frozenset(phrase.partition(":")[2] or phrase for phrase in self.outdated)
 
 
 def with_the_same_change(catalog: Catalog, chosen: Sequence[Candidate]) -> list[Candidate]:
@@ -103,32 +64,21 @@ def with_the_same_change(catalog: Catalog, chosen: Sequence[Candidate]) -> list[
 
 
 def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
-    """The candidates of a step: one artifact for each set of argument types.
+    """The candidates of a step: the newest artifact with each trace that was changed.
 
     Args:
         of: the beginning of a key, to choose only that artifact.
 
     Raises:
-        TemperError: there is no such artifact, or the step's code cannot be imported.
+        TemperError: there is no such artifact, or the step's module is not found.
     """
     newest = find(catalog, f"{step}@{of}")
-    history = catalog.history(step)
-    chosen: dict[tuple[str, ...], Manifest] = {}
-    for manifest in [newest] if of else reversed(history):
-        chosen.setdefault(argument_types(manifest), manifest)
-    pairs = catalog.store.accepted(step)
-    found: list[Candidate] = []
-    failures: list[NotImportable] = []
-    for manifest in chosen.values():
-        try:
-            present = present_code(manifest, catalog.store)
-        except NotImportable as error:
-            failures.append(error)
-            continue
-        found.append(_candidate(manifest, present, history, pairs))
-    if not found:
-        raise TemperError(f"{step}: {failures[0]}; run this in the folder of its project")
-    return found
+    history = [m for m in catalog.history(step) if not m.made_by]
+    chosen = {m.discovered.state: m for m in ([newest] if of else history)}
+    home = home_in(project_with(catalog.store, step), newest)
+    accepted, present = catalog.store.accepted(step), Present()
+    found = [_candidate(manifest, home, history, present, accepted) for manifest in chosen.values()]
+    return [c for c in found if not c.is_equal] or found[-1:]
 
 
 def accept(catalog: Catalog, candidate: Candidate) -> None:
@@ -140,16 +90,13 @@ def accept(catalog: Catalog, candidate: Candidate) -> None:
     manifest = candidate.manifest
     note: dict[str, Any] = {
         "artifact": f"{manifest.step}@{manifest.key}",
-        "changes": candidate.changes,
+        "changes": candidate.outdated,
         "time": time.strftime("%FT%TZ", time.gmtime()),
         "host": platform.node(),
         "cwd": os.getcwd(),
         **git_state(),
     }
-    if manifest.made_by != candidate.present.made_by:
-        catalog.store.accept(manifest.step, manifest.made_by, candidate.present.made_by, note)
-    if candidate.outdated:
-        catalog.store.accept(manifest.step, *candidate.discovered, note)
+    catalog.store.accept(manifest.step, manifest.discovered.state, candidate.trace, note)
 
 
 def accepted_before(catalog: Catalog, step: str, of: str = "") -> list[Acceptance]:
@@ -173,26 +120,15 @@ def accepted_before(catalog: Catalog, step: str, of: str = "") -> list[Acceptanc
 
 def _candidate(
     manifest: Manifest,
-    present: PresentCode,
+    home: Home,
     history: Sequence[Manifest],
-    pairs: Sequence[tuple[Json, Json]],
+    present: Present,
+    accepted: Accepted,
 ) -> Candidate:
-    alike = [m for m in history if argument_types(m) == argument_types(manifest)]
-    valid = equal_states(present.made_by, pairs)
-    others = {m.key: m.made_by for m in alike if m.made_by not in valid}
-    will_be = equal_states(manifest.made_by, pairs)
-    revived = [key for key, code in others.items() if code in will_be]
-    older = [key for key, code in others.items() if code not in will_be]
-    now, home = Present(), present.home
-    stands = "version" in present.made_by  # a version replaces discovered dependencies too
-    outdated = [] if stands else now.changes(home, manifest.discovered, lambda: pairs)
-    if outdated:
-        same = (m.key for m in alike if m.discovered == manifest.discovered)
-        revived = list({*revived, *(key for key in same if key not in older)})
-    states = (manifest.discovered, now.state(home, manifest.discovered))
-    was, now_is = map(state_of_discovered, states)
-    return Candidate(manifest, present, len(revived), len(older), outdated, (was, now_is))
-
-
-def _made_by(made_by: dict[str, Json]) -> str:
-    return f"version {made_by['version']!r}" if "version" in made_by else "its code as an input"
+    outdated = present.changes(home, manifest.discovered, lambda: accepted)
+    if not outdated:
+        return Candidate(manifest, 0, [], manifest.discovered)
+    state = manifest.discovered.state
+    revived = {other.key for other in history if other.discovered.state == state}
+    trace = accepted_trace(home, manifest.discovered, present)
+    return Candidate(manifest, len(revived), outdated, trace)

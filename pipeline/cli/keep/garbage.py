@@ -48,7 +48,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.cli.naming import SHOWN_DIGITS
-from pipeline.cli.present import NotImportable, present_code
+from pipeline.cli.present import NotImportable, home_in, project_with
 from pipeline.launchers.jobs import JobRecord
 from pipeline.observed.discovery import Present
 from pipeline.store.activity import Attempt, Lease, attempts, holding_runs, leases
@@ -335,14 +335,14 @@ class _Finder:
         if len(group) == 1 or not any(made.discovered for made in group):
             return frozenset({group[-1].attempt})
         try:
-            home = present_code(group[-1], self.store).home
+            home = home_in(project_with(self.store, group[-1].step), group[-1])
         except NotImportable:  # keep all: which one is valid is unknown
             return frozenset(made.attempt for made in group)
-        pairs, now = self.store.accepted(group[-1].step), Present()
+        accepted, now = self.store.accepted(group[-1].step), Present()
         stand = (
             made.attempt
             for made in reversed(group)
-            if not now.changes(home, made.discovered, lambda: pairs)
+            if not now.changes(home, made.discovered, lambda: accepted)
         )
         return frozenset({group[-1].attempt, *itertools.islice(stand, 1)})
 

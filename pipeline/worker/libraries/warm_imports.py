@@ -27,11 +27,11 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.code import shelf
-from pipeline.code.modules import is_core
 from pipeline.installed import in_library
 from pipeline.observed.hook import witnessed
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
+from pipeline.trace.modules import is_core
 from pipeline.worker.libraries.hidden_packages import Imported, noting
 
 _SIGNALS = sorted(signal.valid_signals())

@@ -5,7 +5,6 @@ break (code that is served, signals, printing, kills) is tested with real ones.
 """
 
 import contextlib
-import importlib
 import io
 import multiprocessing
 import sys
@@ -79,10 +78,8 @@ def run_here(task: Task, log: IO[bytes]) -> Ended:
 @contextlib.contextmanager
 def _memory_of_its_own(task: Task) -> Iterator[None]:
     """A worker looks at files and code itself; its driver still knows what it saw."""
-    step = importlib.import_module("pipeline.dag.step")
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((step, "_closure"), (inputs, "_look_at")):
-            patch.setattr(module, name, cache(getattr(module, name).__wrapped__))
+        patch.setattr(inputs, "_look_at", cache(inputs._look_at.__wrapped__))
         for name, value in task.environment.items():
             patch.setenv(name, value)
         yield
