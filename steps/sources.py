@@ -24,7 +24,7 @@ from pipeline import (
     execution_detail,
     packaged_file,
 )
-from pipeline.code.shelf import cache_folder
+from pipeline.trace.shelf import cache_folder
 from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights

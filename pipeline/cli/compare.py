@@ -51,7 +51,9 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
         found = differences(_arguments(old), _arguments(new))
         changed = [Difference(at, shown(one), shown(other)) for at, one, other in found]
     # functions of two steps cannot be compared by name
-    functions = _differences(old.discovered.code, new.discovered.code) if old.step == new.step else []
+    functions = (
+        _differences(old.discovered.code, new.discovered.code) if old.step == new.step else []
+    )
     return Comparison(
         settings=[d for d in changed if not _has_parts(d, by_input, paths)],
         inputs=_differences(old_inputs, new_inputs),

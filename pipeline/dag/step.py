@@ -9,13 +9,14 @@ The model:
   ``Step`` among the arguments of another step, at any depth, is an edge of the DAG.
   ``tokens["train"]`` is the part of the artifact in that folder. It has a digest of its own, so
   that a step that uses only the training rows does not rerun when the test rows change.
-- The *recipe* consists of the step's name, its code and its arguments. The ``fingerprint`` is its
+- The *recipe* consists of the step's name and its arguments. The ``fingerprint`` is its
   hash with every input replaced by that input's recipe; it is known before anything runs. The
   ``key`` is its hash with every input replaced by the *digest* of that input's content, and is the
   cache address. So if an upstream step reruns and gives the same bytes, no key below it changes.
-- *Code* is an input. It is the normalised source of all project code that the function reaches
-  (:mod:`pipeline.code`). An author who declares a ``version`` instead must raise it when results
-  change; the plan then shows changes of the code, but they do not rerun the step.
+- *Code* is in no key. The *trace* of an artifact holds the code that ran
+  (:mod:`pipeline.observed.discovery`), and the artifact is a hit only while that is unchanged. An
+  author who declares a ``version`` must raise it when results change; the plan then shows changes
+  of the code, but they do not rerun the step.
 
     @step
     def count_rows(out: Output, rows: Artifact, minimum_length: int = 0) -> dict:

@@ -17,13 +17,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from pipeline import cells, processes
-from pipeline.code.modules import is_core
 from pipeline.installed import in_library
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.devices import VISIBLE
 from pipeline.observed.rules import names_a_cache
 from pipeline.redaction import may_hold_key
 from pipeline.taken_names import require_ours
+from pipeline.trace.modules import is_core
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 UNOPTIMISED = {"PYTHONOPTIMIZE": ""}

@@ -20,8 +20,8 @@ from typing import Any
 
 import blake3
 
-from pipeline.code import shelf
 from pipeline.observed import marks, natives
+from pipeline.trace import shelf
 
 _RAN, _LOOKS = "__temper_ran__", "__temper_looks__"
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
-from pipeline.code.shelf import forget_unused
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import TemperError
 from pipeline.plan.planning import make_plan
@@ -27,6 +26,7 @@ from pipeline.store.latest import link_results
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.text import hint
+from pipeline.trace.shelf import forget_unused
 from pipeline.uncaught.excepthook import shorten_in_notebooks
 from pipeline.wire.spec import Pause
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import blake3
 
-from pipeline.code import shelf
+from pipeline.trace import shelf
 from pipeline.trace.source_parts import Part, Source, Statement, read_source
 
 

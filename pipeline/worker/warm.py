@@ -30,13 +30,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pipeline.code.imports import certain_imports
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
+from pipeline.worker.libraries.certain_imports import certain_imports
 from pipeline.worker.libraries.hidden_packages import STARTED_WITH, Imported
 from pipeline.worker.libraries.warm_imports import (
     Choice,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pipeline import TemperError
-from pipeline.code.walk import NO_CODE
 from pipeline.observed import earlier, observation
 from pipeline.observed.discovery import Home
 from pipeline.observed.earlier import go_on_from, has_results
@@ -25,6 +24,7 @@ def kept(folder: Path, read: dict[Path, str]) -> None:
     (folder / "rules").write_text(json.dumps(astuple(Rules((), (), "app", "/"))))
     events = [json.dumps(["read", str(path), digest]) for path, digest in read.items()]
     (folder / "events").write_text("".join(f"{event}\n" for event in events) + '["read", "/to')
+    (folder / "marks").touch()
     (folder / "modules").touch()
 
 
@@ -32,7 +32,7 @@ def go_on(scratch: Path, read: dict[Path, str] | None = None, is_shared: bool = 
     """Go on from scratch with an attempt that reads these files, and whose end is torn."""
     observing: Any = SimpleNamespace(keep=lambda folder: kept(folder, read or {}))
     home = Home("app.steps", str(scratch.parent))
-    return go_on_from(scratch, observing, home, NO_CODE, is_versioned=False, is_shared=is_shared)
+    return go_on_from(scratch, observing, home, is_versioned=False, is_shared=is_shared)
 
 
 @pytest.fixture

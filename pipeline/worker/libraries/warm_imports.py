@@ -26,11 +26,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.code import shelf
 from pipeline.installed import in_library
 from pipeline.observed.hook import witnessed
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import state_of
+from pipeline.trace import shelf
 from pipeline.trace.modules import is_core
 from pipeline.worker.libraries.hidden_packages import Imported, noting
 

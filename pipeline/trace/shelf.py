@@ -1,30 +1,20 @@
-"""Caches the analysis of source files on disk, by the content of the file.
+"""Caches on the disk of this machine what is known of files, by the content of the file.
 
-Analysing the source of a large project takes a second, and every plan needs it. The cache belongs
-to the user of the machine, not to a store: whoever can write to it can run code anyway. An entry
-that is damaged, or was written by another version of this room, is ignored. One that nothing has
-read for a month is deleted.
+The cache belongs to the user of the machine, not to a store: whoever can write to it can run code
+anyway. An entry that is damaged is ignored. One that nothing has read for a month is deleted.
 """
 
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import blake3
-
-from pipeline.code.form import from_json, to_json
-from pipeline.code.statement import Statement
-
-if TYPE_CHECKING:
-    from pipeline.code.source import Module
 
 FOLDER = "TEMPER_CACHE"
 """The environment variable that names another folder for this user's caches."""
@@ -36,20 +26,6 @@ _SWEPT = "swept"
 """An empty file; its time is that of the last `forget_unused`."""
 _OURS = re.compile(r"([0-9a-f]{38}|half-\w+)\.json")
 """The names of entries, and of what was half written when its process died."""
-
-
-def find(name: str, is_package: bool, source: bytes) -> "Module | None":
-    """The cached analysis of a module with this source; ``None`` if there is none."""
-    with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return _restored(load(_path(name, is_package, source)))
-    return None
-
-
-def keep(module: "Module", is_package: bool, source: bytes) -> None:
-    """Cache the analysis of a module, if the cache can be written."""
-    statements = [[to_json(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
-    found = [module.name, statements, module.docstring, module.exports]
-    save(_path(module.name, is_package, source), found)
 
 
 def load(path: Path) -> Any:
@@ -112,20 +88,6 @@ def _checksum(data: bytes) -> bytes:
     return blake3.blake3(data).hexdigest().encode()
 
 
-def _restored(data: Any) -> "Module":
-    from pipeline.code.source import Module
-
-    name, statements, docstring, exports = data
-    exports = None if exports is None else tuple(exports)
-    parsed = tuple(Statement(*map(from_json, values)) for values in statements)
-    return Module(name, parsed, docstring, exports)
-
-
-def _path(name: str, is_package: bool, source: bytes) -> Path:
-    about = f"{_READERS} {sys.version_info[:2]} {name} {is_package} ".encode()
-    return place("code", about + source)
-
-
 def cache_folder() -> Path:
     """The folder of this user's caches. Where a user has no home, as in some containers, nothing
     can be written to it."""
@@ -145,9 +107,3 @@ def version_of(*patterns: str, room: Path = Path(__file__).parent) -> str:
         with suppress(OSError):
             hasher.update(file.read_bytes())
     return hasher.hexdigest()[:16]
-
-
-_READERS = version_of(
-    *(f"{name}.py" for name in ("acting", "bindings", "form", "shelf", "source", "statement")),
-    "reading/*.py",
-)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.code.imports import certain_imports
+from pipeline.worker.libraries.certain_imports import certain_imports
 
 STEP = """
 import os, numpy

@@ -10,15 +10,15 @@ It is a prediction that only serves speed: it has no influence on what runs.
 """
 
 import ast
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 
-from pipeline.code import walked_before
-from pipeline.code.bindings import absolute
-from pipeline.code.modules import Modules, is_core
-from pipeline.errors import TemperError
+from pipeline.trace import shelf
+from pipeline.trace.modules import Modules, is_core
 
 
 def certain_imports(function: str) -> tuple[str, ...]:
@@ -31,18 +31,21 @@ def certain_imports(function: str) -> tuple[str, ...]:
         without the standard library. Empty if the code cannot be read.
     """
     module, _, name = function.partition(":")
-    about, modules = f"certain imports of {name}", Modules(module, {})
-    try:
-        found = walked_before.recall(about, modules)
-        if found is None:
-            walk = _Walk(modules)
-            walk.import_module(module)
-            walk.call(module, name)
-            found = list(walk.found)
-            walked_before.remember(about, modules, found)
-    except TemperError:
-        return ()
-    return tuple(found)
+    place = shelf.place("imports", f"{_READER} {sys.version} {sys.path} {function}".encode())
+    with suppress(OSError, ValueError, TypeError):
+        states, found = shelf.load(place)
+        if all(_state(path) == state for path, state in states.items()):
+            return tuple(found)
+    walk = _Walk(Modules(module))
+    walk.import_module(module)
+    walk.call(module, name)
+    shelf.save(place, [{path: _state(path) for path in walk.read}, list(walk.found)])
+    return tuple(walk.found)
+
+
+def _state(path: str) -> list[int]:
+    now = os.stat(path)
+    return [now.st_size, now.st_mtime_ns, now.st_ctime_ns]
 
 
 class _Walk:
@@ -51,6 +54,7 @@ class _Walk:
         self._done: set[tuple[str, str]] = set()
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         self.found: dict[str, None] = {}
+        self.read: dict[str, ast.Module | None] = {}
 
     def import_module(self, name: str) -> None:
         """Follow ``import name``."""
@@ -72,9 +76,12 @@ class _Walk:
 
     def _tree(self, name: str) -> ast.Module | None:
         """The syntax tree of a project module."""
-        if is_core(name) or not self._modules.print_of(name):
+        path = None if is_core(name) or not self._modules.has(name) else self._modules.file(name)
+        if path is None:
             return None
-        return next(map(_parsed, self._modules.sources_of([name]).values()), None)
+        if path not in self.read:
+            self.read[path] = _parsed(path)
+        return self.read[path]
 
     def _run(self, module: str, body: Iterable[ast.stmt]) -> None:
         for node in _that_run(body):
@@ -109,23 +116,22 @@ class _Walk:
         top = name.partition(".")[0]
         if is_core(top) or top in sys.stdlib_module_names:
             return False
-        return not self._modules.print_of(top)
+        return not self._modules.has(top)
 
     def _absolute(self, module: str, node: ast.ImportFrom) -> str:
         """The module that an import names; empty beyond the top-level package, where it fails."""
-        files = self._modules.sources_of([module])
-        is_package = any(file.endswith("__init__.py") for file in files)
-        package = module if is_package else module.rpartition(".")[0]
-        if node.level and (not package or node.level > package.count(".") + 1):
+        is_package = (self._modules.file(module) or "").endswith("__init__.py")
+        parts = module.split(".")
+        above = parts[: len(parts) - node.level + is_package] if node.level else []
+        if node.level and not above:
             return ""
-        return absolute(node.module or "", node.level, package)
+        return ".".join([*above, *([node.module] if node.module else [])])
 
 
-@lru_cache(maxsize=1024)
-def _parsed(content: bytes) -> ast.Module | None:
+def _parsed(path: str) -> ast.Module | None:
     try:
-        return ast.parse(content)
-    except (SyntaxError, ValueError):
+        return ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
         return None
 
 
@@ -143,3 +149,6 @@ def _that_run(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
                 return
         elif isinstance(node, ast.Raise):
             return
+
+
+_READER = shelf.version_of(Path(__file__).name, room=Path(__file__).parent)
