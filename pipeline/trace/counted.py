@@ -66,6 +66,15 @@ def seen_in(units: Collection[str]) -> dict[str, tuple[frozenset[str] | None, fr
     }
 
 
+def imported_by(name: str, module: Loaded) -> Iterator[str]:
+    """The names of modules that any code of a module may import."""
+    rule = _Rule({name: module}, lambda _: False)
+    for level, target, attribute in module.source.whole.imports:
+        base = rule.absolute(name, level, target)
+        yield from (".".join(base.split(".")[: n + 1]) for n in range(base.count(".") + 1))
+        yield f"{base}.{attribute}"
+
+
 class _Rule:
     def __init__(self, modules: Mapping[str, Loaded], has: Callable[[str], bool]):
         self.modules, self.has = modules, has
@@ -166,7 +175,7 @@ class _Rule:
 
     def _named(self, name: str, level: int, module: str, attribute: str) -> set[str]:
         """The loaded modules that an import in a module may bind."""
-        target = self._absolute(name, level, module)
+        target = self.absolute(name, level, module)
         if attribute and attribute != "*":
             return self._attribute(target, attribute)
         return {target} & self.modules.keys()
@@ -179,14 +188,14 @@ class _Rule:
         if source.stars:
             return {m for m in self.modules if m.rpartition(".")[2] == attribute}
         for level, target, name in source.aliases.get(attribute, ()):
-            other = self._absolute(module, level, target)
+            other = self.absolute(module, level, target)
             if name:
                 inner |= self._attribute(other, name, depth + 1)
             else:
                 inner |= {other} & self.modules.keys()
         return inner
 
-    def _absolute(self, name: str, level: int, module: str) -> str:
+    def absolute(self, name: str, level: int, module: str) -> str:
         if not level:
             return module
         parts = name.split(".")
@@ -224,7 +233,7 @@ class _Rule:
         module: where an import leads depends on which files there are."""
         found = [part.digest]
         for level, module, attribute in part.imports:
-            target = self._absolute(name, level, module)
+            target = self.absolute(name, level, module)
             found += [str(int(self.has(target)))]
             if attribute and found[-1] == "1":
                 found += [str(int(self.has(f"{target}.{attribute}")))]

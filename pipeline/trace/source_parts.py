@@ -139,6 +139,11 @@ class Source:
     text: str
     has_acting_types: bool
 
+    @property
+    def functions(self) -> list[str]:
+        """The qualified names of its functions."""
+        return [name for statement in self.statements for name in statement.functions]
+
     @functools.cached_property
     def stars(self) -> frozenset[tuple[int, str, str]]:
         """The modules of which it imports all names."""
