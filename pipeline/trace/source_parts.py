@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import blake3
 
@@ -153,7 +153,10 @@ class Source:
 
 def read_source(source: bytes) -> Source:
     """The statements of a source file. Raise `SyntaxError` or `ValueError` if it is not valid."""
-    return _Reader(ast.parse(source)).source(blake3.blake3(source).hexdigest()[:32])
+    tree = ast.parse(source)
+    if "__name__" not in _bound(tree.body):
+        tree.body = [n for m in tree.body for n in (m.orelse if _is_program(m) else [m])]
+    return _Reader(tree).source(blake3.blake3(source).hexdigest()[:32])
 
 
 class _Reader:
@@ -392,6 +395,11 @@ def _has_names(node: ast.expr) -> bool:
 def _is_text(node: ast.stmt) -> bool:
     is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+
+
+def _is_program(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether a statement only runs where its module is the program, which no worker's is."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def _acts_as_type(node: Any) -> bool:
