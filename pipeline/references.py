@@ -2,11 +2,15 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pipeline import cells
 from pipeline.errors import TemperError
+
+LISTENERS: list[Callable[[str, str], None]] = []
+"""Told the module and the name of all that is resolved: code that uses it need not mention it."""
 
 
 def reference_to(definition: Any) -> str:
@@ -31,6 +35,8 @@ def resolve_reference(reference: str) -> Any:
     """The function or class with this ``module:qualname``."""
     module, _, qualname = reference.partition(":")
     found: Any = importlib.import_module(module)
+    for listener in LISTENERS:
+        listener(module, qualname.partition(".")[0])
     for part in qualname.split("."):
         found = getattr(found, part)
     return found

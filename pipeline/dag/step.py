@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pipeline.store.catalog import Catalog
     from pipeline.store.manifest import Manifest
 
-ENCODING_VERSION = 2
+ENCODING_VERSION = 3
 """A part of every key; raised when the encoding of recipes changes its meaning."""
 
 LONGEST_NAME = 100

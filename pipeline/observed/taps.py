@@ -21,6 +21,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from pipeline.references import LISTENERS
+
 if TYPE_CHECKING:
     from pipeline.observed.hook import Hook
 
@@ -39,6 +41,7 @@ def install(hook: "Hook") -> None:
     _tap_files(hook)
     _tap_working_folder(hook)
     _tap_processes(hook)
+    LISTENERS.append(lambda module, name: hook.tell(hook.note_lookup, module, name))
 
 
 def _caller(depth: int = 3) -> str:

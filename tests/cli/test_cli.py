@@ -401,7 +401,7 @@ def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) ->
 
 
 def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
-    recipe = {"encoding": 2, "step": "vanished", "code": "0" * 32, "arguments": {}}
+    recipe = {"encoding": 3, "step": "vanished", "code": "0" * 32, "arguments": {}}
     commit(lab, recipe, step="vanished", function="gone_module:vanished")
     assert "gone_module:vanished cannot be imported" in temper(lab, "explain", "vanished")
     assert "run this in the folder of its project" in refusal(lab, "accept", "vanished")
@@ -409,7 +409,7 @@ def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
 
 def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(lab: Lab) -> None:
     """What is one function in the key of a step is another one in the key of another step."""
-    base = {"encoding": 2, "arguments": {}}
+    base = {"encoding": 3, "arguments": {}}
     commit(
         lab,
         base | {"step": "one"},

@@ -29,6 +29,8 @@ from contract_model import (
 )
 from hypothesis import strategies as st
 
+from pipeline.observed.discovery import Present, accepted_trace, home_of
+
 
 class Edit:
     """Something that happens between two runs."""
@@ -65,7 +67,7 @@ class Refactor(Edit):
 
 @dataclass(frozen=True)
 class Rephrase(Edit):
-    """Other comments, docstrings, layout."""
+    """Other comments and layout."""
 
     module: str
     phrasing: int
@@ -203,9 +205,7 @@ class _OfArtifact(Edit):
 @dataclass(frozen=True)
 class Evict(_OfArtifact):
     def hit(self, identity: Identity, model: Model, lab: Lab) -> None:
-        manifest = lab.manifest(identity)
-        assert manifest is not None, "the model says that it was made"
-        lab.store.evict(manifest)
+        lab.store.evict(lab.made[identity])
         model.gone.add(identity)
 
 
@@ -236,8 +236,6 @@ class Corrupt(_OfArtifact):
     part: str
 
     def hit(self, identity: Identity, model: Model, lab: Lab) -> None:
-        if any(function == identity.function for function, _, _ in model.equivalent):
-            return  # which of several equivalent artifacts is read is not for the model to say
         path = lab.content_folder(identity) / self.part / "values.json"
         if self.part in model.damaged[identity]:
             return
@@ -254,10 +252,11 @@ class Forget(_OfArtifact):
     """Every manifest of a key is deleted by hand."""
 
     def hit(self, identity: Identity, model: Model, lab: Lab) -> None:
-        step, key = lab.keys[identity]
-        for path in (lab.folder / "store" / "manifests" / step).glob(f"{key}*"):
+        gone = lab.made[identity]
+        for path in (lab.folder / "store" / "manifests" / gone.step).glob(f"{gone.key}*"):
             path.unlink()
-        del model.damaged[identity]
+        for made in [made for made in model.damaged if made.key == identity.key]:
+            del model.damaged[made]
 
 
 @dataclass(frozen=True)
@@ -283,18 +282,14 @@ class Accept(Edit):
         identity = world.identity(number)
         if identity.function not in HASHED:
             return  # a version that was raised without need is not in this world
-        if any(
-            made.function == identity.function and parts for made, parts in model.damaged.items()
-        ):
-            return  # see Corrupt
-        meaning = identity.made_by[:-1]
         for made in reversed(model.damaged):
-            same = (made.function, made.made_by[:-1]) == (identity.function, meaning)
-            if same and made.made_by != identity.made_by and (manifest := lab.manifest(made)):
-                lab.store.accept(
-                    manifest.step, manifest.made_by, lab.steps(world)[number].made_by, {}
-                )
-                model.equivalent.add((identity.function, made.made_by, identity.made_by))
+            same = (made.function, made.meaning) == (identity.function, identity.meaning)
+            if same and made.made_by != identity.made_by:
+                step, trace = lab.steps(world)[number], lab.made[made].discovered
+                home = home_of(step.function, step.portable_arguments)
+                now = accepted_trace(home, trace, Present())
+                lab.store.accept(step.name, trace.state, now, {})
+                model.accepted.add((identity.function, made.made_by, world.all_code))
                 return
 
 
@@ -362,8 +357,7 @@ def of_node(number: int, function: str) -> st.SearchStrategy[Edit]:
     if function == "fold":
         kinds.append(st.builds(Declare, st.integers(1, 3)))
     else:
-        units = [unit for unit in REACHED[function] if unit != "merge signature"]
-        kinds.append(st.builds(EditCode, st.sampled_from(units), small))
+        kinds.append(st.builds(EditCode, st.sampled_from(REACHED[function]), small))
     if function == "scale":
         kinds.append(st.builds(ToggleNested, st.just(number)))
         kinds.append(st.builds(EditCode, st.just("inner method"), small))

@@ -168,48 +168,49 @@ def save(out, values, total):
 """
 
 STEPS = """
-from lab_config import Journal, Scale
-from lab_files import *
-from lab_helpers import TABLE, offset, weigh
+import lab_config
+import lab_files
+import lab_helpers
 
 from pipeline import Artifact, File, Output, step
 
 
 @step
-def load(out: Output, source: File, run: Journal, start: int = <start>) -> dict:
-    total = <load> + weigh() + start<load refactored>
-    begin(out, run, total)
-    return save(out, numbers(source.url), total)
+def load(out: Output, source: File, run: lab_config.Journal, start: int = <start>) -> dict:
+    total = <load> + lab_helpers.weigh() + start<load refactored>
+    lab_files.begin(out, run, total)
+    return lab_files.save(out, lab_files.numbers(source.url), total)
 
 
 @step
-def scale(out: Output, values: Artifact, run: Journal, config: Scale) -> dict:
+def scale(out: Output, values: Artifact, run: lab_config.Journal, config: lab_config.Scale) -> dict:
     total = <scale> + config.apply(0) + config.mode.value + getattr(config, "extra", 0)
     if config.inner is not None:
         total += config.inner.boost()
     total = total<scale refactored>
-    begin(out, run, total)
-    return save(out, read(values.path), total)
+    lab_files.begin(out, run, total)
+    return lab_files.save(out, lab_files.read(values.path), total)
 
 
 @step(<merge added>)
 def merge(
-    out: Output, terms: list[Artifact], run: Journal, shift: int = <shift><merge bonus>
+    out: Output, terms: list[Artifact], run: lab_config.Journal, shift: int = <shift><merge bonus>
 ) -> dict:
-    total = <merge> + offset() + TABLE["row"] + shift<merge plus><merge refactored>
-    begin(out, run, total)
+    total = <merge> + lab_helpers.offset() + lab_helpers.TABLE["row"] + shift
+    total = total<merge plus><merge refactored>
+    lab_files.begin(out, run, total)
     values = []
     for position, term in enumerate(terms):
-        values += [(1 + position) * value for value in read(term.path)]
-    return save(out, values, total)
+        values += [(1 + position) * value for value in lab_files.read(term.path)]
+    return lab_files.save(out, values, total)
 
 
 @step(version="<version>"<fold added>)
-def fold(out: Output, left: Artifact, right: Artifact, run: Journal<fold bonus>) -> dict:
+def fold(out: Output, left: Artifact, right: Artifact, run: lab_config.Journal<fold bonus>) -> dict:
     total = <version><fold plus><fold refactored>
-    begin(out, run, total)
-    values = read(left.path) + [2 * value for value in read(right.path)]
-    return save(out, values, total)
+    lab_files.begin(out, run, total)
+    values = lab_files.read(left.path) + [2 * value for value in lab_files.read(right.path)]
+    return lab_files.save(out, values, total)
 """
 
 TEMPLATES = dict(zip(MODULES, (CONFIG, HELPERS, CONSTANTS, FILES, STEPS), strict=True))
@@ -253,13 +254,9 @@ def _filled(template: str, blanks: dict[str, Any]) -> str:
 
 
 def _phrased(text: str, phrasing: int) -> str:
-    """The same code with other comments (1), docstrings and layout (2)."""
+    """The same code with other comments (1) and another layout (2)."""
     if phrasing & 2:
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
-                node.body.insert(0, ast.Expr(ast.Constant(f"Phrasing {phrasing}.")))
-        text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+        text = ast.unparse(ast.parse(text)) + "\n"
     if phrasing & 1:
         lines = [f"{line}  # said once more" if line.strip() else line for line in text.split("\n")]
         text = "# A remark.\n" + "\n".join(lines)
@@ -322,12 +319,14 @@ class InProcessLauncher(InThisProcess):
             raise Died
         if strikes.at(Stage.MID_WRITE, Stage.STEP_FAILS):
             os.environ[STRIKE] = "killed" if strikes.at(Stage.MID_WRITE) else "fails"
+        known = {name: sys.modules.pop(name) for name in MODULES}  # a worker imports by itself
         try:
             ended = run_here(task, log)
         except KeyboardInterrupt:
             raise Died from None
         finally:
             os.environ.pop(STRIKE, None)
+            sys.modules.update(known)
         if strikes.at(Stage.AFTER_REPORT):
             raise Died
         return ended
@@ -337,11 +336,13 @@ class MortalStore(Store):
     """A store whose driver may die in the moment of the commit."""
 
     strikes: _Strikes = _Strikes(None)
+    committed: list[Manifest]
 
     def commit(self, manifest: Manifest) -> Manifest:
         if self.strikes.at(Stage.BEFORE_MANIFEST):
             raise Died
         committed = super().commit(manifest)
+        self.committed.append(committed)
         if self.strikes.at(Stage.AFTER_MANIFEST):
             raise Died
         self.strikes.started += 1
@@ -387,7 +388,7 @@ class Lab:
         self.code.mkdir()
         self.journal = folder / "journal.txt"
         self.store = MortalStore(str(folder / "store"))
-        self.keys: dict[Identity, tuple[str, str]] = {}
+        self.made: dict[Identity, Manifest] = {}
         self._runs = 0
         self._shown: dict[str, str] = {}
         self._files: dict[Path, str] = {}
@@ -499,7 +500,7 @@ class Lab:
         self._runs += 1
         steps = self.steps(world)
         roots = {str(number): steps[number] for number in world.roots}
-        self.store.strikes = _Strikes(crash)
+        self.store.strikes, self.store.committed = _Strikes(crash), []
         before = len(self._noted())
         first: list[Plan] = []
         died = False
@@ -513,7 +514,7 @@ class Lab:
         if died and crash is not None:
             done += crash.stage.commits
         outcome = Outcome(executed, executed[:done], died, plan=first[0])
-        self._note_keys(world, steps)
+        self.made.update(zip(outcome.committed, self.store.committed, strict=True))
         if resolver is not None:
             for number in world.roots:
                 manifest = resolver.artifact(steps[number])
@@ -545,15 +546,6 @@ class Lab:
             catalog = Catalog(self.store)
         raise AssertionError("the run finds ever more lost inputs")
 
-    def _note_keys(self, world: World, steps: list[Step]) -> None:
-        """Under which key each identity lies, for edits of the store."""
-        resolver = Resolver(Catalog(self.store))
-        for number, step in enumerate(steps):
-            if all(resolver.artifact(reference.step) for reference in step.inputs):
-                resolved = resolver.key_and_recipe(step)
-                if resolved is not None:
-                    self.keys[world.identity(number)] = step.name, resolved[0]
-
     def _noted(self) -> list[int]:
         return [int(line) for line in _lines(self.journal)]
 
@@ -569,19 +561,11 @@ class Lab:
 
     # --- what happens to a store ---
 
-    def manifest(self, identity: Identity) -> Manifest | None:
-        """The latest artifact of an identity."""
-        found = self.keys.get(identity)
-        return None if found is None else self.store.latest(*found)
-
     def content_folder(self, identity: Identity) -> Path:
-        manifest = self.manifest(identity)
-        assert manifest is not None, "the model says that it was made"
-        return Path(self.store.content_path(manifest))
+        return Path(self.store.content_path(self.made[identity]))
 
     def is_marked_damaged(self, identity: Identity) -> bool:
-        manifest = self.manifest(identity)
-        return manifest is not None and Catalog(self.store).loss(manifest) is DataLoss.DAMAGED
+        return Catalog(self.store).loss(self.made[identity]) is DataLoss.DAMAGED
 
 
 def _only(given: dict[str, int], *names: str) -> dict[str, Any]:

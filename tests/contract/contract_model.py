@@ -2,14 +2,14 @@
 
 A :class:`World` is what an author has written: a DAG of calls, settings, input files and code, all
 as small numbers. What a step makes is a pure function of its :class:`Identity`: which function,
-the meaning of the code it reaches, the settings that count, the *content* of its inputs. So a
+the code that ran, the settings that count, the *content* of its inputs. So a
 :class:`Model`, which only knows the identities that were made and whether their bytes are still
 there, says exactly which steps a run must execute.
 
 Nothing here is shared with ``pipeline/``: no keys, no digests, no manifests.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, cast
@@ -25,10 +25,12 @@ BEFORE = 0
 REACHED = {
     "load": ("load", "helper", "decorator", "decorated"),
     "scale": ("scale", "method", "enum"),
-    "merge": ("merge", "constant", "table", "merge signature"),
+    "merge": ("merge", "constant", "table"),
     "fold": (),  # declares a version
 }
-"""The units of code that each step function always reaches."""
+"""The units of code that bear on what each step function makes."""
+ALWAYS = ("decorator", "table", "enum")
+"""Units of code that run when their module is imported, so they count for every step."""
 MODULES = ("lab_config", "lab_helpers", "lab_constants", "lab_files", "lab_steps")
 SETTINGS = {
     "load": ("start",),
@@ -41,7 +43,7 @@ ADDED = ("extra", "merge bonus", "fold bonus")
 HASHED = ("load", "scale", "merge")
 
 Values = tuple[int, ...]
-MadeBy = tuple[tuple[str, int], ...]
+MadeBy = tuple[tuple[str, int | None], ...]
 
 
 class Literal:
@@ -93,9 +95,15 @@ class Content:
 
 @dataclass(frozen=True)
 class Identity:
-    """All that bears on a result, and nothing else."""
+    """All by which a result is known.
+
+    Attributes:
+        meaning: of the code, as far as it bears on the result.
+        made_by: the code that ran.
+    """
 
     function: str
+    meaning: tuple[int, ...]
     made_by: MadeBy
     settings: tuple[tuple[str, int], ...]
     inputs: tuple[tuple[Any, ...], ...]
@@ -104,8 +112,7 @@ class Identity:
     @cached_property
     def content(self) -> Content:
         """What the step makes."""
-        total = sum(n for name, n in self.made_by if name != "refactored")
-        total += sum(n for name, n in self.settings if name != "nested")
+        total = sum(self.meaning) + sum(n for name, n in self.settings if name != "nested")
         values = list(self.source[1:])
         for position, (_, *parts) in enumerate(self.inputs):
             weight = 1 + position if self.function in ("merge", "fold") else 1
@@ -113,6 +120,12 @@ class Identity:
         made = [(value + total) % BASE for value in values[:LONGEST]]
         low = tuple(value for value in made if value == 0)
         return Content(low, tuple(value for value in made if value != 0))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All but code."""
+        version = self.made_by if self.function == "fold" else ()
+        return self.function, version, self.settings, self.inputs, self.source
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,6 +159,7 @@ class World(Literal):
         node = self.nodes[number]
         return Identity(
             node.function,
+            tuple(self.code.get(unit, 0) for unit in _units(node)) or (self.version,),
             self.made_by(node),
             tuple((name, value) for name, value in self.effective(node)),
             tuple(self.identity(upstream).content.seen(part) for upstream, part in node.inputs),
@@ -153,18 +167,29 @@ class World(Literal):
         )
 
     def made_by(self, node: Node) -> MadeBy:
-        """The meaning of the code, or the version that stands for it."""
+        """The code that runs, or the version that stands for it."""
         if node.function == "fold":
             return (("version", self.version),)
-        units = list(REACHED[node.function])
-        if node.function == "scale" and node.nested:
-            units.append("inner method")
-        code = {**self.code, "merge signature": 0}
-        known = [(unit, code.get(unit, 0)) for unit in units]
-        phrased = self.refactored.get(node.function, 0) * 2
-        if node.function == "merge" and "merge bonus" in self.added:
-            phrased += 1  # a parameter more is another signature
-        return (*known, ("refactored", phrased))
+        own = {"load": ("start",), "scale": (), "merge": ("shift", "merge bonus")}
+        units = sorted({*_units(node), *ALWAYS})
+        return (
+            *((unit, self.code.get(unit, 0)) for unit in units),
+            *((name, self.defaults.get(name, 0)) for name in ("factor", "mode", "gain")),
+            *((name, self._default(name)) for name in ("extra", *own[node.function])),
+            ("refactored", self.refactored.get(node.function, 0)),
+        )
+
+    def _default(self, name: str) -> int | None:
+        return self.added.get(name) if name in ADDED else self.defaults.get(name, 0)
+
+    @property
+    def all_code(self) -> tuple[Any, ...]:
+        """All that is written, but for how it is phrased."""
+        changed = [
+            sorted((name, value) for name, value in of.items() if value)
+            for of in (self.code, self.refactored, self.defaults)
+        ]
+        return tuple(map(tuple, changed)), tuple(sorted(self.added.items())), self.version
 
     def effective(self, node: Node) -> Iterator[tuple[str, int]]:
         """The settings that count: with their defaults, or as they were before they existed."""
@@ -189,27 +214,41 @@ class World(Literal):
         return replace(self, **changes)
 
 
+def _units(node: Node) -> tuple[str, ...]:
+    return REACHED[node.function] + ("inner method",) * node.nested
+
+
 @dataclass
 class Model:
-    """What was made, what of it is left, and which step code was said to be equivalent.
+    """What was made, what of it is left, and which code was said to be equivalent.
 
     Attributes:
-        damaged: for each identity that was made, the parts in which other bytes lie.
+        damaged: for each identity that was made, oldest first, the parts in which other bytes lie.
         gone: identities without data, or whose data is known to be of no use.
-        equivalent: pairs of the code of a function.
+        accepted: functions, each with code by which artifacts were made, and all code that there
+            was when somebody said that it makes the same.
     """
 
     damaged: dict[Identity, set[str]] = field(default_factory=dict)
     gone: set[Identity] = field(default_factory=set)
-    equivalent: set[tuple[str, MadeBy, MadeBy]] = field(default_factory=set)
+    accepted: set[tuple[str, MadeBy, tuple[Any, ...]]] = field(default_factory=set)
 
     def copy(self) -> "Model":
         damaged = {identity: set(parts) for identity, parts in self.damaged.items()}
-        return Model(damaged, set(self.gone), set(self.equivalent))
+        return Model(damaged, set(self.gone), set(self.accepted))
 
     def commit(self, identity: Identity) -> None:
+        self.damaged.pop(identity, None)
         self.damaged[identity] = set()
         self.gone.discard(identity)
+
+    def artifact(self, world: World, identity: Identity) -> Identity | None:
+        """The newest artifact that stands for an identity."""
+        for made in reversed(self.damaged):
+            is_accepted = (made.function, made.made_by, world.all_code) in self.accepted
+            if made.key == identity.key and (made.made_by == identity.made_by or is_accepted):
+                return made
+        return None
 
     def run(self, world: World, forced: Collection[str] = ()) -> list[Identity]:
         """What a run executes, each at most once; the model is then as after it."""
@@ -221,38 +260,28 @@ class Model:
                 know(upstream)
             identity = world.identity(number)
             must = identity.function in forced and identity not in ran
-            if must or not any(same in self.damaged for same in self._same(identity)):
+            if must or self.artifact(world, identity) is None:
                 make(number, identity)
             return identity
 
-        def have(number: int, intact: Callable[[Identity], bool]) -> None:
+        def have(number: int, parts: Collection[str]) -> None:
             identity = know(number)
-            if not any(intact(same) for same in self._same(identity)):
+            if not self._is_intact(self.artifact(world, identity), parts):
                 make(number, identity)
 
         def make(number: int, identity: Identity) -> None:
             for upstream, part in world.nodes[number].inputs:
-                parts = PARTS if part is None else (part,)
-                have(upstream, lambda i, parts=parts: self._is_intact(i, parts))
+                have(upstream, PARTS if part is None else (part,))
             if identity not in ran:  # an input may have turned out to be the same artifact
                 ran.append(identity)
                 self.commit(identity)
 
         for root in world.roots:
-            have(root, lambda i: self._is_intact(i, ()))
+            have(root, ())
         return ran
 
-    def _is_intact(self, identity: Identity, parts: Collection[str]) -> bool:
+    def _is_intact(self, identity: Identity | None, parts: Collection[str]) -> bool:
         """Whether the data is there, and these parts of it, which are read, are not damaged."""
-        made = identity in self.damaged and identity not in self.gone
-        return made and not self.damaged[identity].intersection(parts)
-
-    def _same(self, identity: Identity) -> list[Identity]:
-        """The identity, and those that differ only by code that was accepted as equivalent."""
-        found = [identity.made_by]
-        for known in found:
-            for function, one, other in self.equivalent:
-                for there, here in ((one, other), (other, one)):
-                    if (function, here) == (identity.function, known) and there not in found:
-                        found.append(there)
-        return [replace(identity, made_by=made_by) for made_by in found]
+        if identity is None or identity in self.gone:
+            return False
+        return not self.damaged[identity].intersection(parts)

@@ -5,11 +5,9 @@ its test searches for the shortest, and fails with it.
 """
 
 import dataclasses
-import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,21 +30,21 @@ from contract_edits import (
 from contract_lab import Crash, Stage
 from contract_model import BEFORE, Node, World
 
-from pipeline.code import Closure
 from pipeline.dag import canonical, digests
 from pipeline.dag.canonical import hash_json
 from pipeline.dag.step import Step
+from pipeline.observed import discovery
+from pipeline.observed.discovery import Present
 from pipeline.plan import planning as plan
 from pipeline.running import attempts as execution
 from pipeline.store import layout as store
 from pipeline.store import manifest
 from pipeline.store.catalog import Catalog
+from pipeline.trace.counted import Loaded
 from pipeline.worker import attempt as worker
 
 Patch = pytest.MonkeyPatch
 Mutate = Callable[[Patch], None]
-
-STEP = importlib.import_module("pipeline.dag.step")
 
 LOAD = World((Node("load"),), (0,))
 SCALE = World((Node("load"), Node("scale", ((0, None),))), (1,))
@@ -84,7 +82,7 @@ def execution_details_count(patch: Patch) -> None:
     _details(patch, lambda field, is_detail: is_detail and "identity" not in field.metadata)
 
 
-@noticed_in(SCALE, Transition((Grow("extra", BEFORE),)))
+@noticed_in(SCALE, Transition((Grow("extra", BEFORE), Accept(0), Accept(1))))
 def added_fields_count(patch: Patch) -> None:
     _details(patch, lambda field, is_detail: is_detail and "before" not in field.metadata)
 
@@ -101,23 +99,32 @@ def added_parameters_are_left_out_whatever_they_are(patch: Patch) -> None:
 
 @noticed_in(LOAD, Transition((EditCode("helper", 1),)))
 def helpers_are_not_followed(patch: Patch) -> None:
-    original = STEP.closure
-
-    def closure(*args: Any) -> Closure:
-        units = {k: v for k, v in original(*args).units.items() if k.startswith("lab_steps:")}
-        return Closure(hash_json({**units}), units, {}, frozenset())
-
-    patch.setattr(STEP, "closure", closure)
+    _code(patch, lambda found, _: {k: v for k, v in found.items() if k.startswith("lab_steps:")})
 
 
 @noticed_in(LOAD, Transition((Rephrase("lab_steps", 1),)))
 def comments_are_code(patch: Patch) -> None:
-    def closure(function: Any, types: Iterable[type] = ()) -> Closure:
-        folder = Path(function.__code__.co_filename).parent
-        units = {path.name: hash_json(path.read_text()) for path in folder.glob("*.py")}
-        return Closure(hash_json({**units}), units, {}, frozenset())
+    _code(patch, lambda _, modules: {name: m.source.text for name, m in modules.items()})
 
-    patch.setattr(STEP, "closure", closure)
+
+@noticed_in(LOAD, Transition((EditCode("unrelated", 1),)))
+def what_did_not_run_counts(patch: Patch) -> None:
+    _code(patch, lambda _, modules: {name: m.source.whole.digest for name, m in modules.items()})
+
+
+@noticed_in(LOAD, Transition((EditCode("load", 1),)), Transition((EditCode("load", 0),)))
+def the_latest_trace_alone_counts(patch: Patch) -> None:
+    original = Catalog.generations
+    patch.setattr(Catalog, "generations", lambda *args: list(original(*args))[:1])
+
+
+@noticed_in(
+    LOAD,
+    Transition((EditFile(0, (1, 1)),), crash=Crash(Stage.MID_WRITE, 0)),
+    Transition((EditCode("load", 1),)),
+)
+def scratch_of_other_code_is_used(patch: Patch) -> None:
+    patch.setattr(Present, "changes", lambda *args: [])
 
 
 @noticed_in(FOLD, Transition((Declare(2),)))
@@ -193,18 +200,17 @@ def the_first_generation_counts(patch: Patch) -> None:
 
 @noticed_in(LOAD, Transition((Refactor("load", 1), Accept(0))))
 def accepted_code_is_forgotten(patch: Patch) -> None:
-    patch.setattr(store.Store, "accepted", lambda self, step: [])
+    patch.setattr(store.Store, "accepted", lambda self, step: {})
 
 
-@noticed_in(LOAD, Transition((Refactor("load", 1), Accept(0), EditSetting(0, "start", 1))))
+@noticed_in(LOAD, Transition((Refactor("load", 1), Accept(0))), Transition((EditCode("load", 1),)))
 def what_was_accepted_once_goes_for_all(patch: Patch) -> None:
-    original = plan.Resolver._equivalent_places
+    original = Present.changes
 
-    def equivalent_places(self: Any, step: Any) -> list[tuple[str, str]]:
-        accepted = list(original(self, step))
-        return accepted and [(step.name, m.key) for m in self.catalog.history(step.name)]
+    def changes(self: Any, home: Any, trace: Any, accepted: Any = dict) -> list[str]:
+        return [] if trace.state in accepted() else original(self, home, trace, accepted)
 
-    patch.setattr(plan.Resolver, "_equivalent_places", equivalent_places)
+    patch.setattr(Present, "changes", changes)
 
 
 @noticed_in(LOAD, Transition(force="load"))
@@ -229,6 +235,13 @@ def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
         return shelf
 
     patch.setattr(Catalog, "_list", listed)
+
+
+def _code(
+    patch: Patch, rule: Callable[[Mapping[str, str], Mapping[str, Loaded]], Mapping[str, str]]
+) -> None:
+    original = discovery.digests
+    patch.setattr(discovery, "digests", lambda modules, has: rule(original(modules, has), modules))
 
 
 def _details(patch: Patch, rule: Callable[[dataclasses.Field, bool], bool]) -> None:

@@ -1,7 +1,7 @@
-"""Keys that must never change: an edit of the encoding would silently orphan every store.
+"""Keys and digests of code that must never change: an edit would silently orphan every store.
 
 If a test here fails, the encoding changed: undo that, or raise ``ENCODING_VERSION`` knowing that
-nothing made before will be found, and write ``golden/keys.json`` and ``golden/store`` anew with
+nothing made before will be found, and write the files in ``golden`` anew with
 
     PYTHONPATH=.:tests/support python tests/contract/test_golden_keys.py
 """
@@ -27,6 +27,8 @@ from pipeline import File, HubDataset, HubModel, Step, Store, added_field, execu
 from pipeline.dag.canonical import hash_json, identity
 from pipeline.plan.planning import State, make_plan
 from pipeline.store.catalog import Catalog
+from pipeline.trace.counted import ALL, Loaded, digests
+from pipeline.trace.source_parts import read_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -105,6 +107,17 @@ def test_every_golden_key_is_checked(golden_keys: dict[str, str]) -> None:
     assert golden_keys.keys() == VALUES.keys()
 
 
+def code_digests() -> dict[str, str]:
+    """Digests of a source with every kind of statement, of which every function ran."""
+    source = read_source((GOLDEN / "code_sample.py.txt").read_bytes())
+    loaded = Loaded(source, False, frozenset(source.functions), frozenset({ALL}))
+    return {**digests({"sample": loaded}, lambda _: False), "whole": source.whole.digest}
+
+
+def test_code_has_the_digests_that_it_always_had() -> None:
+    assert code_digests() == json.loads((GOLDEN / "code.json").read_text("utf-8"))
+
+
 def roots() -> dict[str, Step]:
     """The experiment of ``golden/store``."""
     values = numbers(File(str(GOLDEN / "numbers.txt")), "/dev/null")
@@ -134,6 +147,7 @@ def _write_anew() -> None:
     """Make the golden files from what the present code does, less what is of this machine."""
     keys = {name: hash_json(identity(value, "value")) for name, value in VALUES.items()}
     (GOLDEN / "keys.json").write_text(json.dumps(keys, indent=1), "utf-8")
+    (GOLDEN / "code.json").write_text(json.dumps(code_digests(), indent=1), "utf-8")
     shutil.rmtree(GOLDEN / "store", ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "store"

@@ -301,7 +301,7 @@ def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> No
 def _of(made: Any, experiment: str, arguments: Json) -> Any:
     from dataclasses import replace
 
-    recipe = {"encoding": 2, "step": made.step, "version": "1", "arguments": arguments}
+    recipe = {"encoding": 3, "step": made.step, "version": "1", "arguments": arguments}
     return replace(made, recipe=recipe, provenance={"experiment": experiment})
 
 
