@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import blake3
 
@@ -42,12 +43,12 @@ class Loaded:
     asked: frozenset[str] = frozenset()
 
 
-def digests(modules: Mapping[str, Loaded], has: Callable[[str], bool]) -> dict[str, str]:
+def digests(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[str, str]:
     """The digest of every unit that counts, by its name ``MODULE:UNIT``.
 
     Args:
         modules: the loaded modules of the project, by name.
-        has: whether the project has a module of this name now.
+        has: whether the project has a module of this name now; see :meth:`Modules.has`.
     """
     return _Rule(modules, has).digests()
 
@@ -66,17 +67,22 @@ def seen_in(units: Collection[str]) -> dict[str, tuple[frozenset[str] | None, fr
     }
 
 
+def parents(module: str) -> Iterator[str]:
+    """The names of the packages around a module, outermost first, and its own."""
+    return accumulate(module.split("."), "{}.{}".format)
+
+
 def imported_by(name: str, module: Loaded) -> Iterator[str]:
     """The names of modules that any code of a module may import."""
-    rule = _Rule({name: module}, lambda _: False)
+    rule = _Rule({name: module}, lambda _: 0)
     for level, target, attribute in module.source.whole.imports:
         base = rule.absolute(name, level, target)
-        yield from (".".join(base.split(".")[: n + 1]) for n in range(base.count(".") + 1))
+        yield from parents(base)
         yield f"{base}.{attribute}"
 
 
 class _Rule:
-    def __init__(self, modules: Mapping[str, Loaded], has: Callable[[str], bool]):
+    def __init__(self, modules: Mapping[str, Loaded], has: Callable[[str], int]):
         self.modules, self.has = modules, has
         self.words: set[str] = set()
         self.whole: set[str] = set()
@@ -230,12 +236,12 @@ class _Rule:
 
     def _with_places(self, name: str, part: Part) -> str:
         """A part's digest, and for each name that it imports, whether the project has such a
-        module: where an import leads depends on which files there are."""
+        module and packages around it: where an import leads depends on which files there are."""
         found = [part.digest]
         for level, module, attribute in part.imports:
             target = self.absolute(name, level, module)
-            found += [str(int(self.has(target)))]
-            if attribute and found[-1] == "1":
+            found += [str(int(self.has(parent))) for parent in parents(target)]
+            if attribute and found[-1] != "0":
                 found += [str(int(self.has(f"{target}.{attribute}")))]
         return " ".join(found)
 

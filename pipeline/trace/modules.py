@@ -42,12 +42,15 @@ class Modules:
         spec = self._spec(name)
         return os.path.abspath(spec.origin) if spec and spec.has_location and spec.origin else None
 
-    def has(self, name: str) -> bool:
-        """Whether the project has a module of this name."""
+    def has(self, name: str) -> int:
+        """Whether the project has a module of this name: 1 for a folder that stands for a package
+        without an ``__init__.py``, 2 for a file."""
         top = name.partition(".")[0]
         if top not in self._tops:
             self._tops[top] = self._is_project(top)
-        return self._tops[top] and self._spec(name) is not None
+        if not self._tops[top] or self._spec(name) is None:
+            return 0
+        return 1 if self.file(name) is None else 2
 
     def _is_project(self, top: str) -> bool:
         if is_core(top) or top in sys.builtin_module_names:

@@ -170,6 +170,8 @@ def test_a_new_file_where_an_import_leads_counts() -> None:
     assert traced(sources, {}, packages, frozenset({"pkg.load"})) != before
     assert traced(sources, {}, packages, frozenset({"yaml"})) != before
     assert traced(sources, {}, packages, frozenset({"other"})) == before
+    sources = {"deep.inner": "", "steps": "import deep.inner\n"}
+    assert traced(sources) != traced(sources, files=frozenset({"deep"})), "no package before"
 
 
 def test_names_of_units_say_what_was_seen() -> None:
