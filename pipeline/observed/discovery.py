@@ -40,13 +40,13 @@ from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, targ
 from pipeline.processes import working_folder
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
-from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, imported_by, seen_in
+from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, seen_in
 from pipeline.trace.modules import Modules
 from pipeline.trace.source_parts import Source
 
 UNSTEADY = "changed while the step ran"
 """Stands for the digest of a file that changed during the step; it is equal to no digest."""
-_UNREADABLE = "unreadable"
+UNREADABLE = "unreadable"
 _FOLDER = "folder"
 _UNKNOWN = "a file that could not be noted"
 
@@ -406,7 +406,7 @@ def _read_digest(path: str, seen: Any) -> str:
     if isinstance(seen, str):
         return seen
     digest = _present_file(path)
-    is_steady = state_of(path) == seen and digest != _UNREADABLE
+    is_steady = state_of(path) == seen and digest != UNREADABLE
     return digest if is_steady else UNSTEADY
 
 
@@ -468,7 +468,7 @@ class Present:
 
     def _of(self, look: Any, path: str | None) -> str:
         if path is None:
-            return _UNREADABLE
+            return UNREADABLE
         if (look.__name__, path) not in self._seen:
             self._seen[look.__name__, path] = look(path)
         return self._seen[look.__name__, path]
@@ -484,33 +484,6 @@ def discovered_lines(discovered: Discovered) -> list[str]:
     ]
 
 
-def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Discovered:
-    """The trace of the present code for an artifact of earlier code that a user accepts. Which
-    functions the present code would run is not known, so all that counted code mentions count.
-
-    Raises:
-        TemperError: a module is gone, so nothing says which code stands in its place.
-    """
-    places, now = Modules(home.module), present.state(home, discovered)
-    if gone := [name for name, digest in now.code.items() if digest in (ABSENT, _UNREADABLE)]:
-        module = gone[0].partition(":")[0]
-        raise TemperError(
-            f"{module} is gone or is no valid Python, so there is nothing to accept in its place; "
-            "run the step again"
-        )
-    loaded: dict[str, Loaded] = {}
-    waiting = [*seen_in(discovered.code)]
-    while waiting:
-        if (name := waiting.pop()) in loaded or (path := places.file(name)) is None:
-            continue
-        if not places.has(name) or not path.endswith(".py"):
-            continue
-        source = sources.parsed(Path(path).read_bytes())
-        loaded[name] = Loaded(source, _is_package(path), frozenset(source.functions))
-        waiting += imported_by(name, loaded[name])
-    return replace(now, code=digests(loaded, places.has))
-
-
 def _present_code(units: Collection[str], places: Modules) -> Mapping[str, str]:
     loaded: dict[str, Loaded] = {}
     gone: dict[str, str] = {}
@@ -519,7 +492,7 @@ def _present_code(units: Collection[str], places: Modules) -> Mapping[str, str]:
         try:
             source = sources.parsed(Path(path or "").read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
-            gone[f"{name}:{ALL}"] = ABSENT if path is None else _UNREADABLE
+            gone[f"{name}:{ALL}"] = ABSENT if path is None else UNREADABLE
         else:
             loaded[name] = Loaded(source, _is_package(str(path)), ran, asked)
     return {**digests(loaded, places.has), **gone}
@@ -534,7 +507,7 @@ def _present_file(path: str) -> str:
     try:
         return file_digests([path])[0]
     except (OSError, ValueError, TemperError):
-        return _UNREADABLE
+        return UNREADABLE
 
 
 def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -545,7 +518,7 @@ def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         now = new.get(f"{module}:{ALL}")
         if old.get(name) == new.get(name):
             continue
-        if now in (ABSENT, _UNREADABLE):
+        if now in (ABSENT, UNREADABLE):
             found[module] = f"{module} is {'gone' if now == ABSENT else 'no valid Python'}"
         elif unit in (IMPORT, TEXT, ALL):
             found.setdefault(module, f"the top level of {module} changed")

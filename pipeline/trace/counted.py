@@ -1,6 +1,6 @@
 """The rule for code: which statements and functions of loaded modules count; see ``RULE.md``."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -44,7 +44,8 @@ class Loaded:
 
 
 def digests(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[str, str]:
-    """The digest of every unit that counts, by its name ``MODULE:UNIT``.
+    """The digest of every unit that counts, by its name ``MODULE:UNIT``: a digest of its syntax,
+    and one of its look.
 
     Args:
         modules: the loaded modules of the project, by name.
@@ -72,10 +73,28 @@ def parents(module: str) -> Iterator[str]:
     return accumulate(module.split("."), "{}.{}".format)
 
 
-def imported_by(name: str, module: Loaded) -> Iterator[str]:
-    """The names of modules that any code of a module may import."""
+def look_of(digest: str) -> int:
+    """The look of a unit, from its digest. Looks are added up: one of several statements is the sum
+    of theirs, so it does not know their order or place."""
+    return int(digest.partition("-")[2] or "0", 16)
+
+
+def functions_like(
+    modules: Mapping[str, Loaded], has: Callable[[str], int], looks: Collection[int]
+) -> Iterator[tuple[str, str]]:
+    """The functions of modules with one of these looks, as ``(module, function)``."""
+    rule = _Rule(modules, has)
+    for name, module in modules.items():
+        for statement in module.source.statements:
+            for function, part in statement.functions.items():
+                if rule.look(name, part) in looks:
+                    yield name, function
+
+
+def imported_by(name: str, module: Loaded, parts: Iterable[Part]) -> Iterator[str]:
+    """The names of modules that parts of a module may import."""
     rule = _Rule({name: module}, lambda _: 0)
-    for level, target, attribute in module.source.whole.imports:
+    for level, target, attribute in (taken for part in parts for taken in part.imports):
         base = rule.absolute(name, level, target)
         yield from parents(base)
         yield f"{base}.{attribute}"
@@ -214,25 +233,63 @@ class _Rule:
         module = self.modules[name]
         yield from ((f"{_ASKED}{asked}", "") for asked in sorted(module.asked))
         if self.counts_text:
-            yield TEXT, module.source.text
+            yield TEXT, _unit(module.source.text, int(module.source.text[:16], 16))
         if module.ran is None:
-            yield ALL, self._with_places(name, module.source.whole)
+            whole = module.source.whole
+            yield ALL, _unit(self._with_places(name, whole), self.look(name, whole))
             return
         order: list[str] = []
-        functions: dict[str, list[str]] = {}
+        looks, before = 0, ""
+        functions: dict[str, list[Part]] = {}
         for number in sorted(self.counted[name]):
             statement = module.source.statements[number]
+            look = self.look(name, statement.part)
             if statement.binds is not None and statement.has_own_digest:
                 unit = statement.binds[0]
-                yield unit, statement.part.digest
+                yield unit, _unit(statement.part.digest, look)
                 order.append(f"={unit}")
             else:
                 order.append(self._with_places(name, statement.part))
+                looks += look
+                if statement.binds is None and look:  # what acts has an order
+                    looks += int(_joined([before, str(look)])[:16], 16)
+                    before = str(look)
             for function, part in statement.functions.items():
                 if self.counts_bodies or function in module.ran:
-                    functions.setdefault(function, []).append(self._with_places(name, part))
-        yield from ((function, _joined(found)) for function, found in functions.items())
-        yield IMPORT, _joined(order)
+                    functions.setdefault(function, []).append(part)
+        for function, parts in functions.items():
+            digest = _joined([self._with_places(name, part) for part in parts])
+            yield function, _unit(digest, sum(self.look(name, part) for part in parts))
+        yield IMPORT, _unit(_joined(order), looks)
+
+    def look(self, name: str, part: Part) -> int:
+        """How a part of a module looks: a number below 2**64, 0 if nothing is left."""
+        if not part.look:
+            return 0
+        places = [self._origin(name, *at) for at in part.origins]
+        return int(_joined([part.look, *places])[:16], 16)
+
+    def _origin(self, name: str, level: int, module: str, taken: str, attribute: str) -> str:
+        """What an imported or bound name is: where it comes from, or for a definition of the
+        project how it looks, apart from what it mentions in turn."""
+        if not level and not module:
+            return self._definition(name, taken)
+        target = self.absolute(name, level, module)
+        if not self.has(target):
+            return ".".join(filter(None, (target, taken, attribute)))
+        if not taken or self.has(inner := f"{target}.{taken}"):
+            return self._definition(inner if taken else target, attribute)
+        return f"{self._definition(target, taken)} {attribute}".strip()
+
+    def _definition(self, module: str, name: str, depth: int = 0) -> str:
+        if (loaded := self.modules.get(module)) is None or depth > len(self.modules):
+            return ""
+        if name in loaded.source.looks:
+            return loaded.source.looks[name]
+        for level, target, taken in loaded.source.aliases.get(name, ()):
+            if taken:
+                return self._definition(self.absolute(module, level, target), taken, depth + 1)
+        return ""
 
     def _with_places(self, name: str, part: Part) -> str:
         """A part's digest, and for each name that it imports, whether the project has such a
@@ -244,6 +301,10 @@ class _Rule:
             if attribute and found[-1] != "0":
                 found += [str(int(self.has(f"{target}.{attribute}")))]
         return " ".join(found)
+
+
+def _unit(digest: str, look: int) -> str:
+    return f"{blake3.blake3(digest.encode()).hexdigest()[:32]}-{look % 2**64:016x}"
 
 
 def _joined(digests: list[str]) -> str:

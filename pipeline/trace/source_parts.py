@@ -19,6 +19,8 @@ from typing import Any, TypeGuard
 
 import blake3
 
+from pipeline.trace.looks import Looks, Origin
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _WORD = re.compile(r"[^\W\d]\w*")
 _BUILTIN = frozenset(dir(builtins))
@@ -91,6 +93,8 @@ class Part:
         imports: what it imports, as ``(level, module, name)``; the name is empty without ``from``.
         reflection: those that hold of :data:`EVERYTHING`, :data:`MODULE`, :data:`BODIES` and
             :data:`READS_TEXT`.
+        look: how it looks; empty if nothing is left. See :mod:`pipeline.trace.looks`.
+        origins: those of the imported names in its look, in order.
     """
 
     digest: str
@@ -98,6 +102,8 @@ class Part:
     values: frozenset[str] = frozenset()
     imports: tuple[tuple[int, str, str], ...] = ()
     reflection: frozenset[str] = frozenset()
+    look: str = ""
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,16 @@ class Source:
         return [name for statement in self.statements for name in statement.functions]
 
     @functools.cached_property
+    def looks(self) -> Mapping[str, str]:
+        """How each function, class and constant of its top level looks."""
+        found: dict[str, str] = {}
+        for statement in self.statements:
+            for name in statement.binds or ():
+                found[name] = statement.part.look
+            found |= {name: part.look for name, part in statement.functions.items()}
+        return found
+
+    @functools.cached_property
     def stars(self) -> frozenset[tuple[int, str, str]]:
         """The modules of which it imports all names."""
         imports = (i for alias in self.aliases.values() for i in alias)
@@ -164,6 +180,7 @@ class _Reader:
         self.tree = tree
         self.bindings = Counter(_bound(tree.body))
         self.aliases = _aliases(tree)
+        self.looks = Looks(self.bindings, self.aliases)
         futures = (n for n in tree.body if isinstance(n, ast.ImportFrom))
         self.hints_run = not any(
             n.module == "__future__" and n.names[0].name == "annotations" for n in futures
@@ -337,6 +354,7 @@ class _Reader:
             frozenset(values),
             tuple(sorted(imports)),
             frozenset(reflection),
+            *self.looks.of(nodes, strip, is_method="." in name),
         )
 
     def _value(self, node: Any) -> str | None:

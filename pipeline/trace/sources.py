@@ -82,11 +82,21 @@ def _statement(
 
 
 def _part(data: Any) -> Part:
-    digest, words, values, imports, reflection = data
-    taken = tuple((level, module, name) for level, module, name in imports)
-    return Part(digest, frozenset(words), frozenset(values), taken, frozenset(reflection))
+    digest, words, values, imports, reflection, look, origins = data
+    return Part(
+        digest,
+        frozenset(words),
+        frozenset(values),
+        tuple(map(tuple, imports)),
+        frozenset(reflection),
+        look,
+        tuple(map(tuple, origins)),
+    )
 
 
 _ABOUT = json.dumps(
-    [shelf.version_of("source_parts.py", "sources.py", room=Path(__file__).parent), sys.version]
+    [
+        shelf.version_of("looks.py", "source_parts.py", "sources.py", room=Path(__file__).parent),
+        sys.version,
+    ]
 ).encode()

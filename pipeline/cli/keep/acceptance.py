@@ -11,7 +11,8 @@ from typing import Any
 from pipeline.cli.naming import find
 from pipeline.cli.present import home_in, project_with
 from pipeline.errors import TemperError
-from pipeline.observed.discovery import Accepted, Home, Present, accepted_trace
+from pipeline.observed.discovery import Accepted, Home, Present
+from pipeline.observed.neutral import accepted_trace
 from pipeline.running.record import git_state
 from pipeline.store.accepted import Acceptance, acceptances
 from pipeline.store.catalog import Catalog

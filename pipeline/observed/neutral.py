@@ -1,0 +1,93 @@
+"""Traces of the present code for artifacts of earlier code: what a user may accept.
+
+:func:`accepted_trace` serves any change, and :func:`neutral_trace` a change that looks neutral:
+names, places, documentation, hints or texts of messages differ, and nothing else. It is a guess, by
+:mod:`pipeline.trace.looks`, so it only ever serves a suggestion to the user.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.errors import TemperError
+from pipeline.observed.discovery import UNREADABLE, Home, Present
+from pipeline.observed.states import ABSENT
+from pipeline.store.manifest import Discovered
+from pipeline.trace import sources
+from pipeline.trace.counted import Loaded, digests, functions_like, imported_by, look_of, seen_in
+from pipeline.trace.modules import Modules
+from pipeline.trace.source_parts import Part
+
+
+def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Discovered:
+    """The trace of the present code for an artifact of earlier code that a user accepts. Which
+    functions the present code would run is not known, so all that counted code mentions count.
+
+    Raises:
+        TemperError: a module is gone, so nothing says which code stands in its place.
+    """
+    places, now = Modules(home.module), present.state(home, discovered)
+    if gone := [name for name, digest in now.code.items() if digest in (ABSENT, UNREADABLE)]:
+        module = gone[0].partition(":")[0]
+        raise TemperError(
+            f"{module} is gone or is no valid Python, so there is nothing to accept in its place; "
+            "run the step again"
+        )
+
+    loaded = _loaded(seen_in(discovered.code), places, lambda module: [module.source.whole])
+    all_ran = {
+        name: replace(module, ran=frozenset(module.source.functions))
+        for name, module in loaded.items()
+    }
+    return replace(now, code=digests(all_ran, places.has))
+
+
+def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Discovered | None:
+    """The trace of the present code, if it looks like the code of this trace; ``None`` otherwise.
+
+    A function that is gone may have another name now, or lie in another module: it is sought by its
+    look among all functions of the modules that the step would import.
+    """
+    now = present.state(home, discovered)
+    if (now.files, now.folders) != (discovered.files, discovered.folders):
+        return None
+    places, seen = Modules(home.module), seen_in(discovered.code)
+
+    loaded = _loaded(
+        [home.module], places, lambda module: [s.part for s in module.source.statements]
+    )
+    by_any = _loaded([home.module], places, lambda module: [module.source.whole])
+    loaded |= {name: module for name, module in by_any.items() if name in seen}
+    gone = {look_of(was) for unit, was in discovered.code.items() if unit not in now.code}
+    ran = {name: {*(seen[name][0] or ())} if name in seen else set[str]() for name in loaded}
+    for name, function in functions_like(loaded, places.has, gone):
+        ran[name].add(function)
+    found: dict[str, Loaded] = {}
+    for name, module in loaded.items():
+        functions, asked = seen.get(name, (frozenset(), frozenset()))
+        found[name] = replace(
+            module, ran=None if functions is None else frozenset(ran[name]), asked=asked
+        )
+    code = digests(found, places.has)
+    return replace(now, code=code) if _total(code) == _total(discovered.code) else None
+
+
+def _total(code: Mapping[str, str]) -> int:
+    return sum(map(look_of, code.values())) % 2**64
+
+
+def _loaded(
+    names: Iterable[str], places: Modules, parts: Callable[[Loaded], Iterable[Part]]
+) -> dict[str, Loaded]:
+    """Modules of the project by name, with all that some of their parts import in turn."""
+    loaded: dict[str, Loaded] = {}
+    waiting = [*names]
+    while waiting:
+        if (name := waiting.pop()) in loaded or (path := places.file(name)) is None:
+            continue
+        if not places.has(name) or not path.endswith(".py"):
+            continue
+        source = sources.parsed(Path(path).read_bytes())
+        loaded[name] = Loaded(source, path.endswith("__init__.py"), frozenset())
+        waiting += imported_by(name, loaded[name], parts(loaded[name]))
+    return loaded
