@@ -40,7 +40,7 @@ from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, targ
 from pipeline.processes import working_folder
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
-from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, seen_in
+from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, looks, seen_in
 from pipeline.trace.modules import Modules
 from pipeline.trace.source_parts import Source
 
@@ -140,7 +140,7 @@ def home_of(function: Any, arguments: Mapping[str, Json] | None = None) -> Home:
 def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discovered:
     """The dependencies of an attempt, and of earlier ones whose results it has used."""
     modules = _modules(observation.modules, observation.marks)
-    code, unnamed = _code(modules, observation.events, home, earlier)
+    code, its_looks, unnamed = _code(modules, observation.events, home, earlier)
     found = _found(modules, observation.events, observation.rules, home, unnamed)
     is_complete = observation.is_complete and not _has_lost(observation.events)
     files = found.files if is_complete else {**found.files, _UNKNOWN: UNSTEADY}
@@ -148,6 +148,7 @@ def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discov
         code=code,
         files=_agreeing(earlier.discovered.files, files),
         folders=_agreeing(earlier.discovered.folders, found.folders),
+        looks=its_looks,
     )
 
 
@@ -195,7 +196,7 @@ def discover_earlier(folder: Path, home: Home, rules: Rules) -> Earlier:
     """The dependencies of an attempt that may have been killed, from the folder of its records."""
     marks, events = (folder / "marks").read_bytes(), f"{folder}/events"
     modules = _modules(f"{folder}/modules", marks)
-    code, unnamed = _code(modules, events, home, Earlier())
+    code, _, unnamed = _code(modules, events, home, Earlier())
     found = _found(modules, events, rules, home, unnamed)
     by_name = {module.name: module.digest for module in modules.values()}
     return Earlier(Discovered(code, found.files, found.folders), by_name)
@@ -246,9 +247,9 @@ def _modules(file: str, marks: Any) -> dict[str, _Module]:
 
 def _code(
     modules: Mapping[str, _Module], events: str, home: Home, earlier: Earlier
-) -> tuple[dict[str, str], list[str]]:
-    """The digests of the code that counts, and the files of modules that a planner cannot find by
-    their names."""
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """The digests and the looks of the code that counts, and the files of modules that a planner
+    cannot find by their names."""
     places, loaded = Modules(home.module), dict[str, Loaded]()
     unsteady, unnamed = dict[str, str](), list[str]()
     seen = seen_in(earlier.discovered.code)
@@ -269,7 +270,8 @@ def _code(
             unsteady[f"{name}:{ALL}"] = UNSTEADY
         else:
             loaded[name] = Loaded(source, _is_package(file), ran, before)
-    return {**digests(loaded, places.has), **unsteady}, unnamed
+    code = digests(loaded, places.has)
+    return {**code, **unsteady}, looks(loaded, places.has), unnamed
 
 
 def _asked(events: str) -> dict[str, frozenset[str]]:

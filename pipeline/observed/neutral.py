@@ -5,7 +5,7 @@ names, places, documentation, hints or texts of messages differ, and nothing els
 :mod:`pipeline.trace.looks`, so it only ever serves a suggestion to the user.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,15 @@ from pipeline.observed.discovery import UNREADABLE, Home, Present
 from pipeline.observed.states import ABSENT
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
-from pipeline.trace.counted import Loaded, digests, functions_like, imported_by, look_of, seen_in
+from pipeline.trace.counted import (
+    Loaded,
+    digests,
+    functions_like,
+    imported_by,
+    looks,
+    seen_in,
+    total_look,
+)
 from pipeline.trace.modules import Modules
 from pipeline.trace.source_parts import Part
 
@@ -39,7 +47,7 @@ def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Disc
         name: replace(module, ran=frozenset(module.source.functions))
         for name, module in loaded.items()
     }
-    return replace(now, code=digests(all_ran, places.has))
+    return replace(now, code=digests(all_ran, places.has), looks=looks(all_ran, places.has))
 
 
 def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Discovered | None:
@@ -58,7 +66,7 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     )
     by_any = _loaded([home.module], places, lambda module: [module.source.whole])
     loaded |= {name: module for name, module in by_any.items() if name in seen}
-    gone = {look_of(was) for unit, was in discovered.code.items() if unit not in now.code}
+    gone = {look for unit, look in discovered.looks.items() if unit not in now.code}
     ran = {name: {*(seen[name][0] or ())} if name in seen else set[str]() for name in loaded}
     for name, function in functions_like(loaded, places.has, gone):
         ran[name].add(function)
@@ -68,12 +76,10 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
         found[name] = replace(
             module, ran=None if functions is None else frozenset(ran[name]), asked=asked
         )
-    code = digests(found, places.has)
-    return replace(now, code=code) if _total(code) == _total(discovered.code) else None
-
-
-def _total(code: Mapping[str, str]) -> int:
-    return sum(map(look_of, code.values())) % 2**64
+    found_looks = looks(found, places.has)
+    if total_look(found_looks) != total_look(discovered.looks):
+        return None
+    return replace(now, code=digests(found, places.has), looks=found_looks)
 
 
 def _loaded(

@@ -54,11 +54,14 @@ class Discovered:
         files: digests of files that it read, by path, relative for files of the project; ``absent``
             for a file that it looked for and did not find.
         folders: digests of the lists of names in folders that it listed.
+        looks: how the code looks apart from names, places and texts, by unit. It decides nothing;
+            see :mod:`pipeline.trace.looks`.
     """
 
     code: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
+    looks: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.code or self.files or self.folders)
@@ -72,7 +75,7 @@ class Discovered:
     def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
         """Raise `TypeError` if the data has another form."""
         found = cls(**data)
-        for named in (found.code, found.files, found.folders):
+        for named in (found.code, found.files, found.folders, found.looks):
             if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
                 raise TypeError("what was discovered is no mapping of names to digests")
             if any("\0" in name for name in named):

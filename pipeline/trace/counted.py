@@ -44,14 +44,23 @@ class Loaded:
 
 
 def digests(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[str, str]:
-    """The digest of every unit that counts, by its name ``MODULE:UNIT``: a digest of its syntax,
-    and one of its look.
+    """The digest of every unit that counts, by its name ``MODULE:UNIT``.
 
     Args:
         modules: the loaded modules of the project, by name.
         has: whether the project has a module of this name now; see :meth:`Modules.has`.
     """
     return _Rule(modules, has).digests()
+
+
+def looks(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[str, str]:
+    """The look of every unit that counts and has one: 16 hexadecimal digits, by its name."""
+    return _Rule(modules, has).looks()
+
+
+def total_look(units: Mapping[str, str]) -> int:
+    """How several units look together, wherever they lie: looks are added up."""
+    return sum(int(look, 16) for look in units.values()) % 2**64
 
 
 def seen_in(units: Collection[str]) -> dict[str, tuple[frozenset[str] | None, frozenset[str]]]:
@@ -73,21 +82,15 @@ def parents(module: str) -> Iterator[str]:
     return accumulate(module.split("."), "{}.{}".format)
 
 
-def look_of(digest: str) -> int:
-    """The look of a unit, from its digest. Looks are added up: one of several statements is the sum
-    of theirs, so it does not know their order or place."""
-    return int(digest.partition("-")[2] or "0", 16)
-
-
 def functions_like(
-    modules: Mapping[str, Loaded], has: Callable[[str], int], looks: Collection[int]
+    modules: Mapping[str, Loaded], has: Callable[[str], int], wanted: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """The functions of modules with one of these looks, as ``(module, function)``."""
     rule = _Rule(modules, has)
     for name, module in modules.items():
         for statement in module.source.statements:
             for function, part in statement.functions.items():
-                if rule.look(name, part) in looks:
+                if f"{rule.look(name, part):016x}" in wanted:
                     yield name, function
 
 
@@ -110,14 +113,26 @@ class _Rule:
         self.counted: dict[str, set[int]] = {name: set() for name in modules}
 
     def digests(self) -> dict[str, str]:
-        self._begin()
-        while self._spread():
-            pass
+        self._count()
         return {
             f"{name}:{unit}": digest
             for name in sorted(self.modules)
             for unit, digest in self._of_module(name)
         }
+
+    def looks(self) -> dict[str, str]:
+        self._count()
+        return {
+            f"{name}:{unit}": f"{look % 2**64:016x}"
+            for name in sorted(self.modules)
+            for unit, look in self._looks_of_module(name)
+            if look
+        }
+
+    def _count(self) -> None:
+        self._begin()
+        while self._spread():
+            pass
 
     def _begin(self) -> None:
         for name, module in self.modules.items():
@@ -233,34 +248,58 @@ class _Rule:
         module = self.modules[name]
         yield from ((f"{_ASKED}{asked}", "") for asked in sorted(module.asked))
         if self.counts_text:
-            yield TEXT, _unit(module.source.text, int(module.source.text[:16], 16))
+            yield TEXT, module.source.text
         if module.ran is None:
-            whole = module.source.whole
-            yield ALL, _unit(self._with_places(name, whole), self.look(name, whole))
+            yield ALL, self._with_places(name, module.source.whole)
             return
         order: list[str] = []
-        looks, before = 0, ""
-        functions: dict[str, list[Part]] = {}
-        for number in sorted(self.counted[name]):
-            statement = module.source.statements[number]
-            look = self.look(name, statement.part)
+        for statement in self._counted(name):
             if statement.binds is not None and statement.has_own_digest:
                 unit = statement.binds[0]
-                yield unit, _unit(statement.part.digest, look)
+                yield unit, statement.part.digest
                 order.append(f"={unit}")
             else:
                 order.append(self._with_places(name, statement.part))
-                looks += look
-                if statement.binds is None and look:  # what acts has an order
-                    looks += int(_joined([before, str(look)])[:16], 16)
-                    before = str(look)
+        for function, parts in self._functions(name).items():
+            yield function, _joined([self._with_places(name, part) for part in parts])
+        yield IMPORT, _joined(order)
+
+    def _counted(self, name: str) -> list[Statement]:
+        statements = self.modules[name].source.statements
+        return [statements[number] for number in sorted(self.counted[name])]
+
+    def _functions(self, name: str) -> dict[str, list[Part]]:
+        """The parts of a module's functions that count; one name may have several."""
+        found: dict[str, list[Part]] = {}
+        ran = self.modules[name].ran or ()
+        for statement in self._counted(name):
             for function, part in statement.functions.items():
-                if self.counts_bodies or function in module.ran:
-                    functions.setdefault(function, []).append(part)
-        for function, parts in functions.items():
-            digest = _joined([self._with_places(name, part) for part in parts])
-            yield function, _unit(digest, sum(self.look(name, part) for part in parts))
-        yield IMPORT, _unit(_joined(order), looks)
+                if self.counts_bodies or function in ran:
+                    found.setdefault(function, []).append(part)
+        return found
+
+    # --- looks -----------------------------------------------------------------------------------
+
+    def _looks_of_module(self, name: str) -> Iterator[tuple[str, int]]:
+        module = self.modules[name]
+        if self.counts_text:
+            yield TEXT, int(module.source.text[:16], 16)
+        if module.ran is None:
+            yield ALL, self.look(name, module.source.whole)
+            return
+        at_import, before = 0, ""
+        for statement in self._counted(name):
+            look = self.look(name, statement.part)
+            if statement.binds is not None and statement.has_own_digest:
+                yield statement.binds[0], look
+                continue
+            at_import += look
+            if statement.binds is None and look:  # what acts has an order
+                at_import += int(_joined([before, str(look)])[:16], 16)
+                before = str(look)
+        for function, parts in self._functions(name).items():
+            yield function, sum(self.look(name, part) for part in parts)
+        yield IMPORT, at_import
 
     def look(self, name: str, part: Part) -> int:
         """How a part of a module looks: a number below 2**64, 0 if nothing is left."""
@@ -301,10 +340,6 @@ class _Rule:
             if attribute and found[-1] != "0":
                 found += [str(int(self.has(f"{target}.{attribute}")))]
         return " ".join(found)
-
-
-def _unit(digest: str, look: int) -> str:
-    return f"{blake3.blake3(digest.encode()).hexdigest()[:32]}-{look % 2**64:016x}"
 
 
 def _joined(digests: list[str]) -> str:
