@@ -400,10 +400,18 @@ def diff(
 
 @app.command()
 def accept(
-    steps: Annotated[list[str], typer.Argument(metavar="STEP...")],
+    steps: Annotated[list[str] | None, typer.Argument(metavar="[STEP...]")] = None,
     of: Annotated[
         str, typer.Option("--of", metavar="KEY", help="Choose one artifact by its key.")
     ] = "",
+    neutral: Annotated[
+        bool,
+        typer.Option(
+            "--neutral",
+            help="Accept steps where only names, places, documentation, hints or messages seem to "
+            "differ; without STEP, all of them.",
+        ),
+    ] = False,
     same_change: Annotated[
         bool,
         typer.Option("--all-with-same-change", help="Accept the same change in other steps, too."),
@@ -414,9 +422,15 @@ def accept(
 ) -> None:
     """Confirm that your code change does not change results, so that existing artifacts stay
     valid."""
-    if of and len(steps) > 1:
+    steps = steps or []
+    if not steps and not neutral:
+        raise TemperError("name the steps whose code you accept, or give --neutral")
+    if of and len(steps) != 1:
         raise TemperError("--of KEY is an artifact of one step; name one")
     catalog, console = _catalog(store), make_console()
+    if neutral:
+        _accept_neutral(catalog, steps, yes)
+        return
     if undo:
         _undo_accept(catalog, steps, of, yes)
         return
@@ -443,6 +457,21 @@ def accept(
     for candidate in chosen:
         acceptance.accept(catalog, candidate)
     revived = sum(candidate.revived for candidate in chosen)
+    printing.show_line(console, f"accepted: {counted(revived, 'artifact')} valid again")
+
+
+def _accept_neutral(catalog: Catalog, steps: list[str], yes: bool) -> None:
+    console, found = make_console(), acceptance.neutral_candidates(catalog, steps)
+    if not found:
+        printing.show_line(console, "no step looks as if only names, places or texts differ")
+        return
+    for candidate in found:
+        printing.show_candidate(console, candidate)
+    note = "Only names, places, documentation, hints or texts of messages seem to differ. Is it so?"
+    _confirm(note, yes)
+    for candidate in found:
+        acceptance.accept(catalog, candidate)
+    revived = sum(candidate.revived for candidate in found)
     printing.show_line(console, f"accepted: {counted(revived, 'artifact')} valid again")
 
 

@@ -529,7 +529,8 @@ def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
             what = {(True, True): "changed", (True, False): "is gone"}.get(was_and_is, "is new")
             found[name] = f"{name} {what}"
     inner = {name.partition(":")[0] for name in found if ":" in name}
-    return [phrase for name, phrase in found.items() if name not in inner]
+    phrases = [phrase for name, phrase in found.items() if name not in inner]
+    return sorted(phrases, key=lambda phrase: phrase.endswith(" is gone"))
 
 
 def _shown(name: str) -> str:

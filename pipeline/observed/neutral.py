@@ -65,7 +65,9 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
         [home.module], places, lambda module: [s.part for s in module.source.statements]
     )
     by_any = _loaded([home.module], places, lambda module: [module.source.whole])
-    loaded |= {name: module for name, module in by_any.items() if name in seen}
+    differ = {u.partition(":")[0] for u, was in discovered.code.items() if now.code.get(u) != was}
+    kept = _loaded(seen.keys() - differ, places, lambda _: ())
+    loaded |= {name: module for name, module in by_any.items() if name in seen} | kept
     gone = {look for unit, look in discovered.looks.items() if unit not in now.code}
     ran = {name: {*(seen[name][0] or ())} if name in seen else set[str]() for name in loaded}
     for name, function in functions_like(loaded, places.has, gone):

@@ -57,6 +57,8 @@ class PlannedStep:
         may_match: whether an earlier artifact may turn out to be it, although it is in state
             ``run``: one of another call, if a step makes the same bytes with other settings.
         left: the share of its work that is left, if it resumes from its scratch.
+        looks_neutral: whether only names, places, documentation, hints or messages seem to differ
+            from the code that made an artifact; see :func:`~pipeline.observed.neutral_trace`.
     """
 
     step: Step
@@ -66,6 +68,7 @@ class PlannedStep:
     manifest: Manifest | None = None
     may_match: bool = False
     left: float = 1.0
+    looks_neutral: bool = False
 
 
 @dataclass(frozen=True)
@@ -362,7 +365,9 @@ class _Planner:
         close = self._history(step).nearest(recipe, names, self.experiment)
         outdated = self._outdated(step, key or (close.manifest.key if close else ""), resolver)
         if not waiting:
-            return PlannedStep(step, State.RUN, explain(close, more=outdated), key)
+            reason = explain(close, more=outdated)
+            neutral = bool(outdated) and self._looks_neutral(step, key or "", resolver)
+            return PlannedStep(step, State.RUN, reason, key, looks_neutral=neutral)
         above = ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
         expected = {str(reference) for reference in waiting}
         only_inputs = close is not None and close.only_inputs and not outdated
@@ -396,6 +401,12 @@ class _Planner:
                 return []
             found = found or changes  # the changes since the latest artifact
         return found
+
+    def _looks_neutral(self, step: Step, key: str, resolver: Resolver) -> bool:
+        home = home_of(step.function, step.portable_arguments)
+        return any(
+            resolver.looks_neutral(home, made) for made in self.catalog.generations(step.name, key)
+        )
 
     def _history(self, step: Step) -> History:
         if step.name not in self._histories:

@@ -7,7 +7,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.step import Input, Step
 from pipeline.errors import TemperError
-from pipeline.observed.discovery import Present, home_of
+from pipeline.observed.discovery import Home, Present, home_of
+from pipeline.observed.neutral import neutral_trace
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Discovered, Manifest
 
@@ -140,6 +141,10 @@ class Resolver:
         home = home_of(step.function, step.portable_arguments)
         accepted = functools.partial(self._traces, manifest.step)
         return self._present.changes(home, manifest.discovered, accepted)
+
+    def looks_neutral(self, home: Home, manifest: Manifest) -> bool:
+        """Whether the present code looks like the code that made an artifact."""
+        return neutral_trace(home, manifest.discovered, self._present) is not None
 
     def _is_usable(self, step: Step, manifest: Manifest) -> bool:
         if step.fingerprint in self._forced and manifest.provenance.get("run") != self._run:

@@ -94,6 +94,11 @@ def show_plan(
     console.print(_plan_table(rows, console.width, bool(estimated)))
     total = _total(plan, estimated, jobs) if estimated else ""
     console.print(_plan_summary(plan) + total, highlight=False)
+    if neutral := [*dict.fromkeys(p.step.name for p in plan.steps if p.looks_neutral)]:
+        same = "only names, places, documentation, hints or messages seem to differ"
+        console.print(
+            f"{', '.join(neutral)}: {same}; temper accept --neutral keeps them", style="dim"
+        )
     for warning in _warnings(names, estimated) if estimated else ():
         console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
 

@@ -12,7 +12,7 @@ from pipeline.cli.naming import find
 from pipeline.cli.present import home_in, project_with
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Accepted, Home, Present
-from pipeline.observed.neutral import accepted_trace
+from pipeline.observed.neutral import accepted_trace, neutral_trace
 from pipeline.running.record import git_state
 from pipeline.store.accepted import Acceptance, acceptances
 from pipeline.store.catalog import Catalog
@@ -28,12 +28,14 @@ class Candidate:
         revived: how many artifacts become valid if the change is accepted; 0 without a change.
         outdated: the dependencies that have changed, in words.
         trace: the trace of the present code, to be recorded as accepted.
+        looks_neutral: whether only names, places, documentation, hints or messages seem to differ.
     """
 
     manifest: Manifest
     revived: int
     outdated: Sequence[str]
     trace: Discovered
+    looks_neutral: bool = False
 
     @property
     def is_equal(self) -> bool:
@@ -80,6 +82,16 @@ def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
     accepted, present = catalog.store.accepted(step), Present()
     found = [_candidate(manifest, home, history, present, accepted) for manifest in chosen.values()]
     return [c for c in found if not c.is_equal] or found[-1:]
+
+
+def neutral_candidates(catalog: Catalog, steps: Sequence[str]) -> list[Candidate]:
+    """Candidates whose code only seems to differ in names, places, documentation, hints or
+    messages: of these steps, or of all steps of the store."""
+    found: list[Candidate] = []
+    for step in steps or sorted(catalog.store.steps()):
+        with contextlib.suppress(*(() if steps else (TemperError,))):
+            found += candidates(catalog, step)
+    return [candidate for candidate in found if candidate.looks_neutral]
 
 
 def accept(catalog: Catalog, candidate: Candidate) -> None:
@@ -131,5 +143,6 @@ def _candidate(
         return Candidate(manifest, 0, [], manifest.discovered)
     state = manifest.discovered.state
     revived = {other.key for other in history if other.discovered.state == state}
-    trace = accepted_trace(home, manifest.discovered, present)
-    return Candidate(manifest, len(revived), outdated, trace)
+    neutral = neutral_trace(home, manifest.discovered, present)
+    trace = neutral or accepted_trace(home, manifest.discovered, present)
+    return Candidate(manifest, len(revived), outdated, trace, looks_neutral=neutral is not None)
