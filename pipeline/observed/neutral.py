@@ -5,26 +5,22 @@ names, places, documentation, hints or texts of messages differ, and nothing els
 :mod:`pipeline.trace.looks`, so it only ever serves a suggestion to the user.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import UNREADABLE, Home, Present
 from pipeline.observed.states import ABSENT
 from pipeline.store.manifest import Discovered
-from pipeline.trace import sources
 from pipeline.trace.counted import (
     Loaded,
     digests,
     functions_like,
-    imported_by,
     looks,
     seen_in,
     total_look,
 )
 from pipeline.trace.modules import Modules
-from pipeline.trace.source_parts import Part
+from pipeline.trace.reach import at_import, reached, whole
 
 
 def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Discovered:
@@ -42,7 +38,7 @@ def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Disc
             "run the step again"
         )
 
-    loaded = _loaded(seen_in(discovered.code), places, lambda module: [module.source.whole])
+    loaded = reached(seen_in(discovered.code), places, whole)
     all_ran = {
         name: replace(module, ran=frozenset(module.source.functions))
         for name, module in loaded.items()
@@ -61,12 +57,10 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
         return None
     places, seen = Modules(home.module), seen_in(discovered.code)
 
-    loaded = _loaded(
-        [home.module], places, lambda module: [s.part for s in module.source.statements]
-    )
-    by_any = _loaded([home.module], places, lambda module: [module.source.whole])
+    loaded = reached([home.module], places, at_import)
+    by_any = reached([home.module], places, whole)
     differ = {u.partition(":")[0] for u, was in discovered.code.items() if now.code.get(u) != was}
-    kept = _loaded(seen.keys() - differ, places, lambda _: ())
+    kept = reached(seen.keys() - differ, places, lambda _: ())
     loaded |= {name: module for name, module in by_any.items() if name in seen} | kept
     gone = {look for unit, look in discovered.looks.items() if unit not in now.code}
     ran = {name: {*(seen[name][0] or ())} if name in seen else set[str]() for name in loaded}
@@ -82,20 +76,3 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     if total_look(found_looks) != total_look(discovered.looks):
         return None
     return replace(now, code=digests(found, places.has), looks=found_looks)
-
-
-def _loaded(
-    names: Iterable[str], places: Modules, parts: Callable[[Loaded], Iterable[Part]]
-) -> dict[str, Loaded]:
-    """Modules of the project by name, with all that some of their parts import in turn."""
-    loaded: dict[str, Loaded] = {}
-    waiting = [*names]
-    while waiting:
-        if (name := waiting.pop()) in loaded or (path := places.file(name)) is None:
-            continue
-        if not places.has(name) or not path.endswith(".py"):
-            continue
-        source = sources.parsed(Path(path).read_bytes())
-        loaded[name] = Loaded(source, path.endswith("__init__.py"), frozenset())
-        waiting += imported_by(name, loaded[name], parts(loaded[name]))
-    return loaded

@@ -15,6 +15,7 @@ import importlib.util
 import io
 import linecache
 import os
+import sys
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -26,7 +27,8 @@ from pipeline.observed.hook import unobserved
 from pipeline.observed.marked_code import compiled
 from pipeline.observed.observation import MOST_MARKS, Observation
 from pipeline.trace import sources
-from pipeline.trace.modules import is_core
+from pipeline.trace.modules import Modules, is_core
+from pipeline.trace.reach import reached, whole
 
 _PLAIN = SourceFileLoader.get_code
 
@@ -59,6 +61,17 @@ class Snapshot:
     def uninstall() -> None:
         """Make this process import as before."""
         SourceFileLoader.get_code = _PLAIN  # type: ignore[method-assign]
+
+    def add_loaded(self, home: str) -> None:
+        """Record the modules that this process had imported before it was observed, of those that
+        the module of the step may import. Which of their functions ran is not known."""
+        with unobserved():
+            places = Modules(home)
+            for name in reached([home], places, whole):
+                if (path := places.file(name)) is not None and name in sys.modules:
+                    content = self._read(path)
+                    sources.keep(content)
+                    self._observation.add_whole_module(name, path, content)
 
     def take(self) -> None:
         """Read the packages of the modules that are loaded now, for this process and those that it

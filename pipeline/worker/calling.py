@@ -60,8 +60,11 @@ class Code:
             ) from error
         snapshot = Snapshot(self.observation)
         snapshot.install()
+        was_loaded = module in sys.modules
         try:
             self.function = _found(spec.function)
+            if was_loaded:
+                snapshot.add_loaded(module)
             snapshot.take()
         except BaseException:
             self.__exit__()

@@ -11,17 +11,22 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from threading import Event, Lock, get_ident
 from typing import IO, TextIO
 
 import fresh_processes
 import pytest
 
+import pipeline
 from pipeline.dag import inputs
 from pipeline.dag.resources import Resources
+from pipeline.installed import SHIPPED_STEPS, in_library
 from pipeline.launchers.local import LocalLauncher
 from pipeline.wire.launcher import Ended, Task
 from pipeline.worker import attempt as worker
+
+OURS = (SHIPPED_STEPS, str(Path(pipeline.__file__).parent))
 
 
 class InThisProcess:
@@ -62,6 +67,7 @@ def run_here(task: Task, log: IO[bytes]) -> Ended:
     """Does what a worker does, to its end; what it prints goes into the log."""
     with _alone:
         printed = _Printed(sys.stdout)
+        before = frozenset(sys.modules)
         get_code = SourceFileLoader.get_code  # a worker sets its own, for its process
         try:
             with (
@@ -71,6 +77,10 @@ def run_here(task: Task, log: IO[bytes]) -> Ended:
             ):
                 return Ended(worker.main(task.spec_url))
         finally:
+            for name in sys.modules.keys() - before:  # the next worker imports a user's code anew
+                file = str(getattr(sys.modules[name], "__file__", None) or "")
+                if not file.startswith(OURS) and not in_library(file):
+                    del sys.modules[name]
             SourceFileLoader.get_code = get_code
             log.write(printed.getvalue().encode(errors="backslashreplace"))
 
