@@ -9,11 +9,16 @@ changed, scratch is emptied: half of a result would be of the old file and half 
 is emptied, too, if it has results and no records, as after a step has emptied it by itself.
 Otherwise they become dependencies of the artifact, as the next attempt may not look at them again.
 
+Keys do not hold code, so two checkouts of a project that differ in code have one scratch folder for
+a key. Results of the other checkout are set aside as ``KEY~…``, and it takes them up again.
+
 The records lie in scratch because they go where it goes: to other machines, and away.
 """
 
+import os
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
@@ -23,7 +28,7 @@ from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.redaction import exact_record
-from pipeline.store.layout import RECORDS
+from pipeline.store.layout import ASIDE, RECORDS
 from pipeline.store.manifest import Discovered
 
 NO_EARLIER = Earlier()
@@ -61,6 +66,8 @@ def go_on_from(
                 f"{'; '.join(changes)}, and results in {scratch} depend on it; undo the change, or "
                 "delete that folder on every node"
             )
+        if not is_shared and (changes or not has_results(scratch)) and _exchange(scratch, home):
+            earlier, changes = what_results_need(scratch, home, Present())
         if not is_shared and (changes or not has_results(scratch)):
             earlier = NO_EARLIER
             for entry in sorted(scratch.iterdir(), key=lambda entry: entry.name == RECORDS):
@@ -80,6 +87,34 @@ def what_results_need(
     if not is_shared and not _begun(scratch / RECORDS):
         changes = ["no record says what the results in it depend on"]
     return earlier, changes
+
+
+def _exchange(scratch: Path, home: Home) -> bool:
+    """Set aside results in scratch that another checkout may still use, and take up those of which
+    all dependencies are as they were. Return whether scratch is another folder now."""
+    key = scratch.name.partition("-")[0]
+    aside = scratch.parent.glob(f"{key}{ASIDE}*")
+    own = next((f for f in aside if not what_results_need(f, home, Present())[1]), None)
+    homes = _homes(scratch) - {home.folder}
+    is_foreign = bool(homes) and all(map(os.path.isdir, homes))
+    if is_foreign:
+        scratch.rename(scratch.parent / f"{key}{ASIDE}{secrets.token_hex(8)}")
+    elif own is not None:
+        shutil.rmtree(scratch)
+    if own is not None:
+        own.rename(scratch)
+    elif is_foreign:
+        scratch.mkdir()
+    return is_foreign or own is not None
+
+
+def _homes(scratch: Path) -> set[str]:
+    """The folders of the projects whose attempts left results in a scratch folder."""
+    found = set[str]()
+    for file in scratch.glob(f"{RECORDS}/*/home") if has_results(scratch) else ():
+        with suppress(OSError, ValueError, TypeError):
+            found.add(Home.read(file.read_text()).folder)
+    return found
 
 
 def _remove(entry: Path) -> None:

@@ -59,6 +59,8 @@ from pipeline.uncaught.foreseen import permit
 LAYOUT_VERSION = 2
 """Version 2 added generations, marks, leases, accepted code, index; 1 is readable."""
 READABLE_LAYOUTS = (1, 2)
+ASIDE = "~"
+"""Follows the key in the name of a folder that another checkout left; see ``observed.earlier``."""
 RECORDS = ".observed"
 """The folder in scratch with the records of what its files depend on; see
 :mod:`pipeline.observed.earlier`."""
@@ -395,7 +397,8 @@ class Store:
         with contextlib.suppress(TemperError):
             self._require_no_link(folder / key)
             for scratch in folder.glob(f"{key}*"):
-                shutil.rmtree(scratch, ignore_errors=True)
+                if ASIDE not in scratch.name:
+                    shutil.rmtree(scratch, ignore_errors=True)
             for mark in folder.glob(f".{key}*"):
                 mark.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

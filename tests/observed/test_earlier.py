@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline import TemperError
+from pipeline.dag.digests import file_digests
 from pipeline.observed import earlier, observation
 from pipeline.observed.discovery import Home
 from pipeline.observed.earlier import go_on_from, has_results
@@ -135,3 +136,28 @@ def test_a_file_that_cannot_be_read_is_in_the_records(scratch: Path) -> None:
     (record / "events").write_text("")
     running._keep(running.events, ["read", gone, [1, 2, 3, 4, 5]])
     assert go_on(scratch)[1] == ["gone.txt, which it read, changed while it ran"]
+
+
+def test_two_checkouts_with_different_code_do_not_lose_each_other_s_results(tmp_path: Path) -> None:
+    scratch = tmp_path / "store" / "0123abcd"
+    scratch.mkdir(parents=True)
+    checkouts = [tmp_path / "one", tmp_path / "other"]
+
+    def attempt(checkout: Path, rule: str) -> list[str]:
+        """Go on, and leave a result that depends on the checkout's rule; return what was there."""
+        checkout.mkdir(exist_ok=True)
+        (checkout / "rule.txt").write_text(rule)
+        read = {checkout / "rule.txt": file_digests([str(checkout / "rule.txt")])[0]}
+        observing: Any = SimpleNamespace(keep=lambda folder: kept(folder, read))
+        home = Home("app.steps", str(checkout))
+        go_on_from(scratch, observing, home, is_versioned=False, is_shared=False)
+        found = sorted(path.name for path in scratch.iterdir() if path.name != RECORDS)
+        (scratch / f"result of {rule}").touch()
+        return found
+
+    assert attempt(checkouts[0], "a") == []
+    assert attempt(checkouts[1], "b") == [], "another rule, so another result"
+    assert attempt(checkouts[0], "a") == ["result of a"]
+    assert attempt(checkouts[1], "b") == ["result of b"]
+    assert attempt(checkouts[0], "b") == ["result of b"], "equal in what counts"
+    assert attempt(checkouts[0], "c") == []

@@ -53,7 +53,7 @@ from pipeline.launchers.jobs import JobRecord
 from pipeline.observed.discovery import Present
 from pipeline.store.activity import Attempt, Lease, attempts, holding_runs, leases
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import DataLoss, Store, parse_object_name
+from pipeline.store.layout import ASIDE, DataLoss, Store, parse_object_name
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, read_runs, stamp_seconds
 from pipeline.store.stored import is_key, is_step
@@ -445,7 +445,7 @@ def _scratch(store: Store) -> list[_Scratch]:
     found = []
     for folder in store.scratch_root().glob("*/[!.]*"):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running step tidies up
-            key = folder.name.partition("-")[0]
+            key = folder.name.partition(ASIDE)[0].partition("-")[0]
             if folder.is_symlink() or folder.parent.is_symlink() or not is_key(key):
                 continue  # not made by Temper
             found.append(_Scratch(folder.parent.name, key, str(folder), *_size_and_change(folder)))
