@@ -51,6 +51,7 @@ FROM_ABOVE = {
     "inside/architecture.md": "pipeline/ARCHITECTURE.md",
     "inside/keys.md": "pipeline/dag/KEYS.md",
     "inside/discovered.md": "pipeline/observed/DISCOVERED.md",
+    "inside/code.md": "pipeline/trace/RULE.md",
     "inside/layout.md": "pipeline/store/LAYOUT.md",
     "inside/protocol.md": "pipeline/worker/PROTOCOL.md",
     "inside/jax_backend.md": "steps/jax_backend/BACKEND.md",
