@@ -9,17 +9,20 @@ file that is not as its record says is code of the project.
 import base64
 import csv
 import hashlib
+import json
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import metadata
 from pathlib import Path
 
 SHIPPED_STEPS = str(Path(__file__).parents[1] / "steps")
 """The package of the shipped steps, which is installed or checked out together with the core."""
 
+_DISTRIBUTION = "temper-ml"
 _NAMES = ("/site-packages/", "/dist-packages/")
 
 
@@ -36,6 +39,33 @@ def folder_of_packages(path: str) -> str:
     below = f"{path}/"
     end = max((below.rfind(name) + len(name) for name in _NAMES if name in below), default=0)
     return max(below[:end], _RECORDS.folder_of(path), key=len)
+
+
+@cache
+def release_of(module: str) -> str:
+    """The release of a step that ships with Temper, while its distribution is as it was installed;
+    empty otherwise, as in a checkout. See ``steps/releases.json``."""
+    package, _, name = module.partition(".")
+    if package != Path(SHIPPED_STEPS).name or not _is_as_installed():
+        return ""
+    releases = json.loads(Path(SHIPPED_STEPS, "releases.json").read_bytes())
+    return str(releases.get(name, ""))
+
+
+@cache
+def _is_as_installed() -> bool:
+    """Whether each file of the shipped steps is as the record of their distribution says."""
+    record = {file for file in _record_of_steps() if file[0].endswith(".py")}
+    there = {str(file) for file in Path(SHIPPED_STEPS).rglob("*.py")}
+    return {path for path, _ in record} == there and all(_is_still(*file) for file in record)
+
+
+def _record_of_steps() -> Iterator[tuple[str, str]]:
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.distribution(_DISTRIBUTION).files or ():
+            path = os.path.normpath(str(file.locate()))
+            if file.hash is not None and path.startswith(f"{SHIPPED_STEPS}{os.sep}"):
+                yield path, f"{file.hash.mode}={file.hash.value}"
 
 
 def settle() -> None:

@@ -33,7 +33,7 @@ from pipeline.dag.canonical import Json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.input_folders import InputFolders
 from pipeline.errors import TemperError
-from pipeline.installed import in_library
+from pipeline.installed import in_library, release_of
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
@@ -48,6 +48,8 @@ UNSTEADY = "changed while the step ran"
 """Stands for the digest of a file that changed during the step; it is equal to no digest."""
 UNREADABLE = "unreadable"
 _FOLDER = "folder"
+RELEASE = "(release)"
+"""Names the release of a step that ships with Temper, in the trace of an unedited installation."""
 _UNKNOWN = "a file that could not be noted"
 
 _MARKS = (".git", "pyproject.toml")
@@ -140,12 +142,13 @@ def home_of(function: Any, arguments: Mapping[str, Json] | None = None) -> Home:
 def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discovered:
     """The dependencies of an attempt, and of earlier ones whose results it has used."""
     modules = _modules(observation.modules, observation.marks)
+    release = release_of(home.module)
     code, its_looks, unnamed = _code(modules, observation.events, home, earlier)
     found = _found(modules, observation.events, observation.rules, home, unnamed)
     is_complete = observation.is_complete and not _has_lost(observation.events)
     files = found.files if is_complete else {**found.files, _UNKNOWN: UNSTEADY}
     return Discovered(
-        code=code,
+        code=code | ({f"{home.module}:{RELEASE}": release} if release else {}),
         files=_agreeing(earlier.discovered.files, files),
         folders=_agreeing(earlier.discovered.folders, found.folders),
         looks=its_looks,
@@ -448,7 +451,7 @@ class Present:
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
         """The same dependencies with their present digests."""
-        code = self._code(home, discovered.code)
+        code = self._released(home, discovered.code, self._code(home, discovered.code))
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file
             for name, digest in discovered.files.items()
@@ -459,6 +462,19 @@ class Present:
             files |= {n: d for n, d in discovered.files.items() if InputFolders.has(n)}
             folders |= {n: d for n, d in discovered.folders.items() if InputFolders.has(n)}
         return Discovered(code, files, folders)
+
+    def _released(
+        self, home: Home, was: Mapping[str, str], now: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Code of the release of a shipped step counts as it was, while that release is here."""
+        release = was.get(unit := f"{home.module}:{RELEASE}")
+        if release is None:
+            return now
+        if release != release_of(home.module):
+            return {**now, unit: release}  # its code counts by itself
+        shipped = f"{home.module.partition('.')[0]}."
+        kept = {name: digest for name, digest in was.items() if name.startswith(shipped)}
+        return kept | {name: d for name, d in now.items() if not name.startswith(shipped)}
 
     def _code(self, home: Home, units: Mapping[str, str]) -> Mapping[str, str]:
         """The present digests of the code that counts; steps that ran the same code share them."""
@@ -480,7 +496,11 @@ def discovered_lines(discovered: Discovered) -> list[str]:
     """A phrase for each discovered dependency."""
     files = discovered.files.items()
     return [
-        *(name for name in discovered.code if name.rpartition(":")[2] not in (IMPORT, TEXT)),
+        *(
+            name
+            for name in discovered.code
+            if name.rpartition(":")[2] not in (IMPORT, TEXT, RELEASE)
+        ),
         *(f"{_shown(name)} was {_what_was_done(digest)}" for name, digest in files),
         *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
     ]
