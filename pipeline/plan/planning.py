@@ -396,7 +396,7 @@ class _Planner:
     def _outdated(self, step: Step, key: str, resolver: Resolver) -> list[str]:
         """The discovered dependencies whose changes make every artifact of a key invalid."""
         found: list[str] = []
-        for made in self.catalog.generations(step.name, key):
+        for made in resolver.made(step, key):
             if not (changes := resolver.outdated(step, made)):
                 return []
             found = found or changes  # the changes since the latest artifact
@@ -404,9 +404,7 @@ class _Planner:
 
     def _looks_neutral(self, step: Step, key: str, resolver: Resolver) -> bool:
         home = home_of(step.function, step.portable_arguments)
-        return any(
-            resolver.looks_neutral(home, made) for made in self.catalog.generations(step.name, key)
-        )
+        return any(resolver.looks_neutral(home, made) for made in resolver.made(step, key))
 
     def _history(self, step: Step) -> History:
         if step.name not in self._histories:

@@ -142,6 +142,12 @@ class Resolver:
         accepted = functools.partial(self._traces, manifest.step)
         return self._present.changes(home, manifest.discovered, accepted)
 
+    def made(self, step: Step, key: str) -> list[Manifest]:
+        """All artifacts of a call, latest first: with this key, or made under a former name."""
+        known = all(i.step.fingerprint in self._found for i in step.inputs)
+        places = [(step.name, key), *(self._former_places(step) if known else ())]
+        return [made for place in places for made in self.catalog.generations(*place)]
+
     def looks_neutral(self, home: Home, manifest: Manifest) -> bool:
         """Whether the present code looks like the code that made an artifact."""
         return neutral_trace(home, manifest.discovered, self._present) is not None

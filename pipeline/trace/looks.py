@@ -3,10 +3,10 @@
 Two traces whose code looks equal probably do the same: somebody renamed, moved, documented or
 annotated something. That is a guess, so it only serves a suggestion; see ``RULE.md``.
 
-The look of a part leaves out imports, texts of documentation, hints, and texts in ``raise``,
-``assert`` and calls of loggers. Names of variables in functions are numbered. A name that the
-module binds or imports has its origin, for which the caller takes the look of what the project
-defines there. Other names, attributes and keywords count.
+The look of a part leaves out imports, texts of documentation, hints, options of ``@step``, and
+texts in ``raise``, ``assert`` and calls of loggers. Names of variables in functions are numbered. A
+name that the module binds or imports has its origin, for which the caller takes the look of what
+the project defines there. Other names, attributes and keywords count.
 """
 
 import ast
@@ -102,6 +102,8 @@ class _Look:
         for name, value in ast.iter_fields(node):
             if name in _LEFT_OUT or (name == "body" and self.strip and isinstance(node, _Function)):
                 continue
+            if name == "decorator_list":
+                value = [decorator for decorator in value if not self._is_step(decorator)]
             if name in ("name", "arg") and isinstance(value, str):
                 is_kept = isinstance(node, ast.keyword) or in_class
                 value = value if is_kept else self._defined(value)
@@ -109,6 +111,12 @@ class _Look:
             found.append((name, self.form(value, inner_class, in_message)))
         self.local = outer
         return found
+
+    def _is_step(self, decorator: ast.expr) -> bool:
+        """Whether this is ``@step``: its options are in keys, or change no result."""
+        function = decorator.func if isinstance(decorator, ast.Call) else decorator
+        alias = self.module.aliases.get(function.id, ()) if isinstance(function, ast.Name) else ()
+        return alias == ((0, "pipeline", "step"),)
 
     def _name(self, name: str) -> Any:
         if name in self.local:
