@@ -103,7 +103,7 @@ def dag(steps: int, names: int, shape: str = "grid") -> Step:
 
 
 def fill(root: Step, store: Store) -> None:
-    """Commit the artifacts of a run, with real keys, code, files, manifests and index."""
+    """Commit the artifacts of a run, with real keys, files, manifests and index."""
     store.prepare()
     catalog = Catalog(store)
     resolver = Resolver(catalog)
@@ -126,7 +126,6 @@ def fill(root: Step, store: Store) -> None:
             files=files,
             metrics={"value": 1},
             seconds=1.0,
-            code=needed.code,
         )
         catalog.add(store.commit(manifest))
     catalog.save()

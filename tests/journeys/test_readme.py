@@ -1,6 +1,5 @@
 """The Python of an experiment, as the docs print it, in one file; and the how-to's step."""
 
-import importlib
 import json
 import re
 from pathlib import Path
@@ -53,15 +52,6 @@ def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
         rows = parquet.read_table(made / split / "pairs-00000.parquet").to_pylist()
         assert rows
         assert all(len(str(row["chosen"])) <= 200 for row in rows)
-
-
-def test_its_key_reaches_nothing_of_the_experiment_in_the_same_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(folder)
-    reached = importlib.import_module("readme").drop_long.code()
-    assert "readme:drop_long" in reached
-    assert not [name for name in reached if name.startswith(("readme:betas", "steps.train"))]
 
 
 @pytest.mark.usefixtures("workers_here")
