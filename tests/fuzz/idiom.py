@@ -13,10 +13,9 @@ They lie in text files, one kind of idiom a file::
     ! return 1 => return 2
     = return 1 => return 1  # a comment
 
-``!`` is an edit that changes the result: neither the key nor what a worker observed may be the same
-after it. ``=`` is one that does not, by its class (formatting, comments, names of locals, a move,
-...), and must leave the key alone. ``~`` is one that does not, for which a new key is accepted: the
-list of these is short. ``-`` is one that changes the result and is documented as not seen.
+``!`` is an edit that changes the result: after it, the result of before must not be served. ``=``
+is one that does not change it, of what did not run or is read by nothing: the result is served.
+``-`` is one that changes the result and is documented as not seen.
 ``\\n`` in an edit is a line break, and `` && `` stands between two edits that are made at once.
 ``@file`` before an edit tells which file it is in; else the old text is once in all files.
 ``new:FILE`` for the old text adds a file; with the new text ``(gone)`` a file is taken away.
@@ -36,7 +35,7 @@ FOLDER = Path(__file__).parent / "idioms"
 
 @dataclass(frozen=True)
 class Edit:
-    """Attributes: class_: ``!``, ``=``, ``~`` or ``-``; parts: what is replaced, all at once."""
+    """Attributes: class_: ``!``, ``=`` or ``-``; parts: what is replaced, all at once."""
 
     class_: str
     text: str
@@ -98,7 +97,7 @@ def _read(path: Path) -> Iterator[Idiom]:
                 if current is not None:
                     files[file] = "\n".join(current).rstrip() + "\n"
                 file, current = line[4:].strip(), []
-            elif re.match(r"[!=~-] ", line):
+            elif re.match(r"[!=-] ", line):
                 edits.append(_edit(line))
             elif current is not None and not edits:
                 current.append(line)

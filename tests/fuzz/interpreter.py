@@ -1,9 +1,9 @@
 """An interpreter that answers questions about small projects, each in a forked child of its own.
 
 ``plain`` runs the step of a project as Python runs it, with nothing of Temper in the process except
-a stand-in for its decorators. ``key`` says under which key Temper would keep the result, runs the
-step as a worker does and says what it observed, and what of that has changed. Both read one JSON
-question a line, ``{"folder": ..., "options": {...}}``, and write one JSON answer a line.
+a stand-in for its decorators. ``temper`` runs it as a worker does and says what it recorded, and
+what of that has changed. Both read one JSON question a line,
+``{"folder": ..., "options": {...}}``, and write one JSON answer a line.
 
 A forked child costs milliseconds where a new interpreter costs tens, and starts just as empty:
 the parent never imports a project.
@@ -31,7 +31,7 @@ Answer = dict[str, Any]
 
 def main() -> None:
     kind, root = sys.argv[1], sys.argv[2]
-    answer = _prepare_plain() if kind == "plain" else _prepare_key(root)
+    answer = _prepare_plain() if kind == "plain" else _prepare_temper(root)
     gc.freeze()  # a child that collects garbage would copy all of this
     for line in sys.stdin:
         print(json.dumps(_in_child(answer, json.loads(line))), flush=True)
@@ -44,7 +44,7 @@ def _in_child(answer: Callable[..., Answer], question: Answer) -> Answer:
         os.close(reading)
         signal.alarm(LIMIT)
         _be_quiet()
-        os.chdir(question.get("cwd") or question["folder"])
+        os.chdir(question["folder"])
         sys.path.insert(0, question["folder"])
         found = answer(question["folder"], **question.get("options", {}))
         with os.fdopen(writing, "w") as pipe:
@@ -139,10 +139,10 @@ def _shown(value: Any) -> str:
     return repr(value) if kind.__module__ == "builtins" else f"{kind.__name__}: {value!r}"
 
 
-# --- the key ----------------------------------------------------------------------------------
+# --- Temper -----------------------------------------------------------------------------------
 
 
-def _prepare_key(root: str) -> Callable[..., Answer]:
+def _prepare_temper(root: str) -> Callable[..., Answer]:
     here = sys.path.pop(0)
     sys.dont_write_bytecode = True
     sys.path.insert(0, here)

@@ -1,4 +1,4 @@
-"""Edits of small projects, judged by the interpreter: did the result change, and did the key?"""
+"""Edits of small projects, judged by the interpreter: did the result change, and is it served?"""
 
 import json
 import os
@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -15,83 +15,52 @@ from typing import Any
 
 HERE = Path(__file__).parent
 Files = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one state of a project gives: plainly, and as a key.
-
-    Attributes:
-        run: runs the step as plain Python does; called when somebody asks for the result.
-        key: ``None`` if Temper refuses the step or fails.
-        trouble: why there is no key.
-        failed: Temper ended with something other than an error of its own.
-    """
-
-    run: Callable[[], Mapping[str, str]]
-    key: str | None
-    units: Mapping[str, str] = field(default_factory=dict)
-    arguments: Any = None
-    types: tuple[str, ...] = ()
-    trouble: str = ""
-    failed: bool = False
-
-    @cached_property
-    def plain(self) -> Mapping[str, str]:
-        return self.run()
-
-    @property
-    def result(self) -> str | None:
-        """What the step returns and writes; ``None`` if it raises."""
-        return self.plain.get("result")
-
-    @property
-    def raised(self) -> str:
-        """What it raises then."""
-        plain = self.plain
-        return f"{plain.get('raised', '')}: {plain.get('text', plain.get('error', ''))}"
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an edit did."""
+    """What an edit did to a result that was made before it.
 
-    before: Observation
-    after: Observation
+    Attributes:
+        trouble: what Temper raised.
+        is_of_edit: whether it did so only after the edit.
+        changes: what keeps the result from being served.
+    """
+
+    laboratory: "Laboratory"
+    before: Files
+    after: Files
+    changes: tuple[str, ...] = ()
+    trouble: str = ""
+    is_of_edit: bool = False
+
+    @property
+    def hit(self) -> bool:
+        return not self.trouble and not self.changes
 
     @property
     def changed(self) -> bool:
         """Whether plain Python gives another result, where there was one."""
-        return self.before.result is not None and self.after.result != self.before.result
+        was = self.laboratory.result(self.before)
+        return was is not None and self.laboratory.result(self.after) != was
 
     @property
-    def unchanged(self) -> bool:
-        return self.before.result is not None and self.after.result == self.before.result
+    def is_crash(self) -> bool:
+        """Whether Temper raised where the project does not."""
+        project = self.after if self.is_of_edit else self.before
+        return bool(self.trouble) and self.laboratory.result(project) is not None
 
-    @property
-    def hit(self) -> bool:
-        """Whether the result of before would be served after the edit."""
-        return self.before.key is not None and self.after.key == self.before.key
-
-    @property
-    def false_hit(self) -> bool:
-        return self.hit and self.changed
-
-    @property
-    def needless(self) -> bool:
-        return not self.hit and self.unchanged
-
-    @property
-    def units(self) -> list[str]:
-        """The units that differ."""
-        return sorted({unit for unit, _ in self.before.units.items() ^ self.after.units.items()})
+    def __str__(self) -> str:
+        was, now = map(self.laboratory.plainly, (self.before, self.after))
+        return f"    result {was} -> {now}\n    {self.trouble or self.changes or 'served'}"
 
 
 class _Interpreter:
     """A process of ``interpreter.py``."""
 
-    def __init__(self, kind: str, root: Path, cache: Path, hash_seed: int):
-        environment = {"PYTHONHASHSEED": str(hash_seed), "TEMPER_CACHE": str(cache)}
+    def __init__(self, kind: str, root: Path, cache: Path):
+        environment = {"PYTHONHASHSEED": "0", "TEMPER_CACHE": str(cache)}
         self.process = subprocess.Popen(
             [sys.executable, "-B", str(HERE / "interpreter.py"), kind, str(root)],
             stdin=subprocess.PIPE,
@@ -100,7 +69,7 @@ class _Interpreter:
             env={**os.environ, **environment},
         )
 
-    def ask(self, folder: Path, **options: Any) -> dict[str, Any]:
+    def ask(self, folder: Path, **options: Any) -> Answer:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         question = {"folder": str(folder), "options": options}
@@ -116,28 +85,27 @@ class _Interpreter:
 
 
 class Laboratory:
-    """Looks at states of projects. Its interpreters start when they are needed, and run until it
-    is closed.
+    """Looks at states of projects, each in a folder of another name. Its interpreters start when
+    they are needed, and run until it is closed.
 
     Args:
-        root: the checkout whose keys are judged.
-        hash_seed: the ``PYTHONHASHSEED`` of the process that works keys out.
+        root: the checkout that is judged.
     """
 
-    def __init__(self, root: Path, hash_seed: int = 1):
+    def __init__(self, root: Path):
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-        self.root, self.hash_seed = root, hash_seed
+        self.root = root
         self.count = 0
-        self._seen: dict[str, Observation] = {}
+        self._known: dict[tuple[str, str], Answer] = {}
 
     @cached_property
     def plain(self) -> _Interpreter:
-        return _Interpreter("plain", self.root, self.folder / "cache", 0)
+        return _Interpreter("plain", self.root, self.folder / "cache")
 
     @cached_property
-    def keys(self) -> _Interpreter:
-        return _Interpreter("key", self.root, self.folder / "cache", self.hash_seed)
+    def temper(self) -> _Interpreter:
+        return _Interpreter("temper", self.root, self.folder / "cache")
 
     def __enter__(self) -> "Laboratory":
         return self
@@ -148,66 +116,52 @@ class Laboratory:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for interpreter in {"plain", "keys"} & vars(self).keys():
+        for interpreter in {"plain", "temper"} & vars(self).keys():
             getattr(self, interpreter).close()
         shutil.rmtree(self.folder)
 
-    def observe(self, files: Files) -> Observation:
-        """One state of a project. Every new state lies in a folder of another name."""
-        known = json.dumps(files, sort_keys=True)
-        if known not in self._seen:
-            self._seen[known] = self._observe(files)
-        return self._seen[known]
+    def plainly(self, files: Files) -> Answer:
+        """What plain Python makes of a project: ``result``, or what it ``raised``."""
+        return self._once("plain", files)
+
+    def result(self, files: Files) -> str | None:
+        """What the step returns and writes; ``None`` if it raises."""
+        return self.plainly(files).get("result")
 
     def compare(self, before: Files, after: Files) -> Verdict:
-        return Verdict(self.observe(before), self.observe(after))
+        """Run the step before an edit, and look after it whether its result would be served."""
+        was, now = self.key(before), self.key(after)
+        made = self.trace(before, was["arguments"]) if "key" in was else was
+        if "trace" not in made:
+            return Verdict(self, before, after, trouble=str(made))
+        if "key" not in now:
+            return Verdict(self, before, after, trouble=str(now), is_of_edit=True)
+        if was["key"] != now["key"]:
+            return Verdict(self, before, after, ("the key",))
+        found = self._ask("temper", after, ask="changes", trace=made["trace"])
+        if "changes" not in found:
+            return Verdict(self, before, after, trouble=str(found), is_of_edit=True)
+        return Verdict(self, before, after, tuple(found["changes"]))
 
-    def observed_changes(self, before: Files, after: Files) -> list[str]:
-        """What of that which a worker observes before an edit is not the same after it."""
-        state = self.observe(before)
-        known = {"arguments": state.arguments, "types": state.types}
-        seen = self._ask(self.keys, before, ask="observe", **known)
-        if "discovered" not in seen:
-            return [f"the worker fails: {seen}"]
-        found = self._ask(self.keys, after, ask="changes", discovered=seen["discovered"])
-        return found.get("changes") or ([] if "changes" in found else [str(found)])
+    def key(self, files: Files) -> Answer:
+        if "experiment.py" not in files:
+            return {"key": "", "arguments": {}}
+        return self._once("temper", files, ask="key")
 
-    def _folder(self) -> Path:
-        """Every state of a project lies in a folder of another name."""
+    def trace(self, files: Files, arguments: Any) -> Answer:
+        return self._once("temper", files, ask="trace", arguments=arguments)
+
+    def _once(self, interpreter: str, files: Files, **options: Any) -> Answer:
+        known = f"{interpreter} {options.get('ask')}", json.dumps(files, sort_keys=True)
+        if known not in self._known:
+            self._known[known] = self._ask(interpreter, files, **options)
+        return self._known[known]
+
+    def _ask(self, interpreter: str, files: Files, **options: Any) -> Answer:
         self.count += 1
-        return self.folder / f"clone{'x' * (self.count % 7)}{self.count}"
-
-    def keys_of(self, sources: Sequence[str]) -> list[str]:
-        """The key of a step that calls ``helper`` in each of these modules, which never run."""
-        folder = self.folder / "fragments"
-        names = [f"fragment{number}" for number in range(len(sources))]
-        step = "def train(out):\n    from helper_of_{} import helper\n    return helper(out)\n"
-        write(folder, {f"{name}.py": step.format(name) for name in names})
-        write(folder, {f"helper_of_{n}.py": s for n, s in zip(names, sources, strict=True)})
-        answer = self.keys.ask(folder, ask="modules", modules=names)
-        shutil.rmtree(folder)
-        assert "keys" in answer, answer
-        return answer["keys"]
-
-    def _observe(self, files: Files) -> Observation:
-        key = self._ask(self.keys, files)
-        return Observation(
-            lambda: self._ask(self.plain, files),
-            key.get("key"),
-            key.get("units", {}),
-            key.get("arguments"),
-            tuple(key.get("types", ())),
-            key.get("refused") or key.get("trace") or key.get("error", ""),
-            failed="error" in key,
-        )
-
-    def _ask(self, interpreter: _Interpreter, files: Files, **options: Any) -> dict[str, Any]:
-        folder = self._folder()
+        folder = self.folder / f"clone{'x' * (self.count % 7)}{self.count}"
         write(folder, files)
-        answer = interpreter.ask(folder, **options)
+        answer = getattr(self, interpreter).ask(folder, **options)
         shutil.rmtree(folder)
         return answer
 

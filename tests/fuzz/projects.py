@@ -10,15 +10,6 @@ from laboratory import Files
 
 _READS_PLACES = re.compile(r"__file__|\bsteps\b|getsource|sys\.path|\bpathlib\b|subprocess")
 
-_READS_CODE = re.compile(
-    r"__\w+__(?<!__init__)(?<!__future__)|\b(dir|vars|locals|globals|eval|exec|repr|str|print|type)\("
-    r"|\bgetattr|hasattr|setattr|inspect|pydantic|typing|pickle|logging|warnings|traceback|except|raise"
-    r"|import_module|sys\.|wraps|singledispatch|abc|enum|unittest|mock|operator|partial|lambda"
-    r"|dataclass|import \*|f\"|f'|%"
-)
-_OBSERVED = ("dynamic",)
-"""Topics of which much is seen by workers alone."""
-
 
 @dataclass(frozen=True)
 class Project:
@@ -27,21 +18,10 @@ class Project:
     names: tuple[str, ...]
     files: Files
 
-    @property
-    def reads_code(self) -> bool:
-        """Whether something in it may read names, docstrings, annotations or texts, or look names
-        up by text, so that what is neutral elsewhere may count."""
-        return bool(_READS_CODE.search("\n".join(self.files.values())))
-
 
 def usable() -> list[Idiom]:
     """The idioms that can be part of a project."""
-    return [
-        idiom
-        for idiom in idioms()
-        if idiom.topic not in _OBSERVED
-        and not _READS_PLACES.search("\n".join(idiom.files.values()))
-    ]
+    return [i for i in idioms() if not _READS_PLACES.search("\n".join(i.files.values()))]
 
 
 def project(chance: random.Random) -> Project:

@@ -1,4 +1,4 @@
-"""What the keys of a checkout get wrong, as the smallest projects that show it.
+"""What the traces of a checkout get wrong, as the smallest projects that show it.
 
 Run it by hand::
 
@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,8 +23,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from idiom import FOLDER, Edit, Idiom, idioms
 from laboratory import Files, Laboratory, Verdict
 
-FALSE_HIT = "FALSE HIT"
-CHANGES = ("!", "-")
 JUDGED = FOLDER / "judged.json"
 
 
@@ -34,18 +33,18 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help=f"write {JUDGED.name} anew")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     with Laboratory(Path(options.root)) as laboratory:
         for idiom in idioms():
             if options.names and not {idiom.topic, idiom.name} & set(options.names):
                 continue
             for edit in idiom.edits:
-                counts["edits"] = counts.get("edits", 0) + 1
-                if problem := fault(laboratory, idiom, edit):
-                    counts[problem] = counts.get(problem, 0) + 1
-                    print(f"{problem}: {idiom.topic}/{idiom.name}: {edit.text}")
+                counts["edits"] += 1
+                if problem := fault(laboratory, idiom, edit, judged=False):
+                    counts[problem] += 1
+                    print(f"{problem}: {idiom.topic}/{idiom.name}: {edit.text}", flush=True)
                     if not options.brief:
-                        print("\n".join(details(laboratory, idiom, edit)))
+                        print("\n".join(details(laboratory, idiom, edit)), flush=True)
     print(", ".join(f"{count} {name}" for name, count in counts.items()))
     if options.judge:
         assert not options.names, "all topics are judged at once"
@@ -57,7 +56,7 @@ def main() -> None:
 @cache
 def is_judged(topic: str) -> bool:
     """Whether the interpreter has confirmed what this text of a topic says of each edit: that it
-    changes the result, or that it does not. Keys are no part of that."""
+    changes the result, or that it does not. Traces are no part of that."""
     known = json.loads(JUDGED.read_text("utf-8")) if JUDGED.exists() else {}
     return known.get(topic) == _digest(topic)
 
@@ -67,39 +66,29 @@ def _digest(topic: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def fault(laboratory: Laboratory, idiom: Idiom, edit: Edit, judged: bool = False) -> str:
+def fault(laboratory: Laboratory, idiom: Idiom, edit: Edit, judged: bool) -> str:
     """What is wrong with an edit or with what Temper makes of it; empty if nothing is.
 
     Args:
         judged: whether to believe what the corpus says of the edit.
     """
-    after = edit.apply(idiom.files)
-    verdict = laboratory.compare(idiom.files, after)
-    found = ("" if judged else _fault_of_corpus(edit, verdict)) or _fault_of_keys(edit, verdict)
-    if found == FALSE_HIT and laboratory.observed_changes(idiom.files, after):
-        return ""
-    if not found and edit.class_ == "=" and not judged:
-        return "needless rerun" if laboratory.observed_changes(idiom.files, after) else ""
-    return found
+    verdict = laboratory.compare(idiom.files, edit.apply(idiom.files))
+    if not judged and (found := _fault_of_corpus(edit, verdict)):
+        return found
+    if verdict.is_crash:
+        return "crash"
+    if verdict.hit and edit.class_ == "!":
+        return "FALSE HIT"
+    return "needless rerun" if not verdict.hit and edit.class_ == "=" else ""
 
 
 def _fault_of_corpus(edit: Edit, verdict: Verdict) -> str:
-    if verdict.before.result is None:
-        return f"corpus: the project raises {verdict.before.raised}"
-    if edit.class_ in CHANGES and not verdict.changed:
+    if verdict.laboratory.result(verdict.before) is None:
+        return f"corpus: the project raises {verdict.laboratory.plainly(verdict.before)}"
+    if edit.class_ != "=" and not verdict.changed:
         return "corpus: the edit has no effect"
-    if edit.class_ in "=~" and not verdict.unchanged:
+    if edit.class_ == "=" and verdict.changed:
         return "corpus: the edit has an effect"
-    return ""
-
-
-def _fault_of_keys(edit: Edit, verdict: Verdict) -> str:
-    if verdict.before.failed or (verdict.after.failed and verdict.after.result is not None):
-        return "crash"
-    if edit.class_ == "!" and verdict.hit:
-        return FALSE_HIT
-    if edit.class_ == "=" and not verdict.hit:
-        return "needless rerun"
     return ""
 
 
@@ -108,11 +97,8 @@ def details(laboratory: Laboratory, idiom: Idiom, edit: Edit) -> Iterator[str]:
     for name, text in idiom.files.items():
         yield f"    --- {name}"
         yield from (f"    {line}" for line in text.rstrip().split("\n"))
-    yield from difference(idiom.files, edit.apply(idiom.files))
-    yield f"    result {verdict.before.result} -> {verdict.after.result or verdict.after.raised}"
-    yield f"    units that differ: {verdict.units}"
-    for observation in (verdict.before, verdict.after):
-        yield from (f"    {line}" for line in observation.trouble.split("\n") if line)
+    yield from difference(verdict.before, verdict.after)
+    yield str(verdict)
 
 
 def difference(before: Files, after: Files) -> Iterator[str]:

@@ -1,13 +1,11 @@
-"""Small projects in every idiom in which Python code depends on other code, and edits of them.
+"""Small projects in the idioms in which Python code depends on other code, and edits of them.
 
-The interpreter is the judge: where plain Python gives another result after an edit, the result of
-before must not be served. Where the edit is neutral by its class, nothing may run again. What the
-interpreter says of an edit depends on nothing of Temper, so it is asked only about topics that were
-edited since it was last asked, and about all by ``make attack``.
+The step of each runs as in a worker, which records what ran. Then the edit is made. The interpreter
+is the judge: where plain Python gives another result now, that of before must not be served. What
+the interpreter says of an edit depends on nothing of Temper, so it is asked only about topics that
+were edited since it was last asked, and about all by ``make attack``.
 
-``make attack`` tries every idiom. By default, that is a sixth of each topic, chosen by name, and
-those in ``always.txt``: without these, that sixth would miss a branch of :mod:`pipeline.code` that
-all idioms together reach, or neutral edits of a kind of their own.
+By default, a sixth of each topic is tried, chosen by name; `make slow` tries every idiom.
 """
 
 import zlib
@@ -16,27 +14,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from idiom import FOLDER, Idiom, idioms
+from idiom import Idiom, idioms
 from laboratory import Laboratory
 from report import fault, is_judged
 
 TOPICS = sorted({idiom.topic for idiom in idioms()})
-LONGEST = {"functions_and_classes", "precision", "third_look"}
-"""Topics that take `make test` a second or more each, and reach no branch that others do not."""
-ALWAYS = frozenset((FOLDER.parent / "always.txt").read_text("utf-8").split())
-
-
-def tried() -> list[Idiom]:
-    """The idioms that this run tries."""
-    return [idiom for idiom in idioms() if _attacks() or _is_tried(f"{idiom.topic}/{idiom.name}")]
-
-
-def _is_tried(name: str) -> bool:
-    return name in ALWAYS or zlib.crc32(name.encode()) % 6 == 0
-
-
-def _attacks() -> bool:
-    return settings().max_examples > 100
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +27,28 @@ def laboratory(repository: Path) -> Iterator[Laboratory]:
         yield laboratory
 
 
-@pytest.mark.parametrize(
-    "topic", [pytest.param(t, marks=[pytest.mark.slow] * (t in LONGEST)) for t in TOPICS]
-)
-def test_a_step_runs_again_if_its_result_changes_and_not_if_an_edit_is_neutral(
+def faults(laboratory: Laboratory, topic: str, *, of_a_sixth: bool) -> list[str]:
+    judged = is_judged(topic) and settings().max_examples <= 100
+    tried = (i for i in idioms() if i.topic == topic and _is_in_a_sixth(i) == of_a_sixth)
+    edits = ((idiom, edit) for idiom in tried for edit in idiom.edits)
+    found = ((fault(laboratory, i, e, judged), f"{i.name}: {e.text}") for i, e in edits)
+    return [f"{problem}: {where}" for problem, where in found if problem]
+
+
+def _is_in_a_sixth(idiom: Idiom) -> bool:
+    return zlib.crc32(f"{idiom.topic}/{idiom.name}".encode()) % 6 == 0
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_no_result_is_served_after_an_edit_that_changes_it(
     laboratory: Laboratory, topic: str
 ) -> None:
-    judged = is_judged(topic) and not _attacks()
-    faults: list[str] = []
-    for idiom in tried():
-        for edit in idiom.edits if idiom.topic == topic else ():
-            if found := fault(laboratory, idiom, edit, judged):
-                faults.append(f"{found}: {idiom.name}: {edit.text}")
-    assert not faults, "\n".join(faults)
+    assert not faults(laboratory, topic, of_a_sixth=True)
 
 
-def test_a_key_is_the_same_for_every_order_of_hashes(
-    laboratory: Laboratory, repository: Path
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", TOPICS)
+def test_no_result_is_served_after_any_edit_that_changes_it(
+    laboratory: Laboratory, topic: str
 ) -> None:
-    """The laboratory of the other tests has seen these projects, with a seed of its own."""
-    sample = tried()[:: 1 if _attacks() else 27]
-    keys = [laboratory.observe(idiom.files).key for idiom in sample]
-    with Laboratory(repository, hash_seed=2) as other:
-        assert keys == [other.observe(idiom.files).key for idiom in sample]
+    assert not faults(laboratory, topic, of_a_sixth=False)
