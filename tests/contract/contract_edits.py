@@ -29,7 +29,8 @@ from contract_model import (
 )
 from hypothesis import strategies as st
 
-from pipeline.observed.discovery import Present, accepted_trace, home_of
+from pipeline.observed.discovery import Present, home_of
+from pipeline.observed.neutral import accepted_trace
 
 
 class Edit:
