@@ -25,6 +25,7 @@ from pipeline.launchers.config import LocalConfig
 from pipeline.launchers.driver_end import uninterrupted
 from pipeline.launchers.environment import UNOPTIMISED, import_path, users_environment
 from pipeline.launchers.warm_parent import Forked, WarmParent
+from pipeline.observed import native
 from pipeline.redaction import shown_output
 from pipeline.wire import forking
 from pipeline.wire.launcher import Ended, Task
@@ -145,7 +146,7 @@ class LocalLauncher:
 
     def _environment(self, resources: Resources, mine: devices.Devices) -> dict[str, str]:
         cores = resources.cpus or cores_here() // self.jobs
-        return {
+        environment = {
             "OMP_NUM_THREADS": str(max(1, cores // resources.num_processes)),
             "GOMP_SPINCOUNT": "2000",
             "TOKENIZERS_PARALLELISM": "false",
@@ -160,6 +161,7 @@ class LocalLauncher:
             WORKER_ENVIRONMENT: "1",
             devices.VISIBLE: ",".join(mine.names),
         }
+        return native.preloaded(environment)
 
 
 class _Fresh:

@@ -19,7 +19,7 @@ input is known by its content, so another one may lie beside other files.
 import inspect
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -34,9 +34,17 @@ from pipeline.dag.digests import file_digests
 from pipeline.dag.input_folders import InputFolders
 from pipeline.errors import TemperError
 from pipeline.installed import in_library, release_of
+from pipeline.observed import native
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
-from pipeline.observed.states import ABSENT, LINK, folder_digest, state_of, target_of
+from pipeline.observed.states import (
+    ABSENT,
+    LINK,
+    UNSTEADY,
+    folder_digest,
+    state_of,
+    target_of,
+)
 from pipeline.processes import working_folder
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
@@ -44,8 +52,6 @@ from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, looks, se
 from pipeline.trace.modules import Modules
 from pipeline.trace.source_parts import Source
 
-UNSTEADY = "changed while the step ran"
-"""Stands for the digest of a file that changed during the step; it is equal to no digest."""
 UNREADABLE = "unreadable"
 _FOLDER = "folder"
 RELEASE = "(release)"
@@ -160,13 +166,19 @@ def _found(
 ) -> Discovered:
     """The files and folders that a step used; ``unnamed`` are those of modules without a name by
     which a planner can find them."""
-    reads, folders, names = _events(events, home.inputs)
+    records = native.plain(_records(events), rules, os.path.dirname(events))
+    reads, folders, names = _events(records, home.inputs)
     for path in filter(rules.counts, unnamed):
         reads[path] = modules[path].digest
     imported = _imported({path: module.name for path, module in modules.items()}, home)
     by_name = partial(_by_name, names, home, rules, imported)
     files = by_name({path: _read_digest(path, reads[path]) for path in sorted(reads)})
     return Discovered({}, files, by_name(dict(sorted(folders.items()))))
+
+
+def has_unseen(observation: Observation) -> bool:
+    """Whether the step started a program of which nothing was seen."""
+    return any(kind == "started" for kind, *_ in _records(observation.events))
 
 
 def _has_lost(events: str) -> bool:
@@ -358,7 +370,9 @@ class _Names:
         return [name, from_start, *beside] if parents else [name, *beside]
 
 
-def _events(file: str, inputs: InputFolders) -> tuple[dict[str, Any], dict[str, str], _Names]:
+def _events(
+    records: Iterable[list[Any]], inputs: InputFolders
+) -> tuple[dict[str, Any], dict[str, str], _Names]:
     """For each file that the step read before it wrote it: its state or its digest. For each folder
     that the step listed and did not make: its digest. How it named them."""
     reads: dict[str, Any] = {}
@@ -368,7 +382,7 @@ def _events(file: str, inputs: InputFolders) -> tuple[dict[str, Any], dict[str, 
     kept: dict[str, str] = {}
     own: set[str] = set()
     made: list[str] = []
-    for kind, path, *details in _records(file):
+    for kind, path, *details in records:
         if kind in ("relative", "base"):
             (names.relative if kind == "relative" else names.bases).add(path)
         elif kind == "beside":
@@ -389,10 +403,16 @@ def _events(file: str, inputs: InputFolders) -> tuple[dict[str, Any], dict[str, 
             links.setdefault(path, details[0])
         elif kind == "kept":
             kept[path] = details[1]
+        elif kind == "forget":
+            reads.pop(path, None)
         elif kind == "make":
             made.append(f"{path}/")
             own.add(path)
-            reads.pop(path, None)
+            for gone in [p for p in reads if p == path or p.startswith(made[-1])]:
+                if gone == path or reads[gone] is None:
+                    del reads[gone]
+            if folders.get(path) == ABSENT:
+                del folders[path]
         elif kind == "write" and reads.get(path) is None:
             own.add(path)
             reads.pop(path, None)

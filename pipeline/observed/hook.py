@@ -6,11 +6,9 @@ own: a step must not fail because it is observed.
 """
 
 import contextlib
-import glob
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from threading import current_thread, get_ident, main_thread
@@ -25,13 +23,10 @@ from pipeline.observed.callers import (
     may_ask_for_sizes,
     readers_of_source,
 )
-from pipeline.observed.commands import files_named, paths_in, pieces, words_of
-from pipeline.observed.rules import Rules
+from pipeline.observed.rules import Rules, is_made_up
 from pipeline.observed.states import file_digest, folder_digest, state_of, target_of
 from pipeline.processes import working_folder
 
-_STARTED = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "started"))
-_MOST_GIVEN = 1000
 _WRITES = os.O_WRONLY | os.O_TRUNC
 _KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 
@@ -41,14 +36,14 @@ class Recorder(Protocol):
 
     Attributes:
         rules: which paths count.
-        variables: the environment variables with which a started Python joins; empty if none does.
+        sees_programs: whether it records what native code and started programs open.
     """
 
     @property
     def rules(self) -> Rules: ...
 
     @property
-    def variables(self) -> Mapping[bytes, bytes]: ...
+    def sees_programs(self) -> bool: ...
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
         """Record an event of a file or folder."""
@@ -83,9 +78,7 @@ class Hook:
             "subprocess.Popen": self._start,
             "os.posix_spawn": self._start,
             "os.exec": self._start,
-            "os.system": lambda command: self._started(
-                ["/bin/sh", "-c", *pieces(os.fsdecode(command))], None
-            ),
+            "os.system": self._start,
             "cpython.run_file": lambda file: self.note_source(os.path.abspath(file)),
         }
 
@@ -166,8 +159,7 @@ class Hook:
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
         """Whether a missing project file counts; a name like ``<string>`` names no file."""
-        is_made_up = os.path.basename(path).startswith("<")
-        return state is None and not is_made_up and self._is_project(path)
+        return state is None and not is_made_up(path) and self._is_project(path)
 
     def note_source(self, path: str) -> None:
         """Record a read of a source file that ``linecache`` served, inside ``unobserved`` too."""
@@ -200,36 +192,6 @@ class Hook:
         is_root = self._recorder is not None and f"{place}/" in self._recorder.rules.roots
         if not is_root and os.path.islink(place) and self._is_asked_by_project():
             self._add("link", place, target_of(place))
-
-    def note_given(self, value: Any) -> None:
-        """Record the files that code gave to a library which opens files in native code."""
-        if isinstance(value, str | os.PathLike):
-            self.tell(self._note_given, value)
-        elif isinstance(value, list | tuple) and len(value) <= _MOST_GIVEN:
-            for inner in value:
-                self.note_given(inner)
-
-    def _note_given(self, value: Any) -> None:
-        for name in [os.fsdecode(value)] if isinstance(value, os.PathLike) else paths_in(value):
-            if ("given", name) in self._seen:
-                continue
-            self._seen.add(("given", name))
-            for found in glob.glob(name, recursive=True) if "*" in name else [name]:
-                self._note_all(self._path(found))
-            if "*" in name:
-                self._note_listed(self._path(name.partition("*")[0].rpartition("/")[0] or "."))
-
-    def _note_all(self, path: str | None) -> None:
-        """Record a file, or all files below a folder."""
-        if path is None or not self._counts(path) or not os.path.exists(path):
-            return
-        for folder, inner, names in os.walk(path):
-            inner[:] = [name for name in inner if self._counts(os.path.join(folder, name))]
-            self._note_listed(folder)
-            for name in names:
-                self._note_all(os.path.join(folder, name))
-        if state := state_of(path):
-            self._note_read(path, state)
 
     def _note_listed(self, folder: str | None) -> None:
         if folder is not None and self._counts(folder):
@@ -382,47 +344,12 @@ class Hook:
         if path is not None and self._counts(path) and (state := state_of(path)):
             self._note_read(path, state)
 
-    def _start(self, program: Any, words: Any, *rest: Any) -> None:
-        *folder, environment = rest  # `Popen` tells the working folder
-        words = [words] if isinstance(words, str | bytes | os.PathLike) else list(words)
-        words = [os.fsdecode(word) for word in (program, *words) if word]
-        search = (environment or os.environ).get("PATH")
-        program = shutil.which(words[0], path=search) or words[0]
-        self._started([program, *words], next(iter(folder), None))
-
-    def _started(self, words: list[str], folder: Any) -> None:
-        """Record the project files in a command, and whether it starts a Python with them."""
-        if (recorder := self._recorder) is None:
-            return
-        where = os.path.abspath(os.fsdecode(folder) if folder else ".")
-        inner = words_of(words)
-        named = files_named(inner, where, recorder.rules)
-        for piece in () if folder else inner:
-            if os.path.abspath(piece) in named:  # other words are no names, and may be keys
-                self._path(piece)
-        for path in named:
-            if os.path.isdir(path):
-                self._note_listed(path)
-            elif os.path.exists(path):
-                self._read_before_change(path)
-            else:
-                self._note_absent(path)
-        is_python = any(os.path.basename(piece).startswith("python") for piece in inner)
-        imports = any(recorder.rules.package in word or "loky" in word for word in words)
-        if is_python and (named or imports) and ("python", "") not in self._seen:
-            self._seen.add(("python", ""))
-            recorder.add_event("python", "")
-
-    def additions(self, environment: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-        """Variables for a process that is started with an environment, so that a Python in it
-        joins; none if nothing is observed."""
-        if self._recorder is None or not (variables := self._recorder.variables):
-            return {}
-        path = environment.get(b"PYTHONPATH")
-        return {
-            b"PYTHONPATH": _STARTED + (os.pathsep.encode() + path if path else b""),
-            **variables,
-        }
+    def _start(self, *_: Any) -> None:
+        """Record that a program was started of which nothing is seen."""
+        if self._recorder is not None and ("started", "") not in self._seen:
+            self._seen.add(("started", ""))
+            if not self._recorder.sees_programs:
+                self._add("started", "")
 
     # --- paths ---------------------------------------------------------------------------------
 
@@ -476,7 +403,7 @@ class _Witness:
     """Records if only the paths that are used matter, and how."""
 
     rules: Rules
-    variables: Mapping[bytes, bytes] = field(default_factory=dict)
+    sees_programs: bool = True
     seen: list[tuple[str, str]] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.installed import settle
-from pipeline.observed import taps
 from pipeline.observed.hook import HOOK, unobserved
 from pipeline.observed.observation import Observation
 
+STARTED = "TEMPER_STARTED"
+"""Set in such a Python: what `multiprocessing` starts there joins in the same way."""
 _RUNS_A_MODULE = "<frozen runpy>"
 
 
@@ -24,7 +25,7 @@ def join_as_started() -> None:
     if (observation := Observation.join()) is not None:
         settle()
         _note_imports(observation)
-        taps.follow_every_process()
+        os.environ[STARTED] = "1"
 
 
 def _note_imports(observation: Observation) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 import blake3
 
-from pipeline.observed import marks, natives
+from pipeline.observed import marks
 from pipeline.trace import shelf
 
-_RAN, _LOOKS = "__temper_ran__", "__temper_looks__"
+_RAN = "__temper_ran__"
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,8 @@ class MarkedCode:
     _code: CodeType
     _number: bytes
 
-    def placed(self, path: str, ran: str, looks: str, first: int) -> CodeType:
-        """The code of a file whose marks call ``ran``, with numbers from ``first`` on, and
-        ``looks``."""
-        names = {_RAN: ran, _LOOKS: looks}
+    def placed(self, path: str, ran: str, first: int) -> CodeType:
+        """The code of a file whose marks call ``ran``, with numbers from ``first`` on."""
 
         def value(constant: Any) -> Any:
             if isinstance(constant, CodeType):
@@ -52,7 +50,7 @@ class MarkedCode:
 
         def placed(code: CodeType) -> CodeType:
             constants = tuple(map(value, code.co_consts))
-            called = tuple(names.get(name, name) for name in code.co_names)
+            called = tuple(ran if name == _RAN else name for name in code.co_names)
             return code.replace(co_filename=path, co_consts=constants, co_names=called)
 
         return placed(self._code)
@@ -81,7 +79,6 @@ def _compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode
     if not marks.is_for_a_compiler(tree, content):
         units = [unit for unit, _ in functions]
         marks.mark(functions, _RAN, [number + b"%d" % n for n in range(len(units))])
-        natives.mark(tree, content, _LOOKS)
     code = loader.source_to_code(tree, path)  # type: ignore[arg-type]
     return MarkedCode(units, code, number)
 
@@ -91,6 +88,4 @@ def _number(content: bytes) -> bytes:
     return blake3.blake3(content).digest()
 
 
-_COMPILERS = shelf.version_of(
-    "marks.py", "natives.py", "marked_code.py", room=Path(__file__).parent
-)
+_COMPILERS = shelf.version_of("marks.py", "marked_code.py", room=Path(__file__).parent)

@@ -32,7 +32,7 @@ from typing import IO, Any
 import blake3
 
 from pipeline import processes
-from pipeline.observed import marks, natives
+from pipeline.observed import marks, native
 from pipeline.observed.hook import HOOK
 from pipeline.observed.rules import Rules
 from pipeline.observed.states import file_digest
@@ -43,13 +43,16 @@ ENVIRONMENT = "TEMPER_OBSERVED"
 MOST_MARKS = 2**20
 """The most marks that all modules may have in all processes together. A mark's number is a byte
 offset in the file of module records; see :meth:`Observation.add_module`."""
-_REPEATED = frozenset({"relative", "base", "beside", "list", "link", "module", "python"})
+_REPEATED = frozenset({"relative", "base", "beside", "list", "link", "module", "started"})
 """The kinds of events of which a repetition says nothing new."""
 _MOST_HASHED_AT_ONCE = 64 * 2**20
 """The bytes of the largest file of which scratch is told the digest and not only the state."""
 _SOMETHING_LOST = MOST_MARKS
 """The mark that says that a record is missing."""
 _PREFIX = "temper-observed-"
+_STARTED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "started")
+"""First in the ``PYTHONPATH`` of what a step starts, where Python looks for ``sitecustomize``. The
+step does not see it in ``os.environ``."""
 
 
 def _locked(path: str, mode: str) -> IO[str] | None:
@@ -86,7 +89,7 @@ class Observation:
         self.folder, self.rules = folder, rules
         self.events, self.modules = f"{folder}/events", f"{folder}/modules"
         own = "".join(filter(str.isalnum, folder))
-        self.mark, self.look = f"__temper_ran_{own}__", f"__temper_looks_{own}__"
+        self.mark = f"__temper_ran_{own}__"
         self._lock: IO[str] | None = None  # held while this process or one of its forks lives
         self._recorded: frozenset[bytes] = frozenset()  # what other processes had noted before
         self._repeated = _REPEATED
@@ -104,6 +107,7 @@ class Observation:
         made = cls(folder, rules)
         made._lock = lock
         Path(folder, "rules").write_bytes(exact_record(astuple(rules)))
+        native.write_rules(Path(folder, "native"), rules, _STARTED)
         _make_marks(f"{folder}/marks")
         for path in (made.events, made.modules):
             Path(path).touch()
@@ -123,13 +127,15 @@ class Observation:
         if not any(line.startswith(b'["kept"') for line in joined._recorded):
             joined._repeated |= {"read"}  # after a file was kept, another read of it says more
         if (kept := Path(folder, "kept")).exists():
-            joined._kept = Path(kept.read_text())
+            joined._kept = kept.readlink()
         joined._watch()
         return joined
 
     def _watch(self) -> None:
         self._use_marks()
-        natives.install(self.look, HOOK.note_given)
+        own = os.environ.get("PYTHONPATH")
+        os.putenv("PYTHONPATH", f"{_STARTED}{os.pathsep}{own}" if own else _STARTED)
+        native.watch(self.folder)
         HOOK.watch(self)
 
     def _use_marks(self) -> None:
@@ -146,12 +152,15 @@ class Observation:
     def end(self) -> None:
         """Stop observing in this process."""
         HOOK.watch(None)
+        native.watch("")
         os.environ.pop(ENVIRONMENT, None)
+        os.unsetenv("PYTHONPATH")
+        if (own := os.environ.get("PYTHONPATH")) is not None:
+            os.putenv("PYTHONPATH", own)
 
     def forget(self) -> None:
         """Stop observing, and delete the records."""
         self.end()
-        natives.uninstall(self.look)
         marks.uninstall(self.mark)  # so that no function keeps the memory map open
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
@@ -172,7 +181,7 @@ class Observation:
                 record = json.loads(line)
                 self._keep(file, [*record, start] if file == self.modules else record)
                 start += len(line)
-        Path(self.folder, "kept").write_text(str(folder))  # for processes that join from now on
+        Path(self.folder, "kept").symlink_to(folder.absolute())
 
     def share_sources(self, sources: Mapping[str, bytes]) -> None:
         """Share the bytes of project files with processes that join from now on."""
@@ -226,9 +235,9 @@ class Observation:
                 os.truncate(self._kept / "rules", 0)
 
     @property
-    def variables(self) -> Mapping[bytes, bytes]:
-        """The environment variables with which a started Python joins."""
-        return {ENVIRONMENT.encode(): os.fsencode(self.folder)}
+    def sees_programs(self) -> bool:
+        """Whether it records what native code and started programs open."""
+        return native.is_loaded()
 
     @property
     def is_complete(self) -> bool:

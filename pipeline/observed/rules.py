@@ -76,6 +76,11 @@ class Rules:
         return f"{path}/".startswith(self.roots) and self.counts(path)
 
 
+def is_made_up(path: str) -> bool:
+    """Whether a name names no file, like ``<string>``."""
+    return os.path.basename(path).startswith("<")
+
+
 def _longest(below: str, folders: Iterable[str]) -> int:
     """The length of the longest of the folders in which a path lies."""
     return max((len(folder) for folder in folders if below.startswith(folder)), default=0)

@@ -108,7 +108,7 @@ class Snapshot:
         first = self._observation.add_module(module, path, content, code.units)
         if code.units and first + len(code.units) > MOST_MARKS:
             raise ValueError("there are more functions than marks")
-        return code.placed(path, self._observation.mark, self._observation.look, first)
+        return code.placed(path, self._observation.mark, first)
 
 
 def _beside(path: str) -> tuple[Path, str]:

@@ -2,11 +2,14 @@
 
 import os
 import stat
+from collections.abc import Iterable
 
 import blake3
 
 ABSENT = "absent"
 """Stands for the digest of a file or folder that the step looked for and that did not exist."""
+UNSTEADY = "changed while the step ran"
+"""Stands for the digest of a file that changed during the step; it is equal to no digest."""
 LINK = "link to"
 """Begins what stands for the digest of a symbolic link."""
 _BLOCK_BYTES = 4 * 2**20
@@ -42,7 +45,12 @@ def file_digest(path: str) -> str:
 def folder_digest(folder: str) -> str:
     """The digest of the names in a folder; :data:`ABSENT` if there is none."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
+        return names_digest(os.listdir(folder))
     except (OSError, ValueError):
         return ABSENT
+
+
+def names_digest(found: Iterable[str]) -> str:
+    """The digest of the names in a folder."""
+    names = sorted(name for name in found if name != "__pycache__")
     return blake3.blake3("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,22 +1,18 @@
 """Notes what code asks of the interpreter without any audit event.
 
-Six things: which modules it looks up by a name that is known only at run time, which source lines
+Five things: which modules it looks up by a name that is known only at run time, which source lines
 it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, whether files exist,
-where symbolic links point, what the working folder is, and which processes it starts: they get an
-environment in which a Python joins the observation. To see them, this module replaces
+where symbolic links point, and what the working folder is. To see them, this module replaces
 functions of the standard library by functions that do the same and tell the hook. A replaced
 function must not fail because it is observed.
 """
 
-import _posixsubprocess
 import importlib
 import importlib.util
 import inspect
 import linecache
 import os
 import pathlib
-import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -40,7 +36,6 @@ def install(hook: "Hook") -> None:
     _tap_source(hook)
     _tap_files(hook)
     _tap_working_folder(hook)
-    _tap_processes(hook)
     LISTENERS.append(lambda module, name: hook.tell(hook.note_lookup, module, name))
 
 
@@ -205,66 +200,6 @@ def _note_base(hook: "Hook", frame: Any) -> None:
         hook.note_base(os.fsdecode(base))
 
 
-def _tap_processes(hook: "Hook") -> None:
-    """``subprocess`` starts every process with one of the first two functions; ``loky`` of joblib
-    uses the third. A process of ``multiprocessing`` joins by itself."""
-    plain_spawn, plain_system = os.posix_spawn, os.system
-
-    def joining(plain: Any) -> Any:
-        def fork_exec(*given: Any) -> Any:
-            is_isolated = not {"-I", b"-I"}.isdisjoint(given[0])  # it may run what nobody trusts
-            own = os.environb if given[_ENV] is None else _entries(given[_ENV])
-            if is_isolated or not (added := hook.additions(own)):
-                return plain(*given)
-            environment = [b"%b=%b" % entry for entry in {**own, **added}.items()]
-            return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
-
-        return fork_exec
-
-    plain = _posixsubprocess.fork_exec
-    joined = joining(plain)
-
-    def fork_exec(*given: Any) -> Any:
-        joins_itself = any(_OF_MULTIPROCESSING.match(os.fsencode(word)) for word in given[0])
-        return (plain if joins_itself else joined)(*given)
-
-    _posixsubprocess.fork_exec = fork_exec
-
-    def posix_spawn(path: Any, argv: Any, env: Any, /, **how: Any) -> int:
-        environment = os.environ if env is None else env
-        own = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        return plain_spawn(path, argv, {**own, **hook.additions(own)}, **how)
-
-    def system(command: Any) -> int:
-        added = {os.fsdecode(n): os.fsdecode(v) for n, v in hook.additions(os.environb).items()}
-        for name, value in added.items():
-            os.putenv(name, value)
-        try:
-            return plain_system(command)
-        finally:
-            for name in added:
-                os.unsetenv(name)
-                if (before := os.environ.get(name)) is not None:
-                    os.putenv(name, before)
-
-    subprocess._fork_exec = joining(subprocess._fork_exec)  # type: ignore[attr-defined]
-    os.posix_spawn, os.system = posix_spawn, system
-
-
-def _entries(environment: Iterable[bytes]) -> dict[bytes, bytes]:
-    parts = (entry.partition(b"=") for entry in environment)
-    return {name: value for name, _, value in parts}
-
-
-def follow_every_process() -> None:
-    """Observe processes of ``multiprocessing`` as well, where no worker's code makes them join."""
-    _posixsubprocess.fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
-
-
-_OF_MULTIPROCESSING = re.compile(rb"from multiprocess\w*\.")
-"""The beginning of the code that a Python runs to become a process of multiprocessing."""
-_ENV = 5
-"""The place of the environment among the arguments of ``fork_exec``."""
 _PATHS = frozenset(
     function.__code__.co_filename  # of `pathlib`, these are in two files in Python 3.13
     for function in (os.path.abspath, pathlib.Path.cwd, pathlib.Path.absolute)

@@ -28,6 +28,7 @@ from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.inputs import forget_sources, source_identity
 from pipeline.errors import TemperError
+from pipeline.observed import native
 from pipeline.store.answering import despite_outages
 from pipeline.store.layout import Store
 from pipeline.store.objects import make_folder
@@ -105,6 +106,7 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
         with progress.watching() if _is_one_process(spec) else contextlib.nullcontext():
             ran = _run(spec, store, stopping, node, progress, stack)
         discovered = ran.code.discovered()
+        metrics = ran.code.with_notice(ran.result.metrics)
         _check_sources(spec)
         files = describe_files(ran.content)
         if not store.is_local:
@@ -114,7 +116,7 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
     took = spent(result.devices, spec.nodes * spec.processes, ran.resumed, seconds)
     return Report(
         files=files,
-        metrics=result.metrics,
+        metrics=metrics,
         provenance={**_provenance(result.packages), "spent": took},
         discovered=discovered,
         staged=ran.staging is not None and ran.staging.is_used,
@@ -272,6 +274,7 @@ def _provenance(packages: Mapping[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    native.be_preloaded()
     listening = Stopping()
     listening.listen()
     status = main(sys.argv[1], listening)

@@ -22,7 +22,8 @@ from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction
 from pipeline.errors import TemperError, text_of
 from pipeline.installed import SHIPPED_STEPS, in_library, settle
-from pipeline.observed.discovery import discover, home_of
+from pipeline.observed import native
+from pipeline.observed.discovery import discover, has_unseen, home_of
 from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
@@ -97,6 +98,12 @@ class Code:
         self.observation.end()
         home = home_of(self.function, self._spec.arguments)
         return discover(self.observation, home, self._earlier)
+
+    def with_notice(self, metrics: Metrics) -> Metrics:
+        """The metrics, with a notice if the step started a program of which nothing was seen."""
+        if not has_unseen(self.observation):
+            return metrics
+        return {**metrics, "notices": [*metrics.get("notices", []), native.NOTICE]}
 
 
 def join_step() -> None:

@@ -13,6 +13,7 @@ from pipeline import processes
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import Metrics
+from pipeline.observed.observation import ENVIRONMENT as OBSERVED
 from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.wire.launcher import PREEMPTED
@@ -31,8 +32,9 @@ def main(path: str) -> int:
     """Call the step function, and return the exit status."""
     stopping = Stopping()
     stopping.listen()
-    join_step()
     request = RankCall(**json.loads(Path(path).read_text()))
+    os.environ[OBSERVED] = request.observed
+    join_step()
     _end_with(request.worker)
     spec = StepSpec.from_json(request.spec.encode())
     stopping.grace = spec.grace

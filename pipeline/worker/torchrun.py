@@ -28,6 +28,7 @@ from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import reference_to
 from pipeline.dag.step import Metrics
 from pipeline.observed.hook import unobserved
+from pipeline.observed.observation import ENVIRONMENT as OBSERVED
 from pipeline.redaction import exact_record
 from pipeline.wire.launcher import MASTER, NODE
 from pipeline.wire.spec import StepSpec, handed_over
@@ -95,6 +96,7 @@ class RankCall:
     inputs: tuple[dict[str, str], ...]
     answers: str
     worker: int
+    observed: str
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def run_ranks(
             inputs=tuple(_portable(artifact) for artifact in inputs),
             answers=folder,
             worker=os.getpid(),
+            observed=os.environ.get(OBSERVED, ""),
         )
         path = Path(folder) / "call.json"
         path.write_bytes(exact_record(asdict(call)))
@@ -159,12 +162,13 @@ def _torchrun(
     environment = {
         **os.environ,
         **secrets,
+        OBSERVED: "",  # the ranks observe themselves
         # the signals that it forwards, and how long it waits then, for older and newer versions
         **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
         **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
     }
     command += ["--no-python", *_PYTHON, "-u", "-m", "pipeline.worker.rank", str(call)]
-    with unobserved():  # the ranks observe themselves
+    with unobserved():
         process = subprocess.Popen(command, env=environment, pass_fds=_devices())
     stopping.heeded = True  # the ranks poll; ranks that do not poll end at once
     over = threading.Event()

@@ -1,8 +1,8 @@
 """Makes a Python that a step has started join the observation of the step.
 
-Python imports a module of this name when it starts. ``taps`` puts this folder before the
-``PYTHONPATH`` of each process that the step starts, through shells and other programs too; here the
-process gets its own ``PYTHONPATH`` back. It imports the audit hook without the rest of the package,
+Python imports a module of this name when it starts. An observation puts this folder before the
+``PYTHONPATH`` of what the step starts, through shells and other programs too; here the process gets
+its own ``PYTHONPATH`` back. It imports the audit hook without the rest of the package,
 which takes 0.05 s of CPU time. A Python that cannot join, because it is another version or lacks a
 library, runs unobserved.
 """
@@ -24,8 +24,9 @@ def _leave_the_path():
 
 
 def _join():
-    if any(f"{word}.".startswith("pipeline.worker.") for word in sys.orig_argv):
-        return  # a rank or its parent; it joins by itself
+    own = ("pipeline.worker.", *(("from multiprocess",) * ("TEMPER_STARTED" not in os.environ)))
+    if any(f"{word}.".startswith(own) for word in sys.orig_argv):
+        return  # a rank, its parent or what they start by `multiprocessing`; it joins by itself
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     stubs = {"pipeline": os.path.dirname(folder), "pipeline.observed": folder}
     try:

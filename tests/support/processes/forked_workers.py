@@ -25,6 +25,7 @@ import worker_template
 from pipeline.launchers import local, warm_parent
 from pipeline.launchers.environment import UNOPTIMISED, import_path
 from pipeline.launchers.warm_parent import Forked
+from pipeline.observed import native
 from pipeline.wire import forking
 from pipeline.wire.launcher import Task
 
@@ -57,7 +58,7 @@ def use(theirs: Template) -> None:
 @cache
 def _started() -> Template:
     ours, theirs = forking.connected()
-    environment = {**os.environ, **_OF_A_LAUNCHER, "PYTHONPATH": import_path()}
+    environment = native.preloaded({**os.environ, **_OF_A_LAUNCHER, "PYTHONPATH": import_path()})
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _TEMPLATE, str(theirs.fileno())],
