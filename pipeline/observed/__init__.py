@@ -2,12 +2,12 @@
 
 ``observation`` collects what the processes of a step use; begin there. In each of them, ``hook`` is
 the audit hook, ``rules`` say which paths count, ``callers`` find the code behind an event,
-``commands`` find the files that a command names, ``states`` stand for a file's content. ``taps``
-notes what has no audit event, ``marks`` records which functions ran, ``natives`` notes files that
-native code opens. ``snapshot`` serves project modules from the bytes that were hashed, compiled by
-``marked_code``. A Python that the step starts joins through ``started`` and ``joining``.
-``discovery`` derives the discovered dependencies of an artifact from the observation, and tells a
-plan whether they have changed since. ``earlier`` does so for attempts that left results in scratch.
+``states`` stand for a file's content. ``taps`` notes what has no audit event, ``marks`` records
+which functions ran, ``native`` sees what native code and started programs open. ``snapshot`` serves
+project modules from the bytes that were hashed, compiled by ``marked_code``. A Python that the step
+starts joins through ``started`` and ``joining``. ``discovery`` derives the discovered dependencies
+of an artifact from the observation, and tells a plan whether they have changed since. ``earlier``
+does so for attempts that left results in scratch.
 
 Uses ``store`` and what lies below it.
 """

@@ -416,6 +416,7 @@ def _events(
         elif kind == "write" and reads.get(path) is None:
             own.add(path)
             reads.pop(path, None)
+    reads = {p: s for p, s in reads.items() if s != [] or folders.get(p, ABSENT) == ABSENT}
     through = {os.path.realpath(path): reads[path] for path in links if path in reads}
     return {**through, **reads, **links}, folders, names
 

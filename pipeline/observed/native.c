@@ -152,6 +152,7 @@ static void note(uintptr_t caller, char kind, int dir, const char *name) {
   }
   if (counts(w, path) && is_new(kind, path)) {
     struct statx found, *s = syscall(SYS_statx, AT_FDCWD, path, 0, STATX_BASIC_STATS, &found) ? NULL : &found;
+    if (s && !S_ISREG(s->stx_mode) && !S_ISDIR(s->stx_mode)) { errno = error; return; }
     char *line = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (line != MAP_FAILED) {
       char *to = line + sprintf(line, "[\"native\",\"%c\",%d,", kind, is_relative), *end = line + ROOM - 64;
@@ -231,7 +232,7 @@ void temper_observe(const char *folder, int hook) {
     w->end = end;
   }
   if (file >= 0) close(file);
-  memset(seen, 0, sizeof seen);
+  if (now) memset(seen, 0, sizeof seen);
   hooked = hook;
   __atomic_store_n(&now, w, __ATOMIC_RELEASE);  /* a thread may still use the one before */
 }
@@ -259,7 +260,8 @@ static char **joined(char *const argv[], char *const env[], char **room) {
   const char *name[] = {"LD_PRELOAD=", "PYTHONPATH=", "TEMPER_OBSERVED="};
   const char *value[] = {library, w ? w->started : "", w ? w->folder : ""};
   size_t count = 0;
-  for (char *const *word = argv; word && *word; word++) if (!strcmp(*word, "-I")) return (char **)env;
+  if (argv && *argv && strstr(*argv, "python"))
+    for (char *const *word = argv; *word; word++) if (!strcmp(*word, "-I")) return (char **)env;
   for (; w && env && env[count]; count++) {
     room[count] = env[count];
     if (!strcmp(env[count], "TEMPER_OBSERVED=")) return (char **)env;
@@ -322,10 +324,11 @@ SPAWN(posix_spawnp)
     note(CALLER, kind, dir, path); \
     return real(__VA_ARGS__); }
 #define _(...) __VA_ARGS__
-#define STAT(name) NOTED(name, int, 'l', AT_FDCWD, path, _(const char *path, void *s), path, s)
-#define STATAT(name) NOTED(name, int, 'l', dir, path, _(int dir, const char *path, void *s, int flags), dir, path, s, flags)
-#define XSTAT(name) NOTED(name, int, 'l', AT_FDCWD, path, _(int version, const char *path, void *s), version, path, s)
-#define XSTATAT(name) NOTED(name, int, 'l', dir, path, _(int version, int dir, const char *path, void *s, int flags), version, dir, path, s, flags)
+#define STAT(name, kind) NOTED(name, int, kind, AT_FDCWD, path, _(const char *path, void *s), path, s)
+#define LOOK(flags) (flags & AT_SYMLINK_NOFOLLOW ? 'p' : 'l')
+#define STATAT(name) NOTED(name, int, LOOK(flags), dir, path, _(int dir, const char *path, void *s, int flags), dir, path, s, flags)
+#define XSTAT(name, kind) NOTED(name, int, kind, AT_FDCWD, path, _(int version, const char *path, void *s), version, path, s)
+#define XSTATAT(name) NOTED(name, int, LOOK(flags), dir, path, _(int version, int dir, const char *path, void *s, int flags), version, dir, path, s, flags)
 #define FOPEN(name) STANDS_FOR(name, FILE *, const char *path, const char *mode) \
     note_mode(CALLER, path, mode); \
     FILE *file = real(path, mode); \
@@ -345,11 +348,11 @@ STANDS_FOR(opendir, DIR *, const char *path) note(CALLER, 'd', AT_FDCWD, path); 
 NOTED(scandir, int, 'd', AT_FDCWD, path, _(const char *path, void *list, void *filter, void *order), path, list, filter, order)
 NOTED(scandir64, int, 'd', AT_FDCWD, path, _(const char *path, void *list, void *filter, void *order), path, list, filter, order)
 STANDS_FOR(fdopendir, DIR *, int file) return real(note_descriptor(CALLER, 'd', file)); }
-STAT(stat) STAT(stat64) STAT(lstat) STAT(lstat64)
+STAT(stat, 'l') STAT(stat64, 'l') STAT(lstat, 'p') STAT(lstat64, 'p')
 STATAT(fstatat) STATAT(fstatat64)
-XSTAT(__xstat) XSTAT(__xstat64) XSTAT(__lxstat) XSTAT(__lxstat64)
+XSTAT(__xstat, 'l') XSTAT(__xstat64, 'l') XSTAT(__lxstat, 'p') XSTAT(__lxstat64, 'p')
 XSTATAT(__fxstatat) XSTATAT(__fxstatat64)
-NOTED(statx, int, 'l', dir, path, _(int dir, const char *path, int flags, unsigned mask, void *s), dir, path, flags, mask, s)
+NOTED(statx, int, LOOK(flags), dir, path, _(int dir, const char *path, int flags, unsigned mask, void *s), dir, path, flags, mask, s)
 NOTED(access, int, 'l', AT_FDCWD, path, _(const char *path, int mode), path, mode)
 NOTED(eaccess, int, 'l', AT_FDCWD, path, _(const char *path, int mode), path, mode)
 NOTED(euidaccess, int, 'l', AT_FDCWD, path, _(const char *path, int mode), path, mode)

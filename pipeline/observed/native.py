@@ -10,6 +10,7 @@ that before the call. The kinds, each with what ``more`` is:
 
     r   reads a file
     l   looks at a path
+    p   looks at a path, and not behind a link, as to resolve the links in a longer path
     d   lists a folder: its names
     w   writes a file anew: the name of a copy of what it was
     x   makes a file, unless one is there: such a copy
@@ -60,7 +61,7 @@ def be_preloaded() -> None:
     if is_loaded() or "pipeline.worker.attempt" not in sys.orig_argv:  # or a fork of a parent
         return
     if (environment := preloaded(os.environ)) != dict(os.environ):
-        os.execve(sys.executable, sys.orig_argv, environment)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def is_loaded() -> bool:
@@ -145,11 +146,11 @@ def _plain(
     if kind == "x":
         kind = "w" if state is None else "l"
     is_project = rules.is_project(path) and not is_made_up(path)
-    if kind in ("r", "l"):
+    if kind in ("r", "l", "p"):
         if kind == "r" and state:
             read.add(path)
         is_above = any(root.startswith(f"{path}/") for root in (*rules.roots, f"{rules.start}/"))
-        if state or (is_project and not is_above):
+        if state or (is_project and (state is None or not (is_above or kind == "p"))):
             yield ["read", path, state]
     elif kind == "d":
         if state is not None or is_project:

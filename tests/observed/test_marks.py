@@ -272,7 +272,7 @@ def test_no_constant_of_a_module_is_taken_for_the_number_of_a_mark() -> None:
     }
     source = f"def f():\n    return {mark!r}\n".encode()
     names: dict[str, Any] = {"mark": [].append}
-    exec(compiled("app.py", source, loader).placed("app.py", "mark", "look", 7), names)
+    exec(compiled("app.py", source, loader).placed("app.py", "mark", 7), names)
     assert names["f"]() == mark
 
 
