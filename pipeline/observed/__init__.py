@@ -7,7 +7,8 @@ which functions ran, ``native`` sees what native code and started programs open.
 project modules from the bytes that were hashed, compiled by ``marked_code``. A Python that the step
 starts joins through ``started`` and ``joining``. ``discovery`` derives the discovered dependencies
 of an artifact from the observation, and tells a plan whether they have changed since. ``earlier``
-does so for attempts that left results in scratch.
+does so for attempts that left results in scratch. ``neutral`` tells changes of code that seem to
+change no result.
 
 Uses ``store`` and what lies below it.
 """

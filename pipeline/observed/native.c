@@ -37,7 +37,20 @@ static uint64_t seen[SEEN];
 extern char **environ;
 
 #define CALLER ((uintptr_t)__builtin_return_address(0))
-static int sys_open(const char *path, int flags, int mode) { return syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode); }
+
+static int sys_open(const char *path, int flags, int mode) {
+  return syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode);
+}
+
+/* The path of an open file, which has room for PATH_MAX bytes; its length, 0 if it has none. */
+static size_t path_of(int file, char *path) {
+  char link[64];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+  ssize_t length = syscall(SYS_readlinkat, AT_FDCWD, link, path, PATH_MAX - 1);
+  if (length < 0 || *path != '/') length = 0;
+  path[length] = 0;
+  return length;
+}
 
 /* --- lines ------------------------------------------------------------------------------------ */
 
@@ -50,14 +63,19 @@ static void append(const char *format, const char *folder, const char *line, siz
   if (is_kept && file < 0) return;  /* nothing is kept, or the step has emptied its scratch */
   snprintf(path, sizeof path, is_kept ? "%s/kept/rules" : "%s/marks", folder);
   if (is_kept) { (void)!truncate(path, 0); return; }
-  if ((file = sys_open(path, O_WRONLY, 0)) >= 0) { (void)!pwrite(file, "\1", 1, LOST); close(file); }
+  if ((file = sys_open(path, O_WRONLY, 0)) < 0) return;
+  (void)!pwrite(file, "\1", 1, LOST);
+  close(file);
 }
 
 static char *text(char *to, char *end, const char *from) {
   for (*to++ = '"'; *from && to + 8 < end; from++) {
     unsigned char c = *from;
     if (c < 32 || c >= 127) to += sprintf(to, c < 128 ? "\\u00%02x" : "\\udc%02x", c);
-    else { if (c == '"' || c == '\\') *to++ = '\\'; *to++ = c; }
+    else {
+      if (c == '"' || c == '\\') *to++ = '\\';
+      *to++ = c;
+    }
   }
   *to++ = '"';
   return to;
@@ -95,7 +113,8 @@ static char *copy(char *to, struct watch *w, const char *path, const struct stat
   char made[PATH_MAX], name[64], block[4096];
   int from = -1, file = -1;
   ssize_t size = -1;
-  snprintf(name, sizeof name, "before-%d-%d", getpid(), __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED));
+  int next = __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED);
+  snprintf(name, sizeof name, "before-%d-%d", getpid(), next);
   snprintf(made, sizeof made, "%s/%s", w->folder, name);
   if (s->stx_size <= COPIED && (from = sys_open(path, O_RDONLY, 0)) >= 0)
     file = sys_open(made, O_WRONLY | O_CREAT, 0600);
@@ -108,13 +127,14 @@ static char *copy(char *to, struct watch *w, const char *path, const struct stat
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-static int counts(struct watch *w, const char *path) {  /* as Rules.counts, which has the last word */
+static int counts(struct watch *w, const char *path) {  /* as Rules.counts, which decides */
   size_t longest = 0, length, size = strlen(path);
   int is_counted = 1;
   if (strstr(path, "/../")) return 1;
   for (const char *rule = w->rules; rule < w->end; rule += length + 1) {
-    length = strlen(rule);
-    if (length - 1 > longest && (!strncmp(path, rule + 1, length - 1) || (size == length - 2 && !strncmp(path, rule + 1, size))))
+    length = strlen(rule);  /* a sign, and a folder with a slash at its end */
+    size_t compared = size == length - 2 ? size : length - 1;
+    if (length - 1 > longest && !strncmp(path, rule + 1, compared))
       longest = length - 1, is_counted = *rule == '+';
   }
   return is_counted;
@@ -131,7 +151,30 @@ static int is_new(char kind, const char *path) {
   return 1;
 }
 
-/* The kinds are those of native.py. */
+static void write_event(struct watch *w, char kind, int is_relative, const char *path) {
+  struct statx found, *s = &found;
+  if (syscall(SYS_statx, AT_FDCWD, path, 0, STATX_BASIC_STATS, s)) s = NULL;
+  if (s && !S_ISREG(s->stx_mode) && !S_ISDIR(s->stx_mode)) return;
+  char *line = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (line == MAP_FAILED) return;
+  char *to = line, *end = line + ROOM - 64, target[PATH_MAX];
+  to += sprintf(to, "[\"native\",\"%c\",%d,", kind, is_relative);
+  to = stpcpy(text(to, end, path), ",");
+  to = stpcpy(state(to, s), ",");
+  ssize_t length = -1;
+  if (kind == 's') length = syscall(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
+  target[length > 0 ? length : 0] = 0;
+  if (kind == 'd') to = names(to, end, path);
+  else if (length > 0) to = text(to, end, target);
+  else if (strchr("wac", kind) && s && S_ISREG(s->stx_mode)) to = copy(to, w, path, s);
+  else to = stpcpy(to, "null");
+  to = stpcpy(to, "]\n");
+  append("%s/events", w->folder, line, to - line);
+  append("%s/kept/events", w->folder, line, to - line);
+  munmap(line, ROOM);
+}
+
+/* Note a call before it happens, if its file may count. The kinds are in native.py. */
 static void note(uintptr_t caller, char kind, int dir, const char *name) {
   struct watch *w = __atomic_load_n(&now, __ATOMIC_ACQUIRE);
   if (!w || !name || !*name) return;
@@ -140,38 +183,15 @@ static void note(uintptr_t caller, char kind, int dir, const char *name) {
   char whole[2 * PATH_MAX + 2];
   const char *path = name;
   if (*name != '/') {
-    char link[64];
-    ssize_t length = 0;
-    if (dir == AT_FDCWD) { if (syscall(SYS_getcwd, whole, PATH_MAX) > 0) length = strlen(whole); }
-    else { snprintf(link, sizeof link, "/proc/self/fd/%d", dir); length = syscall(SYS_readlinkat, AT_FDCWD, link, whole, PATH_MAX); }
-    if (length <= 0 || *whole != '/' || strlen(name) > PATH_MAX) { errno = error; return; }
-    whole[length] = 0;
+    size_t length = 0;
+    if (dir != AT_FDCWD) length = path_of(dir, whole);
+    else if (syscall(SYS_getcwd, whole, PATH_MAX) > 0) length = strlen(whole);
+    if (!length || *whole != '/') { errno = error; return; }
     is_relative = dir == AT_FDCWD && !strcmp(whole, w->start);
     snprintf(whole + length, sizeof whole - length, "/%s", name);
     path = whole;
   }
-  if (counts(w, path) && is_new(kind, path)) {
-    struct statx found, *s = syscall(SYS_statx, AT_FDCWD, path, 0, STATX_BASIC_STATS, &found) ? NULL : &found;
-    if (s && !S_ISREG(s->stx_mode) && !S_ISDIR(s->stx_mode)) { errno = error; return; }
-    char *line = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (line != MAP_FAILED) {
-      char *to = line + sprintf(line, "[\"native\",\"%c\",%d,", kind, is_relative), *end = line + ROOM - 64;
-      to = stpcpy(text(to, end, path), ",");
-      to = stpcpy(state(to, s), ",");
-      if (kind == 'd') to = names(to, end, path);
-      else if (strchr("wac", kind) && s && S_ISREG(s->stx_mode)) to = copy(to, w, path, s);
-      else if (kind == 's') {
-        char target[PATH_MAX];
-        ssize_t length = syscall(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
-        target[length > 0 ? length : 0] = 0;
-        to = text(to, end, target);
-      } else to = stpcpy(to, "null");
-      to = stpcpy(to, "]\n");
-      append("%s/events", w->folder, line, to - line);
-      append("%s/kept/events", w->folder, line, to - line);
-      munmap(line, ROOM);
-    }
-  }
+  if (counts(w, path) && is_new(kind, path)) write_event(w, kind, is_relative, path);
   errno = error;
 }
 
@@ -183,17 +203,11 @@ static void note_open(uintptr_t caller, int dir, const char *name, int flags) {
   note(caller, flags & O_CREAT && flags & O_EXCL ? 'x' : flags & O_TRUNC ? 'w' : kind, dir, name);
 }
 
-static void note_mode(uintptr_t caller, const char *name, const char *mode) {
-  if (mode) note(caller, *mode == 'w' ? 'w' : *mode == 'a' ? 'a' : strchr(mode, '+') ? 'c' : 'r', AT_FDCWD, name);
-}
-
 /* Note what an open file is, which has another name behind a symbolic link; return the file. */
 static int note_descriptor(uintptr_t caller, char kind, int file) {
   int error = errno;
-  char link[64], path[PATH_MAX];
-  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-  ssize_t length = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path - 1);
-  if (length > 0 && *path == '/') { path[length] = 0; note(caller, kind, AT_FDCWD, path); }
+  char path[PATH_MAX];
+  if (now && path_of(file, path)) note(caller, kind, AT_FDCWD, path);
   errno = error;
   return file;
 }
@@ -207,8 +221,11 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *found) {
 static int note_interpreter(struct dl_phdr_info *info, size_t size, void *found) {
   (void)size;
   for (int i = 0; i < info->dlpi_phnum; i++) {
-    uintptr_t begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr, end = begin + info->dlpi_phdr[i].p_memsz;
-    if (info->dlpi_phdr[i].p_type == PT_LOAD && begin <= (uintptr_t)found && (uintptr_t)found < end) { low = begin; high = end; return 1; }
+    uintptr_t begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr, place = (uintptr_t)found;
+    uintptr_t end = begin + info->dlpi_phdr[i].p_memsz;
+    if (info->dlpi_phdr[i].p_type != PT_LOAD || place < begin || end <= place) continue;
+    low = begin, high = end;
+    return 1;
   }
   return 0;
 }
@@ -222,8 +239,11 @@ void temper_observe(const char *folder, int hook) {
   char path[PATH_MAX];
   snprintf(path, sizeof path, "%s/native", folder);
   int file = *folder ? sys_open(path, O_RDONLY, 0) : -1;
-  if (file >= 0 && !syscall(SYS_fstat, file, &size) && (w = malloc(sizeof *w + size.st_size + strlen(folder) + 2))) {
-    char *text = (char *)(w + 1), *end = text + (read(file, text, size.st_size) == size.st_size ? size.st_size : 0);
+  if (file >= 0 && !syscall(SYS_fstat, file, &size))
+    w = malloc(sizeof *w + size.st_size + strlen(folder) + 2);
+  if (w) {
+    char *text = (char *)(w + 1);
+    char *end = text + (read(file, text, size.st_size) == size.st_size ? size.st_size : 0);
     *end = 0;
     w->folder = strcpy(end + 1, folder);
     w->start = text;
@@ -275,7 +295,8 @@ static char **joined(char *const argv[], char *const env[], char **room) {
     if (at < count && strstr(room[at], value[i])) continue;
     if (at == count) count++;
     room[at] = to;
-    to += sprintf(to, i ? "%s%s%s%s" : "%1$s%4$s%3$s%2$s", name[i], value[i], *old ? ":" : "", old) + 1;
+    const char *format = i ? "%s%s%s%s" : "%1$s%4$s%3$s%2$s", *between = *old ? ":" : "";
+    to += sprintf(to, format, name[i], value[i], between, old) + 1;
   }
   room[count] = NULL;
   return room;
@@ -285,7 +306,8 @@ static size_t room_for(char *const env[]) {
   size_t bytes = 8 * sizeof(char *) + 4 * PATH_MAX;
   for (; env && *env; env++) {
     bytes += sizeof(char *);
-    if (!strncmp(*env, "LD_PRELOAD=", 11) || !strncmp(*env, "PYTHONPATH=", 11)) bytes += strlen(*env);
+    int is_longer = !strncmp(*env, "LD_PRELOAD=", 11) || !strncmp(*env, "PYTHONPATH=", 11);
+    if (is_longer) bytes += strlen(*env);
   }
   return bytes;
 }
@@ -295,24 +317,30 @@ static size_t room_for(char *const env[]) {
   result ours_##name(__VA_ARGS__) { \
     static __typeof__(&ours_##name) real; \
     if (!real) real = dlsym(RTLD_NEXT, #name);
-#define EXEC(name, environment, more, ...) STANDS_FOR(name, int, const char *path, char *const argv[] more) \
+#define _(...) __VA_ARGS__
+#define PROGRAM const char *path, char *const argv[]
+#define EXEC(name, environment, parameters, ...) STANDS_FOR(name, int, parameters) \
+    (void)real; \
     if (strchr(path, '/')) note(0, 'r', AT_FDCWD, path); \
     char **env = joined(argv, environment, alloca(room_for(environment))); \
     return __VA_ARGS__; }
-#define SPAWN(name) STANDS_FOR(name, int, pid_t *pid, const char *path, const void *files, const void *attributes, char *const argv[], char *const given[]) \
+#define SPAWN(name) STANDS_FOR(name, int, pid_t *pid, const char *path, const void *files, \
+                               const void *how, char *const argv[], char *const given[]) \
     if (strchr(path, '/')) note(0, 'r', AT_FDCWD, path); \
-    return real(pid, path, files, attributes, argv, joined(argv, given, alloca(room_for(given)))); }
-#define GIVEN , char *const given[]
-EXEC(execve, given, GIVEN, real(path, argv, env))
-EXEC(execvpe, given, GIVEN, real(path, argv, env))
-EXEC(execv, environ, , ((void)real, execve(path, argv, env)))
-EXEC(execvp, environ, , ((void)real, execvpe(path, argv, env)))
+    char **env = joined(argv, given, alloca(room_for(given))); \
+    return real(pid, path, files, how, argv, env); }
+
+EXEC(execve, given, _(PROGRAM, char *const given[]), real(path, argv, env))
+EXEC(execvpe, given, _(PROGRAM, char *const given[]), real(path, argv, env))
+EXEC(execv, environ, _(PROGRAM), execve(path, argv, env))
+EXEC(execvp, environ, _(PROGRAM), execvpe(path, argv, env))
 SPAWN(posix_spawn)
 SPAWN(posix_spawnp)
 
 /* --- files ------------------------------------------------------------------------------------ */
 
-#define OPEN(name, dir, before, given) STANDS_FOR(name, int, before const char *path, int flags, ...) \
+#define OPEN(name, dir, before, given) \
+  STANDS_FOR(name, int, before const char *path, int flags, ...) \
     va_list rest; \
     va_start(rest, flags); \
     int mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(rest, int) : 0; \
@@ -320,56 +348,77 @@ SPAWN(posix_spawnp)
     note_open(CALLER, dir, path, flags); \
     int file = real(given path, flags, mode); \
     return file >= 0 && is_read(flags) ? note_descriptor(CALLER, 'r', file) : file; }
-#define NOTED(name, result, kind, dir, path, parameters, ...) STANDS_FOR(name, result, parameters) \
+#define OPEN_HERE(name) OPEN(name, AT_FDCWD, , )
+#define OPEN_AT(name) OPEN(name, dir, _(int dir,), _(dir,))
+OPEN_HERE(open) OPEN_HERE(open64) OPEN_HERE(__open_2) OPEN_HERE(__open64_2)
+OPEN_AT(openat) OPEN_AT(openat64) OPEN_AT(__openat_2) OPEN_AT(__openat64_2)
+
+#define FOPEN(name) STANDS_FOR(name, FILE *, const char *path, const char *mode) \
+    char kind = *mode == 'w' || *mode == 'a' ? *mode : strchr(mode, '+') ? 'c' : 'r'; \
+    note(CALLER, kind, AT_FDCWD, path); \
+    FILE *file = real(path, mode); \
+    if (file && kind == 'r') note_descriptor(CALLER, 'r', fileno(file)); \
+    return file; }
+FOPEN(fopen) FOPEN(fopen64)
+
+STANDS_FOR(opendir, DIR *, const char *path)
+    note(CALLER, 'd', AT_FDCWD, path);
+    DIR *list = real(path);
+    if (list) note_descriptor(CALLER, 'd', dirfd(list));
+    return list; }
+STANDS_FOR(fdopendir, DIR *, int file) return real(note_descriptor(CALLER, 'd', file)); }
+
+#define TEMPORARY(name, parameters, ...) STANDS_FOR(name, int, parameters) \
+    int file = real(__VA_ARGS__); \
+    if (file >= 0) note(CALLER, 'o', AT_FDCWD, path); \
+    return file; }
+TEMPORARY(mkstemp, _(char *path), path)
+TEMPORARY(mkstemp64, _(char *path), path)
+TEMPORARY(mkostemp, _(char *path, int flags), path, flags)
+TEMPORARY(mkostemp64, _(char *path, int flags), path, flags)
+
+/* Stands for a function, given its parameters and then its arguments. */
+#define NOTED_AT(dir, kind, result, name, parameters, ...) STANDS_FOR(name, result, parameters) \
     note(CALLER, kind, dir, path); \
     return real(__VA_ARGS__); }
-#define _(...) __VA_ARGS__
-#define STAT(name, kind) NOTED(name, int, kind, AT_FDCWD, path, _(const char *path, void *s), path, s)
-#define LOOK(flags) (flags & AT_SYMLINK_NOFOLLOW ? 'p' : 'l')
-#define STATAT(name) NOTED(name, int, LOOK(flags), dir, path, _(int dir, const char *path, void *s, int flags), dir, path, s, flags)
-#define XSTAT(name, kind) NOTED(name, int, kind, AT_FDCWD, path, _(int version, const char *path, void *s), version, path, s)
-#define XSTATAT(name) NOTED(name, int, LOOK(flags), dir, path, _(int version, int dir, const char *path, void *s, int flags), version, dir, path, s, flags)
-#define FOPEN(name) STANDS_FOR(name, FILE *, const char *path, const char *mode) \
-    note_mode(CALLER, path, mode); \
-    FILE *file = real(path, mode); \
-    if (file && !strpbrk(mode, "wa+")) note_descriptor(CALLER, 'r', fileno(file)); \
-    return file; }
-#define TEMPORARY(name, more, ...) STANDS_FOR(name, int, char *path more) int file = real(__VA_ARGS__); if (file >= 0) note(CALLER, 'o', AT_FDCWD, path); return file; }
-
-OPEN(open, AT_FDCWD, , ) OPEN(open64, AT_FDCWD, , ) OPEN(__open_2, AT_FDCWD, , ) OPEN(__open64_2, AT_FDCWD, , )
-OPEN(openat, dir, _(int dir,), _(dir,)) OPEN(openat64, dir, _(int dir,), _(dir,))
-OPEN(__openat_2, dir, _(int dir,), _(dir,)) OPEN(__openat64_2, dir, _(int dir,), _(dir,))
-FOPEN(fopen) FOPEN(fopen64)
-NOTED(freopen, FILE *, *mode == 'r' ? 'r' : 'w', AT_FDCWD, path, _(const char *path, const char *mode, FILE *file), path, mode, file)
-NOTED(creat, int, 'w', AT_FDCWD, path, _(const char *path, mode_t mode), path, mode)
-NOTED(truncate, int, 'c', AT_FDCWD, path, _(const char *path, off_t size), path, size)
-TEMPORARY(mkstemp, , path) TEMPORARY(mkstemp64, , path) TEMPORARY(mkostemp, _(, int flags), path, flags) TEMPORARY(mkostemp64, _(, int flags), path, flags)
-STANDS_FOR(opendir, DIR *, const char *path) note(CALLER, 'd', AT_FDCWD, path); DIR *list = real(path); if (list) note_descriptor(CALLER, 'd', dirfd(list)); return list; }
-NOTED(scandir, int, 'd', AT_FDCWD, path, _(const char *path, void *list, void *filter, void *order), path, list, filter, order)
-NOTED(scandir64, int, 'd', AT_FDCWD, path, _(const char *path, void *list, void *filter, void *order), path, list, filter, order)
-STANDS_FOR(fdopendir, DIR *, int file) return real(note_descriptor(CALLER, 'd', file)); }
+#define NOTED(kind, result, name, parameters, ...) STANDS_FOR(name, result, parameters) \
+    note(CALLER, kind, AT_FDCWD, path); \
+    return real(__VA_ARGS__); }
+#define LOOK (flags & AT_SYMLINK_NOFOLLOW ? 'p' : 'l')
+#define STAT(name, kind) NOTED(kind, int, name, _(const char *path, void *s), path, s)
+#define XSTAT(name, kind) NOTED(kind, int, name, _(int v, const char *path, void *s), v, path, s)
+#define AT int dir, const char *path
+#define STAT_AT(name) \
+  NOTED_AT(dir, LOOK, int, name, _(AT, void *s, int flags), dir, path, s, flags)
+#define XSTAT_AT(name) \
+  NOTED_AT(dir, LOOK, int, name, _(int v, AT, void *s, int flags), v, dir, path, s, flags)
+#define ACCESS(name) NOTED('l', int, name, _(const char *path, int mode), path, mode)
+#define SCANDIR(name) \
+  NOTED('d', int, name, _(const char *path, void *a, void *b, void *c), path, a, b, c)
 STAT(stat, 'l') STAT(stat64, 'l') STAT(lstat, 'p') STAT(lstat64, 'p')
-STATAT(fstatat) STATAT(fstatat64)
 XSTAT(__xstat, 'l') XSTAT(__xstat64, 'l') XSTAT(__lxstat, 'p') XSTAT(__lxstat64, 'p')
-XSTATAT(__fxstatat) XSTATAT(__fxstatat64)
-NOTED(statx, int, LOOK(flags), dir, path, _(int dir, const char *path, int flags, unsigned mask, void *s), dir, path, flags, mask, s)
-NOTED(access, int, 'l', AT_FDCWD, path, _(const char *path, int mode), path, mode)
-NOTED(eaccess, int, 'l', AT_FDCWD, path, _(const char *path, int mode), path, mode)
-NOTED(euidaccess, int, 'l', AT_FDCWD, path, _(const char *path, int mode), path, mode)
-NOTED(faccessat, int, 'l', dir, path, _(int dir, const char *path, int mode, int flags), dir, path, mode, flags)
-NOTED(readlink, ssize_t, 's', AT_FDCWD, path, _(const char *path, char *to, size_t size), path, to, size)
-NOTED(readlinkat, ssize_t, 's', dir, path, _(int dir, const char *path, char *to, size_t size), dir, path, to, size)
-NOTED(mkdir, int, 'm', AT_FDCWD, path, _(const char *path, mode_t mode), path, mode)
-NOTED(mkdirat, int, 'm', dir, path, _(int dir, const char *path, mode_t mode), dir, path, mode)
-NOTED(symlink, int, 'w', AT_FDCWD, path, _(const char *target, const char *path), target, path)
-NOTED(symlinkat, int, 'w', dir, path, _(const char *target, int dir, const char *path), target, dir, path)
+STAT_AT(fstatat) STAT_AT(fstatat64) XSTAT_AT(__fxstatat) XSTAT_AT(__fxstatat64)
+ACCESS(access) ACCESS(eaccess) ACCESS(euidaccess) SCANDIR(scandir) SCANDIR(scandir64)
+NOTED_AT(dir, LOOK, int, statx, _(AT, int flags, unsigned mask, void *s), dir, path, flags, mask, s)
+NOTED_AT(dir, 'l', int, faccessat, _(AT, int mode, int flags), dir, path, mode, flags)
+NOTED('s', ssize_t, readlink, _(const char *path, char *to, size_t size), path, to, size)
+NOTED_AT(dir, 's', ssize_t, readlinkat, _(AT, char *to, size_t size), dir, path, to, size)
+NOTED(*mode == 'r' ? 'r' : 'w', FILE *, freopen,
+      _(const char *path, const char *mode, FILE *file), path, mode, file)
+NOTED('w', int, creat, _(const char *path, mode_t mode), path, mode)
+NOTED('c', int, truncate, _(const char *path, off_t size), path, size)
+NOTED('m', int, mkdir, _(const char *path, mode_t mode), path, mode)
+NOTED_AT(dir, 'm', int, mkdirat, _(AT, mode_t mode), dir, path, mode)
+NOTED('w', int, symlink, _(const char *target, const char *path), target, path)
+NOTED_AT(dir, 'w', int, symlinkat, _(const char *target, AT), target, dir, path)
 
 #define MOVE(name, from_dir, to_dir, parameters, ...) STANDS_FOR(name, int, parameters) \
     note(CALLER, 'c', from_dir, from); \
     note(CALLER, 'w', to_dir, to); \
     return real(__VA_ARGS__); }
+#define TWO int a, const char *from, int b, const char *to
 MOVE(rename, AT_FDCWD, AT_FDCWD, _(const char *from, const char *to), from, to)
 MOVE(link, AT_FDCWD, AT_FDCWD, _(const char *from, const char *to), from, to)
-MOVE(renameat, a, b, _(int a, const char *from, int b, const char *to), a, from, b, to)
-MOVE(renameat2, a, b, _(int a, const char *from, int b, const char *to, unsigned flags), a, from, b, to, flags)
-MOVE(linkat, a, b, _(int a, const char *from, int b, const char *to, int flags), a, from, b, to, flags)
+MOVE(renameat, a, b, _(TWO), a, from, b, to)
+MOVE(renameat2, a, b, _(TWO, unsigned flags), a, from, b, to, flags)
+MOVE(linkat, a, b, _(TWO, int flags), a, from, b, to, flags)

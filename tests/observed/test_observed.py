@@ -443,6 +443,27 @@ def test_files_that_native_code_opens_are_dependencies(project: Project) -> None
     assert project.is_cached()
 
 
+def test_files_that_started_programs_open_are_dependencies(project: Project) -> None:
+    project.write("count.sh", "cat rows/*.txt > all.txt; wc -l < all.txt")
+    project.write("rows/a.txt", "1\n")
+    project.write("notes.txt", "")
+    project.step(
+        """
+        import subprocess
+        result = subprocess.check_output(["sh", "count.sh"], cwd=HERE, env={}, text=True).strip()
+        """
+    )
+    assert project.run() == "1"
+    assert project.discovered() == {"count.sh", "rows", "rows/a.txt"}
+    project.write("notes.txt", "new")
+    assert project.is_cached()
+    project.write("rows/a.txt", "1\n2\n")
+    assert project.reason() == "rows/a.txt, which it read, changed"
+    assert project.run() == "2"
+    project.write("rows/b.txt", "1\n")
+    assert project.reason() == "what is in the folder rows, which it listed, changed"
+
+
 def test_a_file_edited_while_the_step_runs_is_not_taken_for_what_it_read(project: Project) -> None:
     project.write("prompts/system.txt", "old")
     project.step(
