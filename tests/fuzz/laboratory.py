@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipeline.observed import native
+
 HERE = Path(__file__).parent
 Files = Mapping[str, str]
 Answer = dict[str, Any]
@@ -66,7 +68,7 @@ class _Interpreter:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env=native.preloaded({**os.environ, **environment}),
         )
 
     def ask(self, folder: Path, **options: Any) -> Answer:
