@@ -108,6 +108,7 @@ class _Rule:
         self.modules, self.has = modules, has
         self.words: set[str] = set()
         self.whole: set[str] = set()
+        self.held: set[str] = set()  # those of them whose attributes have been followed
         self.counts_bodies = self.counts_text = False
         self.types_act = any(m.source.has_acting_types for m in modules.values())
         self.counted: dict[str, set[int]] = {name: set() for name in modules}
@@ -138,7 +139,6 @@ class _Rule:
         for name, module in self.modules.items():
             if module.ran is None:
                 self._note(name, module.source.whole)
-                self.whole.add(name)
                 continue
             if ALL in module.asked:
                 self.whole.add(name)
@@ -158,6 +158,9 @@ class _Rule:
     def _spread(self) -> bool:
         """Count what counted code mentions. Return whether this was more than before."""
         before = self._extent()
+        for name in self.whole - self.held:
+            self.held.add(name)
+            self.whole |= self._held_by(name)
         for name, module in self.modules.items():
             if module.ran is None:
                 continue
@@ -212,6 +215,12 @@ class _Rule:
         for attribute in dotted[1:]:
             found = {m for one in found for m in self._attribute(one, attribute)}
         return found
+
+    def _held_by(self, name: str) -> set[str]:
+        """The loaded modules that are attributes of a module."""
+        inner = {module for module in self.modules if module.rpartition(".")[0] == name}
+        places = (at for found in self.modules[name].source.aliases.values() for at in found)
+        return inner.union(*(self._named(name, *at) for at in places))
 
     def _named(self, name: str, level: int, module: str, attribute: str) -> set[str]:
         """The loaded modules that an import in a module may bind."""

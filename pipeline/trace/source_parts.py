@@ -180,6 +180,7 @@ class _Reader:
         self.tree = tree
         self.bindings = Counter(_bound(tree.body))
         self.aliases = _aliases(tree)
+        self.inert = {name for node in tree.body for name in _inert(node)}
         self.looks = Looks(self.bindings, self.aliases)
         futures = (n for n in tree.body if isinstance(n, ast.ImportFrom))
         self.hints_run = not any(
@@ -240,10 +241,16 @@ class _Reader:
         hints = [arg.annotation for arg in given if arg is not None] + [node.returns]
         return (
             not getattr(node, "type_params", None)
-            and all(map(self._is_quiet_decorator, node.decorator_list))
-            and all(self._is_still(d) for d in (*a.defaults, *a.kw_defaults) if d is not None)
+            and all(
+                self._is_quiet_decorator(d) or _is_accessor(d, node) for d in node.decorator_list
+            )
+            and self._has_still_defaults(a)
             and all(map(self._is_quiet_hint, hints))
         )
+
+    def _has_still_defaults(self, arguments: ast.arguments) -> bool:
+        given = (*arguments.defaults, *arguments.kw_defaults)
+        return all(self._is_still(default) for default in given if default is not None)
 
     def _is_quiet_class(self, node: ast.ClassDef) -> bool:
         return (
@@ -260,18 +267,25 @@ class _Reader:
         if isinstance(node, ast.ClassDef):
             return self._is_quiet_class(node)
         if isinstance(node, ast.Assign):
-            return all(isinstance(t, ast.Name) for t in node.targets) and self._is_still(node.value)
+            is_plain = all(isinstance(t, ast.Name) for t in node.targets)
+            return is_plain and self._is_quiet_attribute(node.value)
         if isinstance(node, ast.AnnAssign):
             is_plain = isinstance(node.target, ast.Name) and self._is_quiet_hint(node.annotation)
-            return is_plain and (node.value is None or self._is_still(node.value))
+            return is_plain and (node.value is None or self._is_quiet_attribute(node.value))
         return isinstance(node, ast.Pass) or _is_text(node)
+
+    def _is_quiet_attribute(self, value: ast.expr) -> bool:
+        """Whether a class with this attribute tells nobody: an object may have ``__set_name__``."""
+        given = value
+        if isinstance(value, ast.Call):
+            given = next((k.value for k in value.keywords if k.arg == "default"), value)
+        name = given.id if isinstance(given, ast.Name) else ""
+        return self._is_still(value) and (name not in self.bindings or name in self.inert)
 
     def _is_quiet_decorator(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Call):
             given = [*node.args, *(k.value for k in node.keywords)]
             return self._is_quiet_decorator(node.func) and all(map(self._is_still, given))
-        if isinstance(node, ast.Attribute) and node.attr in _ACCESSORS:
-            return isinstance(node.value, ast.Name)
         return self._origin(node) in _QUIET_DECORATORS
 
     def _is_still(self, node: ast.expr) -> bool:
@@ -289,7 +303,9 @@ class _Reader:
             return name in _KEEPS and all(map(self._is_still, given))
         if isinstance(node, ast.BinOp):
             return all(isinstance(n, _IN_SUMS) for n in ast.walk(node))
-        return isinstance(node, ast.Lambda) or _is_data(node)
+        if isinstance(node, ast.Lambda):
+            return self._has_still_defaults(node.args)
+        return _is_data(node)
 
     def _is_quiet_hint(self, node: ast.expr | None) -> bool:
         if node is None or not self.hints_run:
@@ -298,6 +314,8 @@ class _Reader:
             if not isinstance(n, _IN_HINTS):
                 return False
             if isinstance(n, ast.Name) and not self._is_known(n.id):
+                return False
+            if isinstance(n, ast.Attribute) and _dotted(n).partition(".")[0] not in self.aliases:
                 return False
             self.has_hints |= isinstance(n, ast.Subscript | ast.BinOp | ast.Attribute)
         return True
@@ -340,6 +358,8 @@ class _Reader:
             named.update(_named(node))
             if (value := self._value(node)) is not None:
                 values.add(value)
+            if classes and not is_inner and isinstance(node, ast.Import | ast.ImportFrom):
+                values.update(_bound([node]))  # attributes of the class
             imports.update(_imports(node))
             reflection.update(self._reflection(node, is_inner))
         if named & _REACHES_EVERYTHING:
@@ -403,6 +423,21 @@ def _is_data(node: ast.expr) -> bool:
         if isinstance(n, ast.UnaryOp) and not isinstance(n.operand, ast.Constant):
             return False
     return True
+
+
+def _is_accessor(decorator: ast.expr, function: _Function) -> bool:
+    """Whether it is the decorator in ``@x.setter def x``."""
+    is_named = isinstance(decorator, ast.Attribute) and decorator.attr in _ACCESSORS
+    return is_named and _dotted(decorator.value) == function.name  # type: ignore[attr-defined]
+
+
+def _inert(node: ast.stmt) -> list[str]:
+    """The names that a statement binds to functions, classes or literals."""
+    if isinstance(node, _Function | ast.ClassDef):
+        return [] if node.decorator_list else [node.name]
+    if isinstance(node, ast.Assign) and _is_data(node.value):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
 
 
 def _has_names(node: ast.expr) -> bool:

@@ -67,6 +67,10 @@ class Unused:
         ("TABLE =", "TABLE = math.sqrt(RATE)\n#"),
         ("TABLE =", "TABLE = RATE + 1\n#"),
         ("TABLE =", "TABLE = list(RATE)\n#"),
+        ("TABLE =", "go = lambda x=print(): x\nTABLE ="),
+        ("def unused(x)", "@RATE.setter\ndef unused(x)"),
+        ("def unused(x)", "def unused(x: RATE.kind)"),
+        ("import math\n", "import math\nX = math.nan\nclass Y:\n    x = X\n"),
         ("class Unused:", "class Unused(Base):"),
         ("class Unused:", "class Unused(metaclass=type):"),
         ("    limit = 3", "    limit = print()"),
@@ -136,6 +140,12 @@ def test_code_objects_and_source_count_where_they_are_read() -> None:
     assert not counts(HELPER, comment, reads)
     reads = STEPS.replace("return", "inspect.getsource(helper)\n    return")
     assert counts(HELPER, comment, reads)
+
+
+def test_a_module_that_is_a_value_gives_the_modules_that_it_holds() -> None:
+    steps = "import pkg\ndef train():\n    return getattr(getattr(pkg, 'co' + 'nf'), 'RA' + 'TE')\n"
+    before = {"steps": steps, "pkg": "import pkg.conf\n", "pkg.conf": "RATE = 1\n"}
+    assert traced(before) != traced({**before, "pkg.conf": "RATE = 2\n"})
 
 
 def test_private_names_are_those_that_python_makes_of_them() -> None:
