@@ -445,6 +445,7 @@ class Present:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], str] = {}
         self._places: dict[str, Modules] = {}
+        self._states: dict[tuple[Home, int], tuple[Discovered, Discovered]] = {}
         self._code_seen: dict[tuple[str, tuple[str, ...]], Mapping[str, str]] = {}
 
     def changes(
@@ -471,7 +472,14 @@ class Present:
         return phrases
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
-        """The same dependencies with their present digests."""
+        """The same dependencies with their present digests; computed once for a trace that many
+        artifacts share."""
+        known = self._states.get((home, id(discovered)))
+        if known is None or known[0] is not discovered:
+            known = self._states[home, id(discovered)] = discovered, self._state(home, discovered)
+        return known[1]
+
+    def _state(self, home: Home, discovered: Discovered) -> Discovered:
         code = self._released(home, discovered.code, self._code(home, discovered.code))
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file

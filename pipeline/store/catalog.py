@@ -4,7 +4,7 @@ The manifests of a step are listed once, and read from one *index* beside them. 
 copies of manifests, each with the version that the listing gave its manifest. A copy with another
 version than the listing is not used; then the manifest itself is read. The first line of an index
 is the checksum of the rest. So an index that is stale, lost or damaged costs time, never
-correctness. Anyone may write it, and the last writer wins.
+correctness. Anyone may write it, and the last writer wins. Copies with equal traces share one.
 
 Manifests with very many files are not in the index; they are read one by one.
 """
@@ -12,7 +12,7 @@ Manifests with very many files are not in the index; they are read one by one.
 import contextlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import blake3
@@ -20,11 +20,13 @@ import blake3
 from pipeline.errors import TemperError
 from pipeline.redaction import exact_record
 from pipeline.store.layout import LISTED_ONLY, DataLoss, Store, object_name, parse_object_name
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.stored import is_step, parse_json
 
 READERS = 16
 MOST_INDEXED_FILES = 500
+_TRACES = "traces"
+_NO_TRACE = Discovered()
 
 Place = tuple[str, int]
 """A key and a generation."""
@@ -49,11 +51,13 @@ class _Shelf:
     """The manifests of one step at the time of listing, and the index of their copies.
 
     Attributes:
+        traces: the traces in the index, by their state; those that were read are parsed.
         refused: the errors of those that cannot be read.
     """
 
     versions: dict[Place, str] = field(default_factory=dict)
     indexed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    traces: dict[str, Any] = field(default_factory=dict)
     manifests: dict[Place, Manifest] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     losses: dict[Place, DataLoss] = field(default_factory=dict)
@@ -156,13 +160,16 @@ class Catalog:
         """Write the index of a step again, without manifests that no longer exist."""
         shelf = self._list(step)  # list again: a copy must be read after its version was listed
         self._read_missing(step, shelf)
-        index = {}
+        traces: dict[str, Discovered] = {}
+        index: dict[str, Any] = {_TRACES: traces}
         for place, manifest in shelf.manifests.items():
             if place in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
                 index[object_name(*place)] = {
                     "version": shelf.versions[place],
-                    "manifest": manifest,
+                    "manifest": replace(manifest, discovered=_NO_TRACE),
+                    "trace": manifest.discovered.state,
                 }
+                traces[manifest.discovered.state] = manifest.discovered
         data = exact_record(index)  # of manifests as they are; the index has a checksum of its own
         self.store.objects.replace(self._index_path(step), _checksum(data) + b"\n" + data)
         self._shelves[step] = shelf
@@ -190,6 +197,7 @@ class Catalog:
                 shelf.generations[key] = max(known, generation)
                 shelf.versions[key, generation] = entry.version
         shelf.indexed = self._read_index(step) if shelf.versions else {}
+        shelf.traces = shelf.indexed.pop(_TRACES, {})
         shelf.unindexed = not all(self._in_index(shelf, place) for place in shelf.versions)
         return shelf
 
@@ -222,9 +230,10 @@ class Catalog:
         if not self._in_index(shelf, place):
             return None
         with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError, RecursionError):
-            found = Manifest.from_dict(shelf.indexed[object_name(*place)]["manifest"])
+            copy = shelf.indexed[object_name(*place)]
+            found = Manifest.from_dict(copy["manifest"])
             found.require_place(step, *place)
-            return found
+            return replace(found, discovered=_trace(shelf, copy["trace"]))
         return None
 
     def _read_missing(self, step: str, shelf: _Shelf) -> None:
@@ -245,6 +254,14 @@ class Catalog:
 
     def _index_path(self, step: str) -> str:
         return f"{self.store.root}/index/{step}.json"
+
+
+def _trace(shelf: _Shelf, state: str) -> Discovered:
+    """A trace of the index; all artifacts that have it get one object."""
+    if not isinstance(shelf.traces[state], Discovered):
+        shelf.traces[state] = Discovered.from_dict(shelf.traces[state])
+    found: Discovered = shelf.traces[state]
+    return found
 
 
 def _checksum(index: bytes) -> bytes:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from pipeline.dag.canonical import Json, hash_json
@@ -66,7 +67,7 @@ class Discovered:
     def __bool__(self) -> bool:
         return bool(self.code or self.files or self.folders)
 
-    @property
+    @cached_property
     def state(self) -> str:
         """The digest of the whole trace."""
         return hash_json([{**self.code}, {**self.files}, {**self.folders}])
