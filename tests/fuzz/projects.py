@@ -20,8 +20,9 @@ class Project:
 
 
 def usable() -> list[Idiom]:
-    """The idioms that can be part of a project."""
-    return [i for i in idioms() if not _READS_PLACES.search("\n".join(i.files.values()))]
+    """The idioms that can be part of a project: in any place, and within the documented limits."""
+    within = (i for i in idioms() if not any(edit.class_ == "-" for edit in i.edits))
+    return [i for i in within if not _READS_PLACES.search("\n".join(i.files.values()))]
 
 
 def project(chance: random.Random) -> Project:
