@@ -434,45 +434,41 @@ def accept(
     if undo:
         _undo_accept(catalog, steps, of, yes)
         return
-    pending: list[acceptance.Candidate] = []
-    for candidate in [c for step in steps for c in acceptance.candidates(catalog, step, of)]:
-        printing.show_candidate(console, candidate)
-        if not candidate.is_equal:
-            pending.append(candidate)
-    if not pending:
+    chosen: list[acceptance.Outdated] = []
+    for step in steps:
+        found = acceptance.outdated(catalog, step, of)
+        chosen += (meant := acceptance.by_one_edit(catalog, found) if found else [])
+        printing.show_outdated(console, step, meant, len(found) - len(meant))
+    if not chosen:
         return
-    others = acceptance.with_the_same_change(catalog, pending)
-    for candidate in others if same_change else ():
-        printing.show_candidate(console, candidate)
+    others = acceptance.with_the_same_change(catalog, chosen)
+    names = dict.fromkeys(one.manifest.step for one in others)
+    for step in names if same_change else ():
+        printing.show_outdated(console, step, [o for o in others if o.manifest.step == step])
     _confirm("Does the current code give the same results?", yes)
     if others and not same_change:
-        names = ", ".join(dict.fromkeys(c.manifest.step for c in others))
-        printing.show_line(console, f"the code of {names} has the same change and no other")
+        printing.show_line(console, f"{', '.join(names)}: the same change, and no other")
         if yes:
             hint = "  --all-with-same-change accepts the change in these steps, too"
             printing.show_line(console, hint, "dim")
         else:
             same_change = typer.confirm("Accept the change in these steps, too?")
-    chosen = [*pending, *(others if same_change else ())]
-    for candidate in chosen:
-        acceptance.accept(catalog, candidate)
-    revived = sum(candidate.revived for candidate in chosen)
-    printing.show_line(console, f"accepted: {counted(revived, 'artifact')} valid again")
+    chosen += others if same_change else []
+    acceptance.accept(catalog, chosen)
+    printing.show_line(console, f"accepted: {counted(len(chosen), 'artifact')} valid again")
 
 
 def _accept_neutral(catalog: Catalog, steps: list[str], yes: bool) -> None:
-    console, found = make_console(), acceptance.neutral_candidates(catalog, steps)
+    console, found = make_console(), acceptance.looking_neutral(catalog, steps)
     if not found:
         printing.show_line(console, "no step looks as if only names, places or texts differ")
         return
-    for candidate in found:
-        printing.show_candidate(console, candidate)
+    for step in dict.fromkeys(one.manifest.step for one in found):
+        printing.show_outdated(console, step, [o for o in found if o.manifest.step == step])
     note = "Only names, places, documentation, hints or texts of messages seem to differ. Is it so?"
     _confirm(note, yes)
-    for candidate in found:
-        acceptance.accept(catalog, candidate)
-    revived = sum(candidate.revived for candidate in found)
-    printing.show_line(console, f"accepted: {counted(revived, 'artifact')} valid again")
+    acceptance.accept(catalog, found)
+    printing.show_line(console, f"accepted: {counted(len(found), 'artifact')} valid again")
 
 
 def _undo_accept(catalog: Catalog, steps: list[str], of: str, yes: bool) -> None:

@@ -1,8 +1,7 @@
 """Finds the present code of the step that made an artifact, from the artifact's manifest.
 
-The manifest names the step function and the types of its arguments, whose code is part of the key.
-If one of them has moved to another module, it is looked up by its own name among the modules that
-the project's script imports. The types of default values of later fields and parameters count too.
+The manifest names the step function and the classes of its arguments. One that has moved to another
+module is looked up by its own name in the modules that the script imports, and in those beside it.
 
 A manifest may be forged, so a module that it names is imported only if it is imported already,
 ships with Temper, or belongs to the step in the current project; see :mod:`pipeline.cli.project`.
@@ -16,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pipeline.cli.project import Project
@@ -45,20 +45,25 @@ class NotImportable(TemperError):
 
 
 def home_in(project: Project, manifest: Manifest) -> Home:
-    """The home of an artifact's step function. Nothing is imported.
+    """The home of an artifact's step function; that and its classes may have moved. Nothing is
+    imported.
 
     Raises:
-        NotImportable: its module is not found.
+        NotImportable: the step function is not found, or in several modules.
     """
-    module = manifest.function.partition(":")[0]
-    place = project.file_of(module) if is_reference(manifest.function) else None
-    file = str(place) if place else Modules(module).file(module)
+    if not is_reference(manifest.function):
+        raise NotImportable(f"the manifest of {manifest.name} names no function")
+    reference = project.place_of(manifest.function, is_step=True) or manifest.function
+    module, _, function = reference.partition(":")
+    file = project.file_of(module) or Modules(module).file(module)
     if file is None:
         raise NotImportable(
-            f"the module of {manifest.function!r:.80} is not found here; run this in the folder of "
-            "its project"
+            f"{manifest.function} is not found, nor is one other step {function}; run this in the "
+            "folder of its script"
         )
-    return Home.of(module, file)
+    types = (project.place_of(name) or name for name in manifest.discovered.entry[1:])
+    home = Home.of(module, str(file))
+    return replace(home, function=function, types=tuple(sorted(types)))
 
 
 def kind_in(project: Project, manifest: Manifest) -> Kind:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, compare, inputs, settings
 from pipeline.cli.explanation import Explanation
-from pipeline.cli.keep.acceptance import Candidate
+from pipeline.cli.keep.acceptance import Outdated
 from pipeline.cli.keep.garbage import Findings, Garbage
 from pipeline.cli.keep.verify import Damage
 from pipeline.cli.naming import SHOWN_DIGITS
@@ -37,6 +37,7 @@ from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
 """The most differences of one kind that are printed for a step of two runs."""
+_MOST_NAMES = 4
 LEAST_LABEL = 16
 """How narrow the column may be that says of which variant an artifact is."""
 _STATE_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "killed": "bold red"}
@@ -298,16 +299,26 @@ def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
     return lines
 
 
-def show_candidate(console: Console, candidate: Candidate) -> None:
-    name = candidate.manifest.name
-    if candidate.is_equal:
-        show_line(console, f"{name}: nothing that it depends on differs, or that is accepted")
-        return
-    show_line(console, f"{name}: what it depends on differs:", "bold")
-    for change in candidate.outdated:
-        show_line(console, f"  {change}")
-    many = counted(candidate.revived, "artifact")
-    show_line(console, f"  if it gives the same results, {many} will be valid again")
+def show_outdated(console: Console, step: str, meant: Sequence[Outdated], others: int = 0) -> None:
+    """Print what an acceptance of a step would keep, and because of which changes it is invalid.
+
+    Args:
+        others: how many more of its artifacts are invalid.
+    """
+    if not meant:
+        show_line(console, f"{step}: nothing that it depends on has changed, or that is accepted")
+    by_changes: dict[Sequence[str], list[str]] = {}
+    for one in meant:
+        by_changes.setdefault(one.changes, []).append(one.manifest.name)
+    for changes, names in by_changes.items():
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        who = f"{', '.join(names[:_MOST_NAMES])}{more}"
+        show_line(console, f"to be valid again: {who}; changed since:", "bold")
+        for change in changes:
+            show_line(console, f"  {change}")
+    if others:
+        what = f"{counted(others, 'artifact')} of {step} differ in more"
+        show_line(console, f"{what}; --of KEY accepts one", "dim")
 
 
 def show_damages(console: Console, damages: Iterable[Damage]) -> None:

@@ -51,6 +51,25 @@ class Project:
             for node in ast.walk(tree)
         )
 
+    def place_of(self, reference: str, is_step: bool = False) -> str | None:
+        """``module:name`` of a class or step function that may have moved: to a module that the
+        script imports, or one beside it or in the current folder. ``None`` if it is not found, or
+        in several of these."""
+        module, _, name = reference.partition(":")
+        defines = self.has_step if is_step else self._has_class
+        if defines(module, name):
+            return reference
+        beside = (file.stem for folder in self.folders for file in Path(folder).glob("*.py"))
+        found = [other for other in {*self._of_script, *beside} if defines(other, name)]
+        return f"{found[0]}:{name}" if len(found) == 1 else None
+
+    def _has_class(self, module: str, name: str) -> bool:
+        """Whether a module defines a class of this qualified name."""
+        tree = self._tree(self.file_of(module))
+        own = name.rpartition(".")[2]
+        nodes = ast.walk(tree) if tree is not None else ()
+        return any(isinstance(node, ast.ClassDef) and node.name == own for node in nodes)
+
     def belongs(self, module: str, step_module: str) -> bool:
         """Whether a module belongs to the step that another module defines."""
         if module in (around := self._reached(step_module)) or module == step_module:

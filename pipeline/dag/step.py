@@ -351,6 +351,11 @@ class Step:
         return tuple(dict.fromkeys(name for names in asked for name in names))
 
     @property
+    def type_names(self) -> tuple[str, ...]:
+        """``module:name`` of each class of its arguments and inputs, in order."""
+        return tuple(sorted(map(reference_to, self.types)))
+
+    @property
     def made_by(self) -> dict[str, Json]:
         """The entry for the code in the recipe; see :meth:`StepFunction.made_by`."""
         return self.function.made_by(self.types)

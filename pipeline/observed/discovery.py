@@ -68,17 +68,27 @@ Accepted = Mapping[str, Sequence[Discovered]]
 
 @dataclass(frozen=True)
 class Home:
-    """The module of a step, the folder from which it is imported, and where its input files lie."""
+    """Where a step's code begins and its files lie.
+
+    Attributes:
+        folder: the folder from which the module is imported.
+        function: the qualified name of the step function.
+        types: ``module:name`` of each class of its arguments and inputs, in order; ``None`` if
+            they are those of any trace.
+    """
 
     module: str
     folder: str
     inputs: InputFolders = field(default_factory=InputFolders)
+    function: str = ""
+    types: tuple[str, ...] | None = None
 
     @classmethod
     def read(cls, text: str) -> "Home":
         """The home whose fields were written as JSON."""
-        module, folder, (inputs,) = json.loads(text)
-        return cls(module, folder, InputFolders(None if inputs is None else tuple(inputs)))
+        module, folder, (inputs,), function, types = json.loads(text)
+        folders = InputFolders(None if inputs is None else tuple(inputs))
+        return cls(module, folder, folders, function, None if types is None else tuple(types))
 
     @classmethod
     def of(cls, module: str, file: str) -> "Home":
@@ -87,6 +97,10 @@ class Home:
         if path.stem == "__init__":
             path = path.parent
         return cls(module, str(path.parents[module.count(".")]))
+
+    def entry(self, types: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The step function and the classes; ``types`` are the classes if they are not known."""
+        return f"{self.module}:{self.function}", *(types if self.types is None else self.types)
 
     def name(self, path: str, roots: tuple[str, ...], imported: Mapping[str, str]) -> str:
         """The name of a file: its path within the project, or else its absolute path.
@@ -135,11 +149,17 @@ def _project_of(folder: str) -> str:
     return next(marked, folder)
 
 
-def home_of(function: Any, arguments: Mapping[str, Json] | None = None) -> Home:
-    """The location of a step function's code, and of the input files among the arguments."""
+def home_of(function: Any, arguments: Mapping[str, Json], types: tuple[str, ...]) -> Home:
+    """The home of a call of a step function.
+
+    Args:
+        arguments: in the form for a worker.
+        types: ``module:name`` of each class of the arguments and inputs, in order.
+    """
     inner = inspect.unwrap(function.function)
-    home = Home.of(function.reference.partition(":")[0], cells.project_file(inner))
-    return replace(home, inputs=InputFolders.of(arguments))
+    module, _, name = function.reference.partition(":")
+    home = Home.of(module, cells.project_file(inner))
+    return replace(home, inputs=InputFolders.of(arguments), function=name, types=types)
 
 
 # --- the worker's side ---------------------------------------------------------------------------
@@ -158,6 +178,7 @@ def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discov
         files=_agreeing(earlier.discovered.files, files),
         folders=_agreeing(earlier.discovered.folders, found.folders),
         looks=its_looks,
+        entry=home.entry(),
     )
 
 
@@ -214,7 +235,8 @@ def discover_earlier(folder: Path, home: Home, rules: Rules) -> Earlier:
     code, _, unnamed = _code(modules, events, home, Earlier())
     found = _found(modules, events, rules, home, unnamed)
     by_name = {module.name: module.digest for module in modules.values()}
-    return Earlier(Discovered(code, found.files, found.folders), by_name)
+    trace = Discovered(code, found.files, found.folders, entry=home.entry())
+    return Earlier(trace, by_name)
 
 
 def _agreeing(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -451,25 +473,21 @@ class Present:
     def changes(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Accepted] = dict
     ) -> list[str]:
-        """A phrase for each dependency that has changed; none if one of the traces that
-        ``accepted`` returns for the state of this one holds."""
+        """A phrase for each dependency that has changed; none if this trace holds, or one that
+        ``accepted`` returns for its state."""
+        return differences(home, *self.nearest(home, discovered, accepted))
+
+    def nearest(
+        self, home: Home, discovered: Discovered, accepted: Callable[[], Accepted] = dict
+    ) -> tuple[Discovered, Discovered]:
+        """Of a trace and the accepted ones for its state: the one with the fewest changes, and the
+        same with its present digests."""
         now = self.state(home, discovered) if discovered else discovered
-        if now == discovered:
-            return []
-        others = accepted().get(discovered.state, ())
-        if any(self.state(home, other) == other for other in others):
-            return []
-        phrases = code_changes(discovered.code, now.code)
-        of_files: dict[str, str] = {}  # by the file, which may have two names
-        for name, digest in discovered.files.items():
-            if now.files[name] != digest:
-                phrase = _of_file(name, digest, now.files[name])
-                of_files.setdefault(home.path(name) or name, phrase)
-        phrases += of_files.values()
-        for name, digest in discovered.folders.items():
-            if now.folders[name] != digest:
-                phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
-        return phrases
+        found = [(discovered, now)]
+        if now != discovered:
+            others = accepted().get(discovered.state, ())
+            found[:0] = [(other, self.state(home, other)) for other in others]  # they are newer
+        return min(found, key=lambda pair: len(differences(home, *pair)))
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
         """The same dependencies with their present digests; computed once for a trace that many
@@ -490,7 +508,7 @@ class Present:
         if home.inputs.folders is None:  # where they lie now is not known
             files |= {n: d for n, d in discovered.files.items() if InputFolders.has(n)}
             folders |= {n: d for n, d in discovered.folders.items() if InputFolders.has(n)}
-        return Discovered(code, files, folders)
+        return Discovered(code, files, folders, entry=home.entry(discovered.entry[1:]))
 
     def _released(
         self, home: Home, was: Mapping[str, str], now: Mapping[str, str]
@@ -533,6 +551,30 @@ def discovered_lines(discovered: Discovered) -> list[str]:
         *(f"{_shown(name)} was {_what_was_done(digest)}" for name, digest in files),
         *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
     ]
+
+
+def differences(home: Home, was: Discovered, now: Discovered) -> list[str]:
+    """A phrase for each dependency that differs between a trace and its present state."""
+    phrases = _entry_changes(was.entry, now.entry) + code_changes(was.code, now.code)
+    of_files: dict[str, str] = {}  # by the file, which may have two names
+    for name, digest in was.files.items():
+        if now.files[name] != digest:
+            phrase = _of_file(name, digest, now.files[name])
+            of_files.setdefault(home.path(name) or name, phrase)
+    phrases += of_files.values()
+    for name, digest in was.folders.items():
+        if now.folders[name] != digest:
+            phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
+    return phrases
+
+
+def _entry_changes(was: Sequence[str], now: Sequence[str]) -> list[str]:
+    """A phrase for each definition that has moved, or is another of the same name."""
+    new = {name.partition(":")[2]: name for name in now if name not in was}
+    old = [name for name in was if name not in now]
+    moved = [(name, new.pop(name.partition(":")[2], None)) for name in old]
+    phrases = [f"{name} is {to} now" if to else f"it takes no {name} now" for name, to in moved]
+    return phrases + [f"it takes {name} now" for name in new.values()]
 
 
 def _present_code(units: Collection[str], places: Modules) -> Mapping[str, str]:

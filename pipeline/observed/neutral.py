@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import UNREADABLE, Home, Present
-from pipeline.observed.states import ABSENT
 from pipeline.store.manifest import Discovered
 from pipeline.trace.counted import (
     Loaded,
     digests,
     functions_like,
     looks,
+    may_run,
     seen_in,
     total_look,
 )
@@ -23,27 +23,28 @@ from pipeline.trace.modules import Modules
 from pipeline.trace.reach import at_import, reached, whole
 
 
-def accepted_trace(home: Home, discovered: Discovered, present: Present) -> Discovered:
-    """The trace of the present code for an artifact of earlier code that a user accepts. Which
-    functions the present code would run is not known, so all that counted code mentions count.
+def accepted_trace(home: Home, now: Discovered) -> Discovered:
+    """The trace of the present code of a step. Which functions it would run is not known, so those
+    that ran before count, and all that counted code mentions.
+
+    Args:
+        now: the trace of earlier code, with its present digests.
 
     Raises:
-        TemperError: a module is gone, so nothing says which code stands in its place.
+        TemperError: a module cannot be read, or is no valid Python.
     """
-    places, now = Modules(home.module), present.state(home, discovered)
-    if gone := [name for name, digest in now.code.items() if digest in (ABSENT, UNREADABLE)]:
-        module = gone[0].partition(":")[0]
-        raise TemperError(
-            f"{module} is gone or is no valid Python, so there is nothing to accept in its place; "
-            "run the step again"
-        )
-
-    loaded = reached(seen_in(discovered.code), places, whole)
-    all_ran = {
-        name: replace(module, ran=frozenset(module.source.functions))
-        for name, module in loaded.items()
-    }
-    return replace(now, code=digests(all_ran, places.has), looks=looks(all_ran, places.has))
+    places, seen = Modules(home.module), seen_in(now.code)
+    if wrong := [name for name, digest in now.code.items() if digest == UNREADABLE]:
+        raise TemperError(f"{wrong[0].partition(':')[0]} is no valid Python; mend it first")
+    found = reached([home.module, *seen], places, lambda _: ())
+    for name, module in found.items():
+        ran, asked = seen.get(name, (frozenset[str](), frozenset[str]()))
+        if ran is not None:
+            began = {home.function} if name == home.module else set[str]()
+            ran = (ran | began) & {*module.source.functions}
+        found[name] = replace(module, ran=ran, asked=asked)
+    found = may_run(found, places.has, lambda name: reached([name], places, lambda _: ()).get(name))
+    return replace(now, code=digests(found, places.has), looks=looks(found, places.has))
 
 
 def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Discovered | None:
@@ -56,6 +57,8 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     if (now.files, now.folders) != (discovered.files, discovered.folders):
         return None
     places, seen = Modules(home.module), seen_in(discovered.code)
+    if any(_is_bound(name, places) for name in {*discovered.entry} - {*now.entry}):
+        return None  # another definition of the same name, and not this one in another place
 
     loaded = reached([home.module], places, at_import)
     by_any = reached([home.module], places, whole)
@@ -76,3 +79,9 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     if total_look(found_looks) != total_look(discovered.looks):
         return None
     return replace(now, code=digests(found, places.has), looks=found_looks)
+
+
+def _is_bound(reference: str, places: Modules) -> bool:
+    module, _, name = reference.partition(":")
+    loaded = reached([module], places, lambda _: ()).get(module)
+    return loaded is not None and name.partition(".")[0] in loaded.source.bindings

@@ -338,7 +338,7 @@ class _Planner:
         if step.function.version is not None:
             return []
         with contextlib.suppress(OSError):  # a run may delete the folder at any time
-            home = home_of(step.function, step.portable_arguments)
+            home = home_of(step.function, step.portable_arguments, step.type_names)
             return what_results_need(scratch, home, self._present)[1]
         return []
 
@@ -403,7 +403,7 @@ class _Planner:
         return found
 
     def _looks_neutral(self, step: Step, key: str, resolver: Resolver) -> bool:
-        home = home_of(step.function, step.portable_arguments)
+        home = home_of(step.function, step.portable_arguments, step.type_names)
         return any(resolver.looks_neutral(home, made) for made in resolver.made(step, key))
 
     def _history(self, step: Step) -> History:

@@ -138,7 +138,7 @@ class Resolver:
     def changes(self, step: Step, manifest: Manifest) -> list[str]:
         """The discovered dependencies that have changed, in words, also for a step with a
         version."""
-        home = home_of(step.function, step.portable_arguments)
+        home = home_of(step.function, step.portable_arguments, step.type_names)
         accepted = functools.partial(self._traces, manifest.step)
         return self._present.changes(home, manifest.discovered, accepted)
 

@@ -340,6 +340,7 @@ class Executor:
                 for ref, made in work.inputs
             ),
             attempt=task.folder,
+            types=step.type_names,
             files={file.url: source_identity(file.url) for file in step.files},
             epoch=work.lease.epoch,
             nodes=place.resources.num_nodes,

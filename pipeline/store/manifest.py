@@ -57,12 +57,15 @@ class Discovered:
         folders: digests of the lists of names in folders that it listed.
         looks: how the code looks apart from names, places and texts, by unit. It decides nothing;
             see :mod:`pipeline.trace.looks`.
+        entry: ``module:name`` of the step function, and of each class of its arguments and
+            inputs.
     """
 
     code: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
     looks: Mapping[str, str] = field(default_factory=dict, compare=False)
+    entry: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.code or self.files or self.folders)
@@ -70,12 +73,14 @@ class Discovered:
     @cached_property
     def state(self) -> str:
         """The digest of the whole trace."""
-        return hash_json([{**self.code}, {**self.files}, {**self.folders}])
+        return hash_json([{**self.code}, {**self.files}, {**self.folders}, [*self.entry]])
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
         """Raise `TypeError` if the data has another form."""
-        found = cls(**data)
+        found = cls(**{**data, "entry": tuple(data.get("entry", ()))})
+        if not all(isinstance(name, str) for name in found.entry):
+            raise TypeError("the entry of what was discovered is no list of names")
         for named in (found.code, found.files, found.folders, found.looks):
             if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
                 raise TypeError("what was discovered is no mapping of names to digests")

@@ -1,7 +1,7 @@
 """The rule for code: which statements and functions of loaded modules count; see ``RULE.md``."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import blake3
@@ -103,6 +103,31 @@ def imported_by(name: str, module: Loaded, parts: Iterable[Part]) -> Iterator[st
         yield f"{base}.{attribute}"
 
 
+def may_run(
+    modules: Mapping[str, Loaded],
+    has: Callable[[str], int],
+    load: Callable[[str], Loaded | None],
+) -> dict[str, Loaded]:
+    """The modules of code that has not run yet. Beside the functions that ran before, those count
+    that counted code mentions, and those of statements that may do more than bind them; so do the
+    modules that counted code imports.
+
+    Args:
+        load: returns a module of the project by name, none of whose functions ran.
+    """
+    found = dict(modules)
+    while True:
+        rule = _Rule(found, has)
+        rule.count()
+        wider = {name: replace(m, ran=rule.may_run(name)) for name, m in found.items()}
+        for name in rule.imported() - wider.keys():
+            if (loaded := load(name)) is not None:
+                wider[name] = loaded
+        if wider == found:
+            return found
+        found = wider
+
+
 class _Rule:
     def __init__(self, modules: Mapping[str, Loaded], has: Callable[[str], int]):
         self.modules, self.has = modules, has
@@ -114,7 +139,7 @@ class _Rule:
         self.counted: dict[str, set[int]] = {name: set() for name in modules}
 
     def digests(self) -> dict[str, str]:
-        self._count()
+        self.count()
         return {
             f"{name}:{unit}": digest
             for name in sorted(self.modules)
@@ -122,7 +147,7 @@ class _Rule:
         }
 
     def looks(self) -> dict[str, str]:
-        self._count()
+        self.count()
         return {
             f"{name}:{unit}": f"{look % 2**64:016x}"
             for name in sorted(self.modules)
@@ -130,7 +155,7 @@ class _Rule:
             if look
         }
 
-    def _count(self) -> None:
+    def count(self) -> None:
         self._begin()
         while self._spread():
             pass
@@ -204,6 +229,35 @@ class _Rule:
     def _note_functions(self, name: str, statement: Statement) -> None:
         for part in statement.functions.values():
             self._note(name, part)
+
+    # --- code that has not run yet ---------------------------------------------------------------
+
+    def may_run(self, name: str) -> frozenset[str] | None:
+        """The functions of a module that ran, or that counted code mentions."""
+        module = self.modules[name]
+        if module.ran is None:
+            return None
+        found = set(module.ran)
+        for number in self.counted[name]:
+            statement = module.source.statements[number]
+            is_open = name in self.whole or statement.binds is None
+            for function in statement.functions:
+                own = function.rpartition(".")[2]
+                if is_open or own in self.words or own.startswith("__"):
+                    found.add(function)
+        return frozenset(found)
+
+    def imported(self) -> set[str]:
+        """The names of modules that counted code may import."""
+        found: set[str] = set()
+        for name, module in self.modules.items():
+            parts = [module.source.statements[number].part for number in self.counted[name]]
+            parts += [part for _, part in self._ran(module)]
+            parts += [module.source.whole] * (module.ran is None)
+            for level, target, attribute in (i for part in parts for i in part.imports):
+                base = self.absolute(name, level, target)
+                found.update(accumulate(f"{base}.{attribute}".split("."), "{}.{}".format))
+        return found
 
     # --- modules as values -----------------------------------------------------------------------
 

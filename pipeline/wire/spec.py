@@ -54,6 +54,7 @@ class StepSpec:
     """Everything that a worker needs to run one attempt of a step, on any machine with the code.
 
     Attributes:
+        types: ``module:name`` of each class of the arguments and inputs, in order.
         files: the identities of the step's source files in the key, by URL.
         epoch: selects the scratch folder; see :meth:`pipeline.store.layout.Store.scratch_path`.
         nodes, processes: the number of machines, and of ranks on each.
@@ -72,6 +73,7 @@ class StepSpec:
     arguments: Mapping[str, Json]
     inputs: tuple[InputSpec, ...]
     attempt: str
+    types: tuple[str, ...]
     files: Mapping[str, Json]
     epoch: int
     nodes: int = 1
@@ -115,6 +117,7 @@ class StepSpec:
             InputSpec(**{**entry, "files": file_entries(entry["files"])})
             for entry in fields["inputs"]
         )
+        fields["types"] = tuple(fields["types"])
         if fields.get("pause") is not None:
             fields["pause"] = Pause(**fields["pause"])
         spec = cls(**fields)
@@ -167,7 +170,7 @@ class Report:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        return record(asdict(self), exact=("code", "discovered", "files"), indent=1)
+        return record(asdict(self), exact=("discovered", "files"), indent=1)
 
     @classmethod
     def from_json(cls, data: bytes) -> "Report":

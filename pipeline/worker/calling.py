@@ -81,7 +81,7 @@ class Code:
     def go_on_from(self, scratch: Path) -> bool:
         """Prepare scratch for the step. Return whether it holds results of earlier attempts; it is
         emptied if these depend on what has changed."""
-        home = home_of(self.function, self._spec.arguments)
+        home = home_of(self.function, self._spec.arguments, self._spec.types)
         self._earlier, changes = go_on_from(
             scratch,
             self.observation,
@@ -96,7 +96,7 @@ class Code:
     def discovered(self) -> Discovered:
         """The step's dependencies that are not in its key, once it has run."""
         self.observation.end()
-        home = home_of(self.function, self._spec.arguments)
+        home = home_of(self.function, self._spec.arguments, self._spec.types)
         return discover(self.observation, home, self._earlier)
 
     def with_notice(self, metrics: Metrics) -> Metrics:

@@ -37,7 +37,6 @@ attempts and scratch, then leases, then manifests, then run records:
 
 import contextlib
 import enum
-import itertools
 import os
 import re
 import stat
@@ -330,21 +329,25 @@ class _Finder:
                     yield Garbage(Kind.DATA, step, key, attempt.content, manifests=[manifest])
 
     def _standing(self, group: Sequence[Manifest]) -> frozenset[str]:
-        """The attempts that a plan may choose for a key: the latest, and the one that is valid now
-        if discovered dependencies of the latest have changed."""
+        """The attempts that a plan may choose for a key: the latest, and those that are valid now,
+        as the same step of another script may be."""
         if len(group) == 1 or not any(made.discovered for made in group):
             return frozenset({group[-1].attempt})
-        try:
-            home = home_in(project_with(self.store, group[-1].step), group[-1])
-        except NotImportable:  # keep all: which one is valid is unknown
-            return frozenset(made.attempt for made in group)
-        accepted, now = self.store.accepted(group[-1].step), Present()
-        stand = (
-            made.attempt
-            for made in reversed(group)
-            if not now.changes(home, made.discovered, lambda: accepted)
-        )
-        return frozenset({group[-1].attempt, *itertools.islice(stand, 1)})
+        project, now = project_with(self.store, group[-1].step), Present()
+        accepted = self.store.accepted(group[-1].step)
+        stand = {group[-1].attempt}
+        entries = set[tuple[str, ...]]()
+        for made in reversed(group):
+            try:
+                home = home_in(project, made)
+            except NotImportable:  # whether it is valid is unknown
+                stand.add(made.attempt)
+                continue
+            if home.entry() in entries or now.changes(home, made.discovered, lambda: accepted):
+                continue
+            entries.add(home.entry())
+            stand.add(made.attempt)
+        return frozenset(stand)
 
     def marks(self) -> Iterator[Garbage]:
         """Marks that an interrupted deletion left: they would make a new artifact look lost."""
