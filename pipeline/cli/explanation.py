@@ -70,7 +70,7 @@ def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:
     of_other_runs = [other for other in earlier if other.provenance.get("run") != run]
     names = {entry.digest: f"{entry.step}@{entry.key}" for entry in manifest.inputs}
     recipe: Any = manifest.recipe
-    history = History(of_other_runs or earlier, recipe.get("encoding"))
+    history = History(of_other_runs or earlier)
     experiment = str(manifest.provenance.get("experiment") or "")
     close = history.nearest(recipe, names, experiment)
     return close.manifest if close else None

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.dag.canonical import Json
-from pipeline.dag.step import ENCODING_VERSION, Input, Step, StepFunction
+from pipeline.dag.step import Input, Step, StepFunction
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present, home_of
 from pipeline.observed.earlier import what_results_need
@@ -411,7 +411,7 @@ class _Planner:
             names = (*reversed(step.function.was), step.name)
             made = [manifest for name in names for manifest in self.catalog.history(name)]
             made.sort(key=lambda manifest: manifest.attempt)
-            self._histories[step.name] = History(made, ENCODING_VERSION)
+            self._histories[step.name] = History(made)
         return self._histories[step.name]
 
     def _holders(self, step: str) -> Mapping[str, str]:

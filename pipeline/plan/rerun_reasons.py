@@ -18,13 +18,12 @@ _MOST_UNITS = 2
 _MOST_FIELDS = 3
 _TYPE = " type"
 """The suffix of a path at which the leaves of a recipe hold the type of a value."""
-_MADE_BY = ("version", "code")
 ABSENT: Any = object()
 """Stands for an item that only the other of two values has."""
 _ATOMS = {"$input", "$enum", "$float", "$path", "$bytes"}
 _NO_SETTINGS = ("encoding", "step", "function")
 _MOST_COMPARED = 100
-_NEW_KEYS = "keys changed with Temper 0.2"
+_NEW_KEYS = "Temper makes other keys now"
 
 
 @dataclass(frozen=True)
@@ -56,25 +55,26 @@ class _Past:
     Attributes:
         arguments: the encoded arguments in its recipe.
         found: the leaves of its recipe, by path.
-        is_older: its recipe has an older encoding, so its entries for code cannot be compared.
     """
 
     manifest: Manifest
     arguments: Json
     found: Mapping[str, Any]
-    is_older: bool
 
     @property
     def experiment(self) -> str:
         return str(self.manifest.provenance.get("experiment") or "")
 
+    @property
+    def encoding(self) -> Any:
+        return self.manifest.recipe.get("encoding")  # type: ignore[union-attr]
+
 
 class History:
     """The earlier artifacts of a step, oldest first; only the latest ``_MOST_COMPARED`` count."""
 
-    def __init__(self, manifests: Sequence[Manifest], encoding: int):
-        latest_first = manifests[: -_MOST_COMPARED - 1 : -1]
-        self._past = [_past(manifest, encoding) for manifest in latest_first]
+    def __init__(self, manifests: Sequence[Manifest]):
+        self._past = [_past(manifest) for manifest in manifests[: -_MOST_COMPARED - 1 : -1]]
 
     def nearest(
         self,
@@ -91,8 +91,7 @@ class History:
         new = dict(_settings(recipe))
 
         def distance(past: _Past) -> tuple[int, bool]:
-            there = differing(past.found, _without_code(new) if past.is_older else new)
-            return len(there), past.experiment != experiment
+            return len(differing(past.found, new)), past.experiment != experiment
 
         closest = min(self._past, key=distance, default=None)
         if closest is None:
@@ -102,7 +101,7 @@ class History:
     def of_call(
         self, recipe: Json, inputs: Sequence[tuple[str | None, Collection[str]]]
     ) -> frozenset[str]:
-        """The keys of the artifacts of a call, with whatever code and content.
+        """The keys of the artifacts of a call, with whatever version and content.
 
         Args:
             recipe: the recipe of the call, with any digests.
@@ -122,34 +121,17 @@ class History:
 
 
 def _call(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The leaves of a recipe with neither code nor the content of inputs and files."""
+    """The leaves of a recipe with neither version nor the content of inputs and files."""
     return {
         path: "" if path.endswith(".$input") else value
         for path, value in found
-        if path not in _MADE_BY and ".content" not in path
+        if path != "version" and ".content" not in path
     }
 
 
-def _past(manifest: Manifest, encoding: int) -> _Past:
+def _past(manifest: Manifest) -> _Past:
     recipe: Any = manifest.recipe
-    if not isinstance(recipe, dict):
-        return _Past(manifest, {}, {}, is_older=True)
-    arguments: Any = recipe.get("arguments", {})
-    if recipe.get("encoding") == encoding:
-        return _Past(manifest, arguments, dict(_settings(recipe)), is_older=False)
-    arguments = _without_modules(arguments)
-    return _Past(manifest, arguments, dict(_settings({"arguments": arguments})), is_older=True)
-
-
-def _without_modules(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_modules(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: str(item).rpartition(":")[2] if name == "$type" else _without_modules(item)
-        for name, item in value.items()
-    }
+    return _Past(manifest, recipe.get("arguments", {}), dict(_settings(recipe)))
 
 
 def _settings(recipe: Json) -> Iterator[tuple[str, Any]]:
@@ -157,10 +139,6 @@ def _settings(recipe: Json) -> Iterator[tuple[str, Any]]:
     if isinstance(recipe, dict):
         recipe = {name: item for name, item in recipe.items() if name not in _NO_SETTINGS}
     return ((path, value) for path, value in leaves(recipe) if path)
-
-
-def _without_code(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name not in _MADE_BY}
 
 
 def explain(close: Nearest | None, expected: Collection[str] = (), more: Sequence[str] = ()) -> str:
@@ -192,7 +170,7 @@ def _compare(
     input_names: Mapping[str, str],
 ) -> Nearest:
     new = dict(_settings(recipe))
-    changes = [_NEW_KEYS] if past.is_older else []
+    changes = [] if past.encoding == recipe.get("encoding") else [_NEW_KEYS]
     inputs: list[str] = []
     for path, one, other in differences(past.arguments, recipe.get("arguments", {})):
         match one, other:
@@ -200,7 +178,7 @@ def _compare(
                 inputs.append(input_names.get(digest, path))
             case _:
                 changes.append(_phrase(path, one, other, input_names))
-    if not past.is_older and past.found.get("version") != new.get("version"):
+    if past.found.get("version") != new.get("version"):
         was, now = (found.get("version", ABSENT) for found in (past.found, new))
         changes.append(_phrase("version", was, now, {}))
     unique = (tuple(dict.fromkeys(phrases)) for phrases in (changes, inputs))

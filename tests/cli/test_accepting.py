@@ -1,9 +1,15 @@
-"""``temper accept`` beyond one step: the same change elsewhere, moved code, taking back."""
+"""``temper accept``: a user keeps artifacts after an edit that changes no result."""
+
+import sys
 
 from own_script import MEASURES, Desk
 
+from pipeline import Store
+from pipeline.store.catalog import Catalog
+
 ROUND = ("round(value, 2)", "round(value, ndigits=2)")
 SQUARE = ("self.width * self.width", "self.width**2")
+LINE = ("return 0", "return 0 * 1")
 
 
 def cut(source: str) -> tuple[str, str, str, str]:
@@ -17,6 +23,80 @@ def cut(source: str) -> tuple[str, str, str, str]:
     )
 
 
+def key_of(desk: Desk, shape: str, step: str = "measure") -> str:
+    history = Catalog(Store(str(desk.folder / "store"))).history(step)
+    return next(m.key for m in history if shape in str(m.recipe))
+
+
+def test_what_is_accepted_does_not_run_again(desk: Desk) -> None:
+    desk.edit(*SQUARE)
+    explained = desk.temper("explain", "measure@" + key_of(desk, "Square"))
+    assert "it has changed; temper accept measure if that makes no difference" in explained
+    assert "measures:Square.area changed" in explained
+    shown = desk.temper("accept", "measure", "double", "--yes")
+    assert "measures:Square.area changed" in shown
+    assert "double: nothing that it depends on has changed" in shown
+    assert "accepted: 2 artifacts valid again" in shown, "a line is no square"
+    assert desk.run() == 0
+    assert "measure: nothing that it" in desk.temper("accept", "measure", "--yes")
+
+
+def test_an_edit_of_accepted_code_counts_like_any_other(desk: Desk) -> None:
+    desk.edit(*ROUND)
+    desk.temper("accept", "measure", "--yes")
+    desk.edit("ndigits=2", "ndigits=1 + 1")
+    assert "measures:rounded changed" in desk.temper("accept", "measure", "--yes")
+    assert desk.run() == 1, "double was not accepted"
+    desk.edit("ndigits=1 + 1", "ndigits=0")
+    assert desk.run() == 4
+
+
+def test_code_that_an_accepted_edit_calls_counts(desk: Desk) -> None:
+    desk.edit("def rounded(value):", "def digits():\n    return 2\n\ndef rounded(value):")
+    desk.edit("round(value, 2)", "round(value, digits())")
+    desk.temper("accept", "measure", "double", "--yes")
+    assert desk.run() == 0
+    desk.edit("    return 2\n", "    return 3\n")
+    assert desk.run() == 4
+
+
+def test_all_that_one_edit_made_invalid_is_accepted(desk: Desk) -> None:
+    """A line was measured by other functions than a square."""
+    desk.edit(*SQUARE)
+    desk.edit(*LINE)
+    assert "accepted: 3 artifacts valid again" in desk.temper("accept", "measure", "--yes")
+    assert desk.run() == 0
+
+
+def test_what_is_of_older_code_stays_invalid(desk: Desk) -> None:
+    whole = desk.script.read_text()
+    desk.edit("round(value, 2)", "round(value, 3)")
+    desk.edit(", measure(Line(), journal)]", "]")
+    assert desk.run() == 3
+    desk.script.write_text(whole.replace("round(value, 2)", "round(value, ndigits=3)"))
+    shown = desk.temper("accept", "measure", "double", "--yes")
+    assert "1 artifact of measure differ" in shown
+    assert "accepted: 3 artifacts valid again" in shown
+    key = key_of(desk, "Line")
+    assert desk.run() == 1
+    desk.script.write_text(whole)
+    assert desk.run() == 0, "what was made first"
+    assert f"measure@{key[:8]}" not in desk.temper("accept", "measure")
+
+
+def test_the_code_of_one_artifact_is_accepted_by_its_key(desk: Desk) -> None:
+    desk.edit(*ROUND)
+    key = key_of(desk, "Line")
+    assert "1 artifact valid again" in desk.temper("accept", "measure", "--of", key[:9], "--yes")
+    assert desk.run() == 3
+
+
+def test_code_is_accepted_on_a_terminal_or_with_yes(desk: Desk) -> None:
+    desk.edit(*ROUND)
+    assert "add --yes" in desk.temper("accept", "double")
+    assert desk.run() == 4
+
+
 def test_one_command_accepts_every_step_with_the_same_change(desk: Desk) -> None:
     desk.edit(*ROUND)
     shown = desk.temper("accept", "double", "--all-with-same-change", "--yes")
@@ -28,7 +108,7 @@ def test_one_command_accepts_every_step_with_the_same_change(desk: Desk) -> None
 def test_steps_with_the_same_change_are_named_and_left_alone_unless_asked_for(desk: Desk) -> None:
     desk.edit(*ROUND)
     shown = desk.temper("accept", "double", "--yes")
-    assert "the code of measure has the same change and no other" in shown
+    assert "measure: the same change, and no other" in shown
     assert "--all-with-same-change accepts the change in these steps, too" in shown
     assert desk.run() == 3
 
@@ -53,27 +133,47 @@ def test_what_was_accepted_can_be_taken_back(desk: Desk) -> None:
 
 
 def test_code_is_accepted_after_its_classes_moved_to_another_module(desk: Desk) -> None:
-    imports, classes, steps, main = cut(MEASURES.replace(*SQUARE))
+    imports, classes, steps, main = cut(MEASURES)
     (desk.folder / "project" / "shapes.py").write_text(imports + classes)
-    desk.script.write_text(imports + "from shapes import *\n" + steps + main)
-    shown = desk.temper("accept", "measure", "--yes")
-    assert "Square changed" in shown
-    assert "Unit added" not in shown, "it has only moved"
-    assert desk.run() <= 1, "of double, nobody said anything"
+    desk.script.write_text(imports + "from shapes import Line, Square, Unit\n" + steps + main)
+    shown = desk.temper("accept", "measure", "double", "--yes")
+    assert "measures:Square is shapes:Square now" in shown
+    assert desk.run() == 0
 
 
 def test_code_is_accepted_after_its_step_moved_to_another_module(desk: Desk) -> None:
-    imports, classes, steps, main = cut(MEASURES.replace(*ROUND))
+    imports, classes, steps, main = cut(MEASURES)
     (desk.folder / "project" / "work.py").write_text(imports + classes + steps)
     desk.script.write_text(imports + "from work import *\n" + main)
     shown = desk.temper("accept", "measure", "double", "--yes")
+    assert "measures:measure is work:measure now" in shown
     assert "accepted: 4 artifacts valid again" in shown
     assert desk.run() == 0
 
 
-def test_a_step_that_cannot_be_found_is_said_with_where_it_was_looked_for(desk: Desk) -> None:
-    assert desk.run() == 0, "so that this is where it ran last"
-    desk.script.rename(desk.folder / "project" / "lengths.py")
+def test_code_is_accepted_after_its_script_was_renamed(desk: Desk) -> None:
+    renamed = desk.script.rename(desk.folder / "project" / "lengths.py")
     said = desk.temper("accept", "measure", "--yes")
-    assert "measures:measure cannot be imported" in said
-    assert "the newest run's script imports no other measure" in said
+    assert "measures:measure is not found, nor is one other step measure" in said
+    (desk.folder / "store").rename(desk.folder / "project" / "store")
+    there = Desk(desk.folder / "project")
+    assert "accepted: 4 artifacts valid again" in there.temper("accept", "measure", "double", "-y")
+    shown = there.shell(sys.executable, renamed.name, desk.journal.name)
+    assert "all 4 steps are cached" in shown
+
+
+def test_a_copy_of_a_script_has_results_of_its_own(desk: Desk) -> None:
+    text = desk.script.read_text()
+    copy = desk.folder / "project" / "lengths.py"
+    copy.write_text(text.replace("round(value, 2)", "round(value + 1, 2)"))
+    desk.shell(sys.executable, str(copy), desk.journal.name)
+    history = Catalog(Store(str(desk.folder / "store"))).history("double")
+    assert [made.metrics["twice"] for made in history] == [4, 5]
+    assert desk.run() == 0
+
+
+def test_a_step_with_a_version_has_nothing_to_accept(desk: Desk) -> None:
+    desk.edit("@step(added", "@step(version='1', added")
+    desk.run()
+    said = desk.temper("accept", "double", "--yes")
+    assert "double declares the version '1': an edit reruns nothing" in said

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,8 +21,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from manifests import manifest
 from numbers_lab import Lab, end, start_held_driver
-from own_script import TEMPER, Desk
-from places import GOLDEN, SUPPORT
+from own_script import TEMPER
 from rich.console import Console
 from toy_steps import Times, add, fail, journal_lines, slow_count
 from typer.main import get_command
@@ -41,7 +39,7 @@ from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.objects import LocalObjects, Objects
 from pipeline.store.runs import Run, names_of_runs
 
@@ -385,7 +383,7 @@ def test_an_artifact_is_explained_by_what_it_was_made_from_and_why(lab: Lab) -> 
     assert f"the nearest made before it is {old.name}; what differs:" in shown
     assert "config.factor: 2 → 7" in shown
     assert f"values: {old.inputs[0].step}@{old.inputs[0].key[:8]}['train']" in shown
-    assert "the present code is what made it" in shown
+    assert "nothing of that has changed" in shown
     assert shown.splitlines()[-2:] == ["used by", newest(lab, "add").name]
     assert "the first of multiply in this store" in temper(lab, "explain", f"multiply@{old.key}")
     assert product.key != old.key
@@ -401,10 +399,10 @@ def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) ->
 
 
 def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
-    recipe = {"encoding": 3, "step": "vanished", "code": "0" * 32, "arguments": {}}
+    recipe = {"encoding": 3, "step": "vanished", "arguments": {}}
     commit(lab, recipe, step="vanished", function="gone_module:vanished")
-    assert "gone_module:vanished cannot be imported" in temper(lab, "explain", "vanished")
-    assert "run this in the folder of its project" in refusal(lab, "accept", "vanished")
+    assert "gone_module:vanished is not found" in temper(lab, "explain", "vanished")
+    assert "run this in the folder of its script" in refusal(lab, "accept", "vanished")
 
 
 def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(lab: Lab) -> None:
@@ -414,14 +412,14 @@ def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(la
         lab,
         base | {"step": "one"},
         step="one",
-        code={"a:f": "0" * 32},
+        discovered=Discovered({"a:f": "0" * 32}),
         metrics={"last": {"loss": 0.5}},
     )
     commit(
         lab,
         base | {"step": "two"},
         step="two",
-        code={"a:f": "1" * 32},
+        discovered=Discovered({"a:f": "1" * 32}),
         metrics={"last": {"loss": 2}},
     )
     shown = temper(lab, "diff", "one", "two")
@@ -454,74 +452,6 @@ def test_a_setting_that_became_an_input_is_told_once(lab: Lab) -> None:
     shown = temper(lab, "diff", old.name, nested.name)
     assert "settings: 1 difference\nbaseline.rate: none → 2" in shown
     assert "code: 1 difference\nstep: 'train' → 'fit'" in shown
-
-
-# --- accepting -----------------------------------------------------------------------------------
-
-
-def test_code_that_was_accepted_reruns_nothing(desk: Desk) -> None:
-    desk.edit("self.width * self.width", "self.width**2")
-    assert "Square changed" in desk.temper("explain", "measure@" + key_of(desk, "Square"))
-    shown = desk.temper("accept", "measure", "double", "--yes")
-    assert "measures:Square changed" in shown
-    assert "accepted: 2 artifacts valid again" in shown, "a line is no square"
-    assert desk.run() == 0
-    assert "equals what made it" in desk.temper("accept", "measure", "--yes")
-
-
-def test_every_set_of_arguments_that_an_edit_reaches_is_accepted(desk: Desk) -> None:
-    desk.edit("round(value, 2)", "round(value, ndigits=2)")
-    desk.temper("accept", "measure", "--yes")
-    assert desk.run() == 1, "the other step was not accepted"
-    assert journal_lines(desk.journal)[-1] == "double"
-
-
-def test_code_of_what_was_added_later_and_is_in_no_recipe_is_accepted_too(desk: Desk) -> None:
-    desk.edit("return 1", "return 2 - 1")
-    assert "3 artifacts valid again" in desk.temper("accept", "measure", "double", "--yes")
-    assert desk.run() == 0
-
-
-def test_code_is_accepted_on_a_terminal_or_with_yes(desk: Desk) -> None:
-    desk.edit("round(value, 2)", "round(value, ndigits=2)")
-    assert "add --yes" in desk.temper("accept", "double")
-    assert desk.run() == 4
-
-
-def test_the_code_of_an_earlier_artifact_is_accepted_by_its_key(desk: Desk) -> None:
-    desk.edit("round(value, 2)", "round(value, 3)")
-    key = Catalog(Store(str(desk.folder / "store"))).history("double")[0].key
-    assert desk.run() == 4
-    assert "1 of its artifacts were made by other code" in desk.temper("accept", "double")
-    desk.edit("round(value, 3)", "round(value, ndigits=2)")
-    assert "1 artifact valid again" in desk.temper("accept", "double", "--of", key[:9], "--yes")
-    assert desk.run() == 3
-
-
-def test_an_old_store_whose_step_dropped_its_version_is_accepted(desk: Desk) -> None:
-    shutil.rmtree(desk.folder / "store")
-    shutil.copytree(GOLDEN / "store", desk.folder / "store")
-    source = (SUPPORT / "toy_steps.py").read_text()
-    versioned = '@step(version="1")\ndef multiply('
-    assert versioned in source
-    (desk.folder / "toy_steps.py").write_text(source.replace(versioned, "@step\ndef multiply("))
-    script = desk.folder / "golden.py"
-    script.write_text(
-        "from toy_steps import *\n"
-        "from pipeline import run\n"
-        f"values = numbers(File({str(GOLDEN / 'numbers.txt')!r}), '/dev/null')['train']\n"
-        "if __name__ == '__main__':\n"
-        "    run([multiply(values, Times(3), '/dev/null')], 'store')\n"
-    )
-    shown = desk.temper("accept", "multiply", "--yes")
-    assert "version '1' → its code as an input" in shown
-    assert "1 artifact valid again" in shown
-    assert "all 2 steps are cached" in desk.shell(sys.executable, str(script))
-
-
-def key_of(desk: Desk, shape: str) -> str:
-    history = Catalog(Store(str(desk.folder / "store"))).history("measure")
-    return next(m.key for m in history if shape in str(m.recipe))
 
 
 # --- letting go and checking ---------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,7 +121,7 @@ def test_what_a_step_was_made_by_is_found_again_by_its_manifest(lab: Lab) -> Non
     assert recipe["step"] == "multiply"
     assert "toy_steps" not in str(recipe)
     assert made.function == "toy_steps:multiply"
-    assert made.types == ("toy_steps:Times",)
+    assert made.discovered.entry == ("toy_steps:multiply", "toy_steps:Times")
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -175,13 +176,6 @@ def test_what_was_made_under_an_earlier_name_is_found(lab: Lab) -> None:
     assert planned["scale"].reason == "made when it was called multiply"
     assert lab.run(sum=total) == ["add"]
     assert lab.run(sum=total) == []
-
-
-def test_code_accepted_under_an_earlier_name_holds(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    lab.store.accept("multiply", {"version": "1"}, {"version": "2"}, {})
-    scale = step(version="2", name="scale", was=("multiply",))(multiply.function)
-    assert lab.run(product=product(lab, scale)) == []
 
 
 def test_what_is_used_under_a_new_name_is_not_collected(lab: Lab) -> None:
@@ -284,7 +278,7 @@ def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> No
     recipe: Any = {"step": "multiply", "arguments": {"config": 9, "x": 1}}
 
     def nearest(*others: Manifest) -> tuple[Manifest, tuple[str, ...]]:
-        close = History(others, 2).nearest(recipe, {}, {}, experiment="mine")
+        close = History(others).nearest(recipe, {}, "mine")
         assert close is not None
         return close.manifest, close.changes
 
@@ -299,8 +293,6 @@ def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> No
 
 
 def _of(made: Any, experiment: str, arguments: Json) -> Any:
-    from dataclasses import replace
-
     recipe = {"encoding": 3, "step": made.step, "version": "1", "arguments": arguments}
     return replace(made, recipe=recipe, provenance={"experiment": experiment})
 
@@ -318,28 +310,10 @@ def test_an_artifact_of_another_experiment_may_still_turn_out_to_be_it(lab: Lab)
 def test_keys_of_an_earlier_encoding_are_said_to_be_that(lab: Lab) -> None:
     lab.run(it=lab.product())
     (made,) = Catalog(lab.store).history("multiply")
-    arguments = {
-        "config": {"$type": "toy_steps:Times", "fields": {"factor": 2}},
-        "journal": lab.journal,
-        "values": {"$input": made.inputs[0].digest},
-    }
-    old: Any = {
-        "encoding": 1,
-        "function": "toy_steps:multiply",
-        "code": "0",
-        "arguments": arguments,
-    }
-    from dataclasses import replace
-
-    history = History([replace(made, recipe=old)], 2)
     recipe: Any = made.recipe
-    same = history.nearest(recipe, {}, {})
-    assert same is not None
-    assert same.changes == ("keys changed with Temper 0.2",)
-    config = {"$type": "Times", "fields": {"factor": 5}}
-    other = history.nearest({**recipe, "arguments": {**arguments, "config": config}}, {}, {})
-    assert other is not None
-    assert other.changes == ("keys changed with Temper 0.2", "config.factor 2 → 5")
+    close = History([replace(made, recipe={**recipe, "encoding": 1})]).nearest(recipe, {})
+    assert close is not None
+    assert close.changes == ("Temper makes other keys now",)
 
 
 # --- going on ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from numbers_lab import Lab
-from toy_steps import Times, add, flaky, journal_lines, multiply, numbers, stamp
+from toy_steps import Times, add, flaky, journal_lines, numbers, stamp
 
 from pipeline import File, Output, Step, TemperError, adopt, run, step
 from pipeline.plan.planning import State, make_plan
@@ -179,25 +179,6 @@ def test_a_parameter_added_later_leaves_old_keys_as_they_were(lab: Lab) -> None:
     assert after(lab.numbers(), 2).fingerprint != before.fingerprint, "5.0 is not what it was"
     with pytest.raises(TemperError, match=r"added=\['clop'\] are no parameters"):
         step(version="1", added={"clop": None})(grown)
-
-
-# --- accepted ------------------------------------------------------------------------------------
-
-
-def test_accepted_code_finds_what_other_code_made(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    changed = step(version="2")(multiply.function)
-    values = lab.numbers()["train"]
-    assert make_plan({"p": changed(values, Times(), lab.journal)}, lab.store).steps[-1].reason == (
-        "version '1' → '2'"
-    )
-    further = step(version="3")(multiply.function)
-    lab.store.accept("multiply", {"version": "1"}, {"version": "2"}, {})
-    lab.store.accept("multiply", {"version": "3"}, {"version": "2"}, {})
-    for accepted in (changed, further):
-        assert lab.run(product=accepted(values, Times(), lab.journal)) == []
-    other = step(version="4")(multiply.function)
-    assert lab.run(product=other(values, Times(), lab.journal)) == ["multiply"]
 
 
 # --- several at once -----------------------------------------------------------------------------

@@ -1,11 +1,9 @@
 """What the plan says of a setting that became another thing."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import script
 from estimated_steps import Adapter, Prompted, Settings, adapt
 from numbers_lab import Lab
 from rich.console import Console
@@ -119,40 +117,3 @@ def test_what_was_made_of_the_same_calls_with_other_files_may_have_changed(lab: 
     assert planned(3).state is State.RUN, "the product was made, and was never judged"
     run([lab.numbers()], lab.store, console=lab.console)
     assert planned(2).state is State.MAYBE, "also where the numbers are cached by now"
-
-
-REORDERED = """
-from dataclasses import dataclass
-
-from pipeline import Output, step
-from pipeline.experiment import ExperimentConfig, main
-
-
-@dataclass(frozen=True)
-class Settings:
-    rate: float = 1.0
-    seed: int = 0
-
-
-@step
-def fit(out: Output, settings: Settings) -> dict:
-    return {}
-
-
-def build(cfg: ExperimentConfig):
-    return {"it": fit(Settings())}
-
-
-if __name__ == "__main__":
-    main(build)
-"""
-
-
-def test_fields_in_another_order_are_no_unnamed_code(tmp_path: Path, store: Store) -> None:
-    file = tmp_path / "reordered.py"
-    file.write_text(REORDERED)
-    script(file, f"store={store.url}", "-q")
-    rate, seed = "    rate: float = 1.0\n", "    seed: int = 0\n"
-    file.write_text(REORDERED.replace(rate + seed, seed + rate))
-    shown = " ".join(script(file, f"store={store.url}", "--plan").out.split())
-    assert "code: it calls other code, or a class has other fields" in shown

@@ -35,7 +35,7 @@ from pipeline.dag.files import FileEntry
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
-from pipeline.store.manifest import Manifest, files_digest
+from pipeline.store.manifest import Discovered, Manifest, files_digest
 from pipeline.store.objects import LocalObjects, open_objects
 from pipeline.store.runs import names_of_runs, read_run
 from pipeline.store.staging import Staging
@@ -159,7 +159,6 @@ NO_MANIFESTS: dict[str, dict[str, Any]] = {
     "generation is a truth": {"generation": False},
     "metrics are a list": {"metrics": []},
     "provenance is a text": {"provenance": "x"},
-    "code is a list": {"code": ["x"]},
     "a file that it read holds NUL": {"discovered": {"files": {"a\0b": "x"}}},
     "step is another": {"step": "../../victim"},
     "recipe is a text": {"recipe": "x", "key": hash_json("x")},
@@ -302,9 +301,9 @@ def test_a_manifest_that_is_no_object_is_said_to_be_none() -> None:
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
-        ("kind", ["steps.kinds:Tokens"]), ("function", None), ("types", [1]),
+        ("kind", ["steps.kinds:Tokens"]), ("function", None),
         ("seconds", True), ("seconds", -1), ("generation", -1), ("generation", 10**9),
-        ("code", {"steps.x:f": 1}), ("metrics", {"notices": "one"}), ("metrics", {"notices": [1]}),
+        ("metrics", {"notices": "one"}), ("metrics", {"notices": [1]}),
         ("provenance", {"run": 1}), ("provenance", {"host": 1}), ("provenance", {"launcher": []}),
         ("recipe", {"function": 1}), ("recipe", {"arguments": []}),
         ("key", "0" * 32), ("digest", "0" * 32),
@@ -677,7 +676,7 @@ def test_records_that_disagree_with_their_names_say_nothing(tmp_path: Path) -> N
         for command in (["runs"], ["runs", name], ["report", "-o", str(tmp_path / "r.html")]):
             answer = told(temper(store, *command))
             assert ("is damaged" in answer) == (wrong in damaged), (wrong, command)
-    store.accept("write", {"version": "1"}, {"version": "2"}, {})
+    store.accept("write", made.discovered.state, Discovered(), {})
     folder = Path(store.root) / "accepted" / "write"
     (one,) = folder.iterdir()
     one.rename(folder / f"{'0' * 32}-{'1' * 32}.json")
@@ -690,8 +689,8 @@ def test_the_report_of_a_worker_is_looked_at(tmp_path: Path) -> None:
 
     for wrong in (
         {"files": {"../x": {"size": 1, "blake3": "0" * 64}}}, {"damaged_input": -1},
-        {"damaged_input": "0"}, {"preempted": "yes"}, {"metrics": []}, {"code": {"a": 1}},
-        {"error": ["x"]}, {"what": 1},
+        {"damaged_input": "0"}, {"preempted": "yes"}, {"metrics": []},
+        {"discovered": {"code": {"a": 1}}}, {"error": ["x"]}, {"what": 1},
     ):  # fmt: skip
         data = json.loads(Report().to_json()) | wrong
         found = Report.from_json(json.dumps(data).encode())
@@ -826,8 +825,8 @@ def desk(first_desk: Desk, tmp_path: Path) -> Desk:
 def test_kinds_and_steps_of_ones_own_are_shown_from_ones_own_folder(desk: Desk) -> None:
     answers = desk.look()
     assert "line 1" in answers
-    assert "the present code is what made it" in answers
-    assert "equals what made it" in answers
+    assert "nothing of that has changed" in answers
+    assert "draw: nothing that it depends on has changed" in answers
     assert "a drawing" in (desk.folder / "report.html").read_text()
 
 
@@ -844,7 +843,7 @@ def test_what_only_a_store_names_is_neither_imported_nor_called(desk: Desk, whic
         case "function":
             forge(store, made, function="evilmod:views", kind="evilmod:K")
         case "type":
-            forge(store, made, types=["evilmod:K"])
+            forge(store, made, discovered={"entry": [made.function, "evilmod:K"]})
         case "kind and script":
             forge(store, made, kind="evilmod:K")
             record["argv"] = [record["argv"][0], "evilmod.py"]
@@ -859,7 +858,7 @@ def test_what_only_a_store_names_is_neither_imported_nor_called(desk: Desk, whic
             store.objects.replace(path, json.dumps(record).encode())
     answers = desk.look("show", "report") if "kind" in which else desk.look("explain", "accept")
     assert not desk.mark.exists(), answers
-    if which not in ("run", "function"):  # the step of that name is found where it is
+    if "kind" in which:
         assert "evilmod" in answers
         assert "only because a store names it" in answers
 
@@ -924,8 +923,8 @@ def test_a_job_of_an_engine_is_not_given_a_secret(server: str, tmp_path: Path) -
 
     def spec(url: str) -> StepSpec:
         arguments = {"source": {"$type": "pipeline.dag.inputs:File", "fields": {"url": url}}}
-        return StepSpec(str(tmp_path), "fetch", "0" * 32, "m:f", arguments, (), "a", {url: "x"},
-                        None, (), 0)  # fmt: skip
+        return StepSpec(str(tmp_path), "fetch", "0" * 32, "m:f", arguments, (), "a", (), {url: "x"},
+                        0)  # fmt: skip
 
     whole = spec("s3://AKIAXXXX:topsecret@bucket/x")
     kept, secrets = whole.without_secrets()

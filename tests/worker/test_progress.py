@@ -15,7 +15,7 @@ from pipeline.worker.progress import ProgressWriter, place_of
 
 SPEC = StepSpec(
     store="", step="learn", key="0" * 32, function="", arguments={}, inputs=(), attempt="",
-    files={}, code=None, types=(), epoch=0,
+    files={}, types=(), epoch=0,
 )  # fmt: skip
 
 

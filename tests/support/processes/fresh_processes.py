@@ -26,7 +26,7 @@ FORK = multiprocessing.get_context("fork")
 """How such a process may start others, as a driver with several jobs does."""
 
 
-_LIGHT = ("pipeline.cli", "pipeline.running.luigi_engine", "workers_here")
+_LIGHT = ("pipeline.cli", "pipeline.running.luigi_engine", "forked_workers")
 _HEAVY = (
     "peft", "steps.online.online_run", "steps.reward_models.reward_training",
     "steps.training.recipes", "steps.training.sharded_trainer", "torch._dynamo",
@@ -64,25 +64,31 @@ def call(work: Callable[..., None], *arguments: Any) -> None:
 
 def shell(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
     """What ``temper WORDS`` or ``python SCRIPT WORDS`` prints. Its process is its own, as from a
-    shell, but has Temper imported, and its steps run in it."""
+    shell, but has Temper imported, and its workers are forked."""
+    from forked_workers import template
+
     with tempfile.NamedTemporaryFile() as printed:
-        process = start(_command, list(words), str(folder), dict(environment), printed.name)
+        about = list(words), str(folder), dict(environment), printed.name, template()
+        process = start(_command, *about)
         process.join(HANGS_SECONDS)
         assert process.exitcode is not None, f"{' '.join(words)} hangs"
         return Path(printed.name).read_text("utf-8")
 
 
-def _command(words: list[str], folder: str, environment: dict[str, str], printed: str) -> None:
+def _command(
+    words: list[str], folder: str, environment: dict[str, str], printed: str, template: Any
+) -> None:
     """Become that process."""
     import pytest
-    from workers_here import instead_of_processes
+    from forked_workers import fork_workers, use
 
     from pipeline.cli import main
 
     settle(folder, environment, printed)
     called = list(words[Path(words[0]).name != "temper" :])
     sys.argv, sys.orig_argv = called, [sys.executable, *called]
-    instead_of_processes(pytest.MonkeyPatch())
+    use(template)
+    fork_workers(pytest.MonkeyPatch())
     if called == words:
         return main()
     sys.path.insert(0, str(Path(folder, called[0]).parent))
