@@ -59,9 +59,11 @@ class Project:
         defines = self.has_step if is_step else self._has_class
         if defines(module, name):
             return reference
-        beside = (file.stem for folder in self.folders for file in Path(folder).glob("*.py"))
-        found = [other for other in {*self._of_script, *beside} if defines(other, name)]
-        return f"{found[0]}:{name}" if len(found) == 1 else None
+        beside = {file.stem for folder in self.folders for file in Path(folder).glob("*.py")}
+        for modules in (self._of_script, beside):
+            if found := [other for other in modules if defines(other, name)]:
+                return f"{found[0]}:{name}" if len(found) == 1 else None
+        return None
 
     def _has_class(self, module: str, name: str) -> bool:
         """Whether a module defines a class of this qualified name."""

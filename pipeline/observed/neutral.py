@@ -36,9 +36,11 @@ def accepted_trace(home: Home, now: Discovered) -> Discovered:
     places, seen = Modules(home.module), seen_in(now.code)
     if wrong := [name for name, digest in now.code.items() if digest == UNREADABLE]:
         raise TemperError(f"{wrong[0].partition(':')[0]} is no valid Python; mend it first")
-    found = reached([home.module, *seen], places, lambda _: ())
+    classes = _classes(now)
+    found = reached([home.module, *classes, *seen], places, lambda _: ())
     for name, module in found.items():
         ran, asked = seen.get(name, (frozenset[str](), frozenset[str]()))
+        asked |= classes.get(name, set())
         if ran is not None:
             began = {home.function} if name == home.module else set[str]()
             ran = (ran | began) & {*module.source.functions}
@@ -60,8 +62,9 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     if any(_is_bound(name, places) for name in {*discovered.entry} - {*now.entry}):
         return None  # another definition of the same name, and not this one in another place
 
-    loaded = reached([home.module], places, at_import)
-    by_any = reached([home.module], places, whole)
+    classes = _classes(now)
+    loaded = reached([home.module, *classes], places, at_import)
+    by_any = reached([home.module, *classes], places, whole)
     differ = {u.partition(":")[0] for u, was in discovered.code.items() if now.code.get(u) != was}
     kept = reached(seen.keys() - differ, places, lambda _: ())
     loaded |= {name: module for name, module in by_any.items() if name in seen} | kept
@@ -71,7 +74,8 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
         ran[name].add(function)
     found: dict[str, Loaded] = {}
     for name, module in loaded.items():
-        functions, asked = seen.get(name, (frozenset(), frozenset()))
+        functions, asked = seen.get(name, (frozenset[str](), frozenset[str]()))
+        asked |= classes.get(name, set())
         found[name] = replace(
             module, ran=None if functions is None else frozenset(ran[name]), asked=asked
         )
@@ -79,6 +83,15 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     if total_look(found_looks) != total_look(discovered.looks):
         return None
     return replace(now, code=digests(found, places.has), looks=found_looks)
+
+
+def _classes(trace: Discovered) -> dict[str, set[str]]:
+    """The names of the classes of arguments and inputs, by module: a worker looks them up."""
+    found: dict[str, set[str]] = {}
+    for reference in trace.entry[1:]:
+        module, _, name = reference.partition(":")
+        found.setdefault(module, set()).add(name.partition(".")[0])
+    return found
 
 
 def _is_bound(reference: str, places: Modules) -> bool:
