@@ -275,7 +275,7 @@ def test_the_type_of_a_setting_is_shown_whole(
 def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> None:
     lab.run(it=lab.product(Times(2)), other=lab.product(Times(3)))
     (two, three) = Catalog(lab.store).history("multiply")
-    recipe: Any = {"step": "multiply", "arguments": {"config": 9, "x": 1}}
+    recipe: Any = {"encoding": 3, "version": "1", "arguments": {"config": 9, "x": 1}}
 
     def nearest(*others: Manifest) -> tuple[Manifest, tuple[str, ...]]:
         close = History(others).nearest(recipe, {}, "mine")
