@@ -13,9 +13,9 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -41,26 +41,20 @@ def folder_of_packages(path: str) -> str:
     return max(below[:end], _RECORDS.folder_of(path), key=len)
 
 
-@cache
-def release_of(module: str) -> str:
-    """The release of a step that ships with Temper, while its distribution is as it was installed;
-    empty otherwise, as in a checkout. See ``steps/releases.json``."""
-    package, _, name = module.partition(".")
-    if package != Path(SHIPPED_STEPS).name or not _is_as_installed():
-        return ""
-    releases = json.loads(Path(SHIPPED_STEPS, "releases.json").read_bytes())
-    return str(releases.get(name, ""))
-
-
-@cache
-def _is_as_installed() -> bool:
-    """Whether each file of the shipped steps is as the record of their distribution says."""
-    record = {file for file in _record_of_steps() if file[0].endswith(".py")}
+def releases() -> Mapping[str, str]:
+    """The releases in ``steps/releases.json`` by the modules of the shipped steps; none in a
+    checkout, and none once a file of these steps is not as it was installed."""
+    record = dict(_record_of_steps())
     there = {str(file) for file in Path(SHIPPED_STEPS).rglob("*.py")}
-    return {path for path, _ in record} == there and all(_is_still(*file) for file in record)
+    if not record or there - record.keys() or not all(_is_still(*file) for file in record.items()):
+        return {}
+    package = Path(SHIPPED_STEPS)
+    numbers = json.loads((package / "releases.json").read_bytes())
+    return {f"{package.name}.{name}": str(number) for name, number in numbers.items()}
 
 
 def _record_of_steps() -> Iterator[tuple[str, str]]:
+    """The files of the shipped steps as the record of their distribution names them."""
     with suppress(metadata.PackageNotFoundError):
         for file in metadata.distribution(_DISTRIBUTION).files or ():
             path = os.path.normpath(str(file.locate()))

@@ -33,7 +33,7 @@ from pipeline.dag.canonical import Json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.input_folders import InputFolders
 from pipeline.errors import TemperError
-from pipeline.installed import in_library, release_of
+from pipeline.installed import SHIPPED_STEPS, in_library, releases
 from pipeline.observed import native
 from pipeline.observed.observation import Observation
 from pipeline.observed.rules import Rules
@@ -168,8 +168,8 @@ def home_of(function: Any, arguments: Mapping[str, Json], types: tuple[str, ...]
 def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discovered:
     """The dependencies of an attempt, and of earlier ones whose results it has used."""
     modules = _modules(observation.modules, observation.marks)
-    release = release_of(home.module)
     code, its_looks, unnamed = _code(modules, observation.events, home, earlier)
+    release = _release(home, modules, code)
     found = _found(modules, observation.events, observation.rules, home, unnamed)
     is_complete = observation.is_complete and not _has_lost(observation.events)
     files = found.files if is_complete else {**found.files, _UNKNOWN: UNSTEADY}
@@ -180,6 +180,23 @@ def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discov
         looks=its_looks,
         entry=home.entry(),
     )
+
+
+def _release(home: Home, modules: "Mapping[str, _Module]", code: Mapping[str, str]) -> str:
+    """The release of a shipped step that ran as it is installed; empty if it is no such step, or if
+    its code changed while it ran."""
+    release = releases().get(home.module, "") if _is_shipped(home) else ""
+    shipped = {path for path in modules if path.startswith(f"{SHIPPED_STEPS}{os.sep}")}
+    is_steady = UNSTEADY not in code.values() and all(
+        modules[path].digest == sources.digest_of(Path(path).read_bytes()) for path in shipped
+    )
+    return release if is_steady else ""
+
+
+def _is_shipped(home: Home) -> bool:
+    """Whether the module is in the shipped package: a project may have one of the same name."""
+    package = Path(SHIPPED_STEPS)
+    return home.module.startswith(f"{package.name}.") and home.folder == str(package.parent)
 
 
 def _found(
@@ -468,6 +485,7 @@ class Present:
         self._seen: dict[tuple[str, str], str] = {}
         self._places: dict[str, Modules] = {}
         self._states: dict[tuple[Home, int], tuple[Discovered, Discovered]] = {}
+        self._releases: Mapping[str, str] | None = None
         self._code_seen: dict[tuple[str, tuple[str, ...]], Mapping[str, str]] = {}
 
     def changes(
@@ -514,11 +532,12 @@ class Present:
         self, home: Home, was: Mapping[str, str], now: Mapping[str, str]
     ) -> Mapping[str, str]:
         """Code of the release of a shipped step counts as it was, while that release is here."""
-        release = was.get(unit := f"{home.module}:{RELEASE}")
-        if release is None:
+        if (unit := f"{home.module}:{RELEASE}") not in was:
             return now
-        if release != release_of(home.module):
-            return {**now, unit: release}  # its code counts by itself
+        self._releases = releases() if self._releases is None else self._releases
+        release = self._releases.get(home.module, "") if _is_shipped(home) else ""
+        if release != was[unit]:  # in a checkout, its code counts by itself
+            return {**now, unit: release or was[unit]}
         shipped = f"{home.module.partition('.')[0]}."
         kept = {name: digest for name, digest in was.items() if name.startswith(shipped)}
         return kept | {name: d for name, d in now.items() if not name.startswith(shipped)}
@@ -611,7 +630,9 @@ def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         now = new.get(f"{module}:{ALL}")
         if old.get(name) == new.get(name):
             continue
-        if now in (ABSENT, UNREADABLE):
+        if unit == RELEASE:
+            found[name] = f"the release of {module} is {new[name]}, and was {old[name]}"
+        elif now in (ABSENT, UNREADABLE):
             found[module] = f"{module} is {'gone' if now == ABSENT else 'no valid Python'}"
         elif unit in (IMPORT, TEXT, ALL):
             found.setdefault(module, f"the top level of {module} changed")
@@ -621,7 +642,7 @@ def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
             found[name] = f"{name} {what}"
     inner = {name.partition(":")[0] for name in found if ":" in name}
     phrases = [phrase for name, phrase in found.items() if name not in inner]
-    return sorted(phrases, key=lambda phrase: phrase.endswith(" is gone"))
+    return sorted(phrases, key=lambda p: (p.endswith(" is gone"), not p.startswith("the release ")))
 
 
 def _shown(name: str) -> str:

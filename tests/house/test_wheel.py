@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -45,34 +46,58 @@ print(json.dumps({"keys": found, "home": str(Path(pipeline.__file__).parents[1])
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of what is tracked."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def build(folder: Path, edits: Mapping[str, tuple[str, str]] | None = None) -> Path:
+    """The wheel, built from a copy of what is tracked, with a text replaced in each edited file."""
+    source = folder / "source"
     for name in ("pipeline", "steps", "experiments", "conf"):
         shutil.copytree(REPOSITORY / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(REPOSITORY / name, source / name)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    for name, (old, new) in (edits or {}).items():
+        replace_in(source / name, old, new)
+    wheels = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     done = subprocess.run(
-        [*build, "--wheel-dir", str(target), str(source)], capture_output=True, text=True
+        [*wheels, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    (built,) = target.glob("temper_ml-*.whl")
+    (built,) = folder.glob("temper_ml-*.whl")
     return built
+
+
+def replace_in(file: Path, old: str, new: str) -> None:
+    text = file.read_text("utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), "utf-8")
+
+
+def install(wheel: Path, site: Path) -> None:
+    """In place of an earlier one."""
+    for old in (*site.glob("temper_ml-*"), *map(site.joinpath, ("pipeline", "steps"))):
+        shutil.rmtree(old, ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+
+
+def new_environment(folder: Path) -> tuple[Path, Path]:
+    """An interpreter that has the libraries of this one, and its folder of packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    libraries = [entry for entry in sys.path if "site-packages" in Path(entry).parts]
+    (site / "libraries.pth").write_text("\n".join(libraries))
+    return folder / "bin/python", site
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter that has the wheel, and the libraries of this one."""
-    folder = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    libraries = [entry for entry in sys.path if "site-packages" in Path(entry).parts]
-    (site / "libraries.pth").write_text("\n".join(libraries))
-    return folder / "bin/python"
+    command, site = new_environment(tmp_path_factory.mktemp("installed"))
+    install(wheel, site)
+    return command
 
 
 def called(python: Path | str, *words: str, folder: Path) -> str:
@@ -144,3 +169,66 @@ def test_a_folder_with_the_name_of_a_package_is_one_sentence(python: Path, tmp_p
     script.write_text("from pipeline import Step\nfrom steps.train_dpo import train_dpo\n")
     (tmp_path / "steps/__init__.py").touch()
     assert "No module named 'steps.train_dpo': Temper has a package steps, too; rename" in error()
+
+
+_DPO = """
+import json, sys
+from pipeline import File, Store, run
+from pipeline.plan.planning import make_plan
+from steps.data.formats.choice import FormatChoice
+from steps.data.load.config import LoadConfig
+from steps.data.tokens.config import TokenizeConfig
+from steps.evaluate import evaluate
+from steps.evaluation.config import EvaluateConfig
+from steps.init_model import LlamaShape, init_model
+from steps.load_preferences import load_preferences
+from steps.tokenize_preferences import tokenize_preferences
+from steps.train_on_pairs import train_on_pairs
+from steps.training.config import PreferenceConfig
+
+columns = FormatChoice("preference", {"prompt": "question", "chosen": "good", "rejected": "bad"})
+base = init_model(LlamaShape(hidden_size=16, layers=1, heads=2, feed_forward=32))
+pairs = load_preferences(File("pairs.jsonl"), config=LoadConfig(test_fraction=0.2, format=columns))
+tokens = tokenize_preferences(pairs, base, TokenizeConfig(max_length=64, max_prompt_length=32))
+model = train_on_pairs(tokens["train"], base, PreferenceConfig())
+roots = {"after DPO": evaluate(tokens["test"], model, EvaluateConfig(sample_prompts=0))}
+store = Store("store")
+missing = [p.step.name for p in make_plan(roots, store).steps if p.state.name != "CACHED"]
+if "run" in sys.argv:
+    run(roots, store, verbosity=-1)
+print(json.dumps(missing))
+"""
+_LOSS = "logistic(chosen - rejected,"
+
+
+@pytest.mark.slow
+def test_an_upgrade_reruns_the_steps_whose_release_was_raised(wheel: Path, tmp_path: Path) -> None:
+    """And no other, however their code has changed; an edited installation counts by its code."""
+    python, site = new_environment(tmp_path / "installed")
+    shutil.copy(REPOSITORY / "examples/data/pairs.jsonl", tmp_path / "pairs.jsonl")
+    (tmp_path / "dpo.py").write_text(_DPO)
+
+    def missing(*words: str) -> list[str]:
+        return json.loads(called(python, "dpo.py", *words, folder=tmp_path).splitlines()[-1])
+
+    install(wheel, site)
+    assert len(missing("run")) == 6
+    assert missing() == []
+    loss = site / "steps/losses/dpo.py"
+    replace_in(loss, _LOSS, f"logistic(  {_LOSS.partition('(')[2]}  # as in equation 7\n")
+    assert missing() == []  # not as installed, so the trace counts, which holds
+    replace_in(loss, "chosen - rejected,", "chosen - 2 * rejected,")
+    assert missing() == ["train_dpo", "evaluate"]
+
+    refactored = {"steps/losses/dpo.py": (_LOSS, "logistic(-(rejected - chosen),")}
+    install(build(tmp_path / "refactored", refactored), site)
+    assert missing() == []
+    changed = {
+        "steps/losses/dpo.py": (_LOSS, "logistic(2 * (chosen - rejected),"),
+        "steps/releases.json": ('"train_dpo": "1"', '"train_dpo": "2"'),
+    }
+    install(build(tmp_path / "changed", changed), site)
+    assert missing("run") == ["train_dpo", "evaluate"]
+    assert missing() == []
+    install(wheel, site)
+    assert missing() == []  # the earlier release's results are still there
