@@ -3,7 +3,7 @@
 A *kind* is a subclass of :class:`Artifact` that defines what files an artifact has. A step function
 takes kinds (``policy: Model``) and makes one (``@step(makes=Model)``). So an edge that cannot work
 is refused when the DAG is built, and not only when a worker misses a file. ``Artifact`` itself
-stands for any kind. Kinds are in no key: they serve checks, not identification.
+stands for any kind. Kinds are in no key; the trace of a step names the kinds of its inputs.
 
     class PairTokens(Artifact):
         \"""``tokens.parquet``: preference pairs as token ids.\"""

@@ -96,7 +96,7 @@ def identity(
 
     Args:
         where: names the value in errors.
-        types: collects every dataclass and enum in the value, since their code is in the key too.
+        types: collects every dataclass and enum in the value, since a trace names them.
         home: the module of the step function that takes the value.
         qualified: names of classes that are ambiguous, so that their modules are in the key.
 

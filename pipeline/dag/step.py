@@ -98,8 +98,8 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
     """Make a function a step function: ``@step`` or ``@step(makes=Model)``.
 
     Args:
-        version: replaces the code in every key. The author must raise it when results change; an
-            edit of the code reruns nothing until then.
+        version: a part of the key in place of the trace. The author must raise it when results
+            change; an edit of the code reruns nothing until then.
         makes: the kind of artifact; see :mod:`pipeline.dag.artifact`.
         added: parameters that were added after artifacts existed, each with the value that older
             results used implicitly. While a parameter has this value, keys stay the same.
@@ -116,7 +116,7 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
         converts: ``module:function`` that is called with the arguments of each call first, and
             returns those that the step gets in their place, such as a File for a library's object.
 
-    A step is identified by its name and its code, not by its module.
+    A step is identified by its name in keys, and by its module and function in traces.
     """
     if function is not None:
         return StepFunction(function)

@@ -1,7 +1,7 @@
 """Classes of argument values: their names in a key, and whether workers can rebuild their values.
 
-A class of the project has its own name in a key, without its module, since its code is in the key.
-A class of a library, whose code is not in the key, keeps the name of its module.
+A class of the project has its own name in a key, without its module: the trace names the module. A
+class of a library, whose code is in no trace, keeps the name of its module.
 """
 
 import abc

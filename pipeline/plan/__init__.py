@@ -3,7 +3,7 @@
 ``planning`` makes the plan; begin there. ``resolver`` decides whether an artifact may be reused.
 ``rerun_reasons`` explains how a step differs from its nearest artifact. ``variants`` finds the
 settings that distinguish steps of one name, ``labels`` their display names. ``unfinished`` finds
-scratch to resume from. ``set_here`` refuses code that only this process has changed.
+scratch to resume from.
 
 Uses ``observed``, ``store`` and what lies below them.
 """

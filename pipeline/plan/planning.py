@@ -169,9 +169,8 @@ def make_plan(
         present: the current state of discovered dependencies, if it is known already.
 
     Raises:
-        TemperError: the store cannot be read, no step has a name in ``force``, two steps have the
-            same name and version, so their keys could be equal, or this process has changed a
-            value that a step reads in a module.
+        TemperError: the store cannot be read, no step has a name in ``force``, or two steps
+            have the same name and version, so their keys could be equal.
     """
     store.check_layout()
     steps = topological(roots.values())
