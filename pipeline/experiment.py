@@ -62,6 +62,7 @@ from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
+from pipeline.plan.expected import require_expected
 from pipeline.plan.planning import State, make_plan
 from pipeline.redaction import without_secrets
 from pipeline.running.rounds import RunFailed
@@ -435,12 +436,14 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
 
     require_known(config.sinks)
     catalog = Catalog(Store(config.store))
+    expecting = roots.values()
     if config.only:
         roots = chosen(make_plan(roots, catalog.store, (), catalog), config.only)
     plan = make_plan(roots, catalog.store, config.force, catalog)
     estimates = estimates_of(plan, catalog, config.launcher, config.jobs)
     show_plan(make_console(), plan, estimates=estimates, jobs=config.jobs)
     note_plan()
+    require_expected(plan, catalog, expecting)
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
     asked = requests(roots.values(), config.launcher.requests())

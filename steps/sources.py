@@ -444,7 +444,7 @@ class ModelSource:
     """A pretrained model: a local folder or GGUF file, a Hub model, or a file in a package.
 
     Args:
-        path: a Hugging Face folder or a ``.gguf`` file.
+        path: a Hugging Face folder or a ``.gguf`` file, or the tag of an artifact.
         hub: a Hub model, at the commit ``revision``.
         package, file: a GGUF file inside an installed Python package; ``install`` is the command
             that installs the package.
@@ -489,8 +489,11 @@ class ModelSource:
                 f"model: set one of model.path, model.hub, model.package; got {given}{group}"
             )
         if self.path:
-            refuse_no_model(File(self.path), self.template())
-            return File(self.path)
+            found = File(self.path)
+            if found.url != self.path and (Path(found.url) / "model" / "config.json").is_file():
+                found = File(f"{found.url}/model")  # of online training, with a tag
+            refuse_no_model(found, self.template())
+            return found
         if self.hub:
             return HubModel(self.hub, self.revision or "")
         if not self.file:

@@ -1,8 +1,9 @@
 """``temper``: runs recipes, inspects a store, and cleans it up.
 
-An artifact is named ``STEP`` (the newest of that step), ``STEP@KEY`` (a beginning of its key) or
-``EXPERIMENT/RESULT`` (the result of this name of the experiment's newest run). Commands that delete
-something ask on a terminal; without a terminal they need ``--yes``.
+An artifact is named ``STEP`` (the newest of that step), ``STEP@KEY`` (a beginning of its key),
+``EXPERIMENT/RESULT`` (the result of this name of the experiment's newest run), or by the tag that
+``temper tag`` gave it. Commands that delete something ask on a terminal; without a terminal they
+need ``--yes``.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from pipeline.cli import printing
 from pipeline.cli.compare import compare
 from pipeline.cli.explanation import explain_artifact
 from pipeline.cli.keep import acceptance, eviction
+from pipeline.cli.keep.accepted import withdraw
 from pipeline.cli.keep.collect import delete
 from pipeline.cli.keep.garbage import Policy, find_garbage
 from pipeline.cli.keep.verify import mark_damaged, verify
@@ -46,13 +48,13 @@ from pipeline.errors import TemperError
 from pipeline.running.session import PLAN_ONLY
 from pipeline.show.terminal import make_console, show_error
 from pipeline.store import logs as growing
-from pipeline.store.accepted import withdraw
 from pipeline.store.activity import Attempt, attempts, leases
 from pipeline.store.catalog import Catalog, Unread
 from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
+from pipeline.store.tags import delete_tag, read_tags, set_tag, tags_of
 from pipeline.text import counted, did_you_mean
 from pipeline.uncaught.early import STOPPED
 from pipeline.uncaught.foreseen import message_of
@@ -111,7 +113,7 @@ app.add_typer(recipes_app, name="recipes")
 StoreOption = Annotated[
     str, typer.Option("--store", envvar="TEMPER_STORE", help="Local path or fsspec URL.")
 ]
-_NAMES = "The newest of a step, by key, or EXPERIMENT/RESULT."
+_NAMES = "The newest of a step, by key, EXPERIMENT/RESULT, or a tag."
 Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -217,6 +219,8 @@ def show(
     manifest = find(catalog, artifact)
     if row is None:
         printing.show_manifest(make_console(), manifest)
+        if names := tags_of(catalog.store).get((manifest.step, manifest.attempt)):
+            printing.show_line(make_console(stderr=True), f"tagged {', '.join(names)}", "bold")
     else:
         show_row(make_console(), catalog, manifest, row, split)
 
@@ -482,6 +486,38 @@ def _undo_accept(catalog: Catalog, steps: list[str], of: str, yes: bool) -> None
     for accepted in found:
         withdraw(catalog.store, accepted)
     printing.show_line(console, f"taken back: {counted(len(found), 'acceptance')}")
+
+
+@app.command()
+def tag(
+    artifact: Annotated[str | None, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)] = None,
+    name: Annotated[str | None, typer.Argument(help="Its name, such as v1.")] = None,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="NAME", help="Let go of this name.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Move the name from another artifact.")
+    ] = False,
+    store: StoreOption = "store",
+) -> None:
+    """Give an artifact a name, and keep it from being collected; without arguments, list the names.
+
+    The name stands for the artifact in every command, for --model, and for File and adopt in
+    Python.
+    """
+    catalog, console = _catalog(store), make_console()
+    if delete is not None:
+        if artifact is not None:
+            raise TemperError("temper tag --delete NAME takes no more than the name")
+        delete_tag(catalog.store, delete)
+        printing.show_line(console, f"{delete} is no tag any more")
+    elif artifact is None:
+        printing.show_tags(console, *read_tags(catalog.store))
+    elif name is None:
+        raise TemperError(f"give a name, too, as in: temper tag {artifact} v1")
+    else:
+        given = set_tag(catalog.store, name, find(catalog, artifact), force)
+        printing.show_line(console, f"{name} is {given.artifact}")
 
 
 @app.command()

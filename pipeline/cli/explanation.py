@@ -9,6 +9,7 @@ from pipeline.observed.discovery import Present, discovered_lines
 from pipeline.plan.rerun_reasons import History
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.store.tags import tags_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Explanation:
         uses: the artifacts that used it as an input.
         discovered: a line for each dependency that was found while the step ran.
         outdated: the discovered dependencies that have changed, in words.
+        tags: the names that users gave it.
     """
 
     manifest: Manifest
@@ -29,6 +31,7 @@ class Explanation:
     uses: Sequence[Manifest]
     discovered: Sequence[str]
     outdated: Sequence[str]
+    tags: Sequence[str]
 
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
@@ -47,6 +50,7 @@ def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
         uses=[other for other in catalog.everything() if _is_made_from(other, manifest)],
         discovered=discovered_lines(manifest.discovered),
         outdated=outdated,
+        tags=tags_of(catalog.store).get((manifest.step, manifest.attempt), ()),
     )
 
 

@@ -1,5 +1,6 @@
 """The names of artifacts on the command line: ``STEP`` is the newest of a step, ``STEP@KEY`` the
-one with this key, ``EXPERIMENT/RESULT`` the result of this name of the experiment's newest run.
+one with this key, ``EXPERIMENT/RESULT`` the result of this name of the experiment's newest run, and
+a tag the artifact to which ``temper tag`` gave it.
 
 A key may be shortened as long as it is unambiguous. If a key was made several times, its name means
 the latest generation.
@@ -11,19 +12,22 @@ from pipeline.errors import TemperError
 from pipeline.store.catalog import Catalog
 from pipeline.store.latest import find_result
 from pipeline.store.manifest import Manifest
+from pipeline.store.tags import artifact_of, read_tag
 
 SHOWN_DIGITS = 8
 _MOST_NAMES = 8
 
 
 def find(catalog: Catalog, name: str) -> Manifest:
-    """The artifact of the name ``STEP``, ``STEP@KEY`` or ``EXPERIMENT/RESULT``.
+    """The artifact of the name ``STEP``, ``STEP@KEY`` or ``EXPERIMENT/RESULT``, or of a tag.
 
     Raises:
         TemperError: there is none, or the beginning of the key is ambiguous.
     """
     if "/" in name:
         return find_result(catalog, name)
+    if (tag := read_tag(catalog.store, name)) is not None:
+        return artifact_of(catalog, tag)
     step, _, prefix = name.partition("@")
     history = catalog.history(step)
     found = [manifest for manifest in history if manifest.key.startswith(prefix)]
@@ -53,10 +57,10 @@ def require_unmarked(catalog: Catalog, manifest: Manifest) -> None:
 
 
 def by_key(catalog: Catalog, name: str) -> str:
-    """``STEP@KEY`` for a name ``EXPERIMENT/RESULT``; other names stay as they are."""
-    if "/" not in name:
+    """``STEP@KEY`` for a name ``EXPERIMENT/RESULT`` or a tag; other names stay as they are."""
+    if "/" not in name and read_tag(catalog.store, name) is None:
         return name
-    found = find_result(catalog, name)
+    found = find(catalog, name)
     return f"{found.step}@{found.key}"
 
 

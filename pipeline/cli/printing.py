@@ -25,6 +25,7 @@ from pipeline.cli.keep.garbage import Findings, Garbage
 from pipeline.cli.keep.verify import Damage
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
+from pipeline.errors import TemperError
 from pipeline.plan.labels import recorded_labels
 from pipeline.show.metrics import metric_text
 from pipeline.show.step_progress import progress_of
@@ -33,6 +34,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import UNKNOWN, Run
+from pipeline.store.tags import Tag
 from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
@@ -85,6 +87,19 @@ def _least_width(columns: Mapping[str, Sequence[Text]]) -> int:
         for heading, cells in columns.items()
     }
     return sum(widths.values()) - max(0, widths["of"] - LEAST_LABEL) + 2 * len(widths)
+
+
+def show_tags(console: Console, tags: Sequence[Tag], damaged: Sequence[TemperError]) -> None:
+    """Print a line for each tag with its artifact, and one for each that cannot be read."""
+    table = _table("tag", "artifact", "tagged (UTC)")
+    for tag in tags:
+        table.add_row(text(tag.name), text(tag.artifact), text(tag.time[:-1].replace("T", " ")))
+    if tags:
+        console.print(table)
+    for error in damaged:
+        show_line(console, f"! {error}", "yellow")
+    if not tags and not damaged:
+        show_line(console, "no artifact has a tag; give one with: temper tag STEP[@KEY] NAME")
 
 
 def state_of(catalog: Catalog, manifest: Manifest) -> str:
@@ -182,7 +197,8 @@ def show_explanation(console: Console, explained: Explanation) -> None:
     """Print why an artifact was made, from which inputs, and which artifacts use it."""
     manifest = explained.manifest
     provenance = manifest.provenance
-    show_line(console, manifest.name, "bold")
+    tagged = f", tagged {', '.join(explained.tags)}" if explained.tags else ""
+    show_line(console, f"{manifest.name}{tagged}", "bold")
     made = f"made {_when(manifest.attempt)} in {clock(manifest.seconds)}"
     show_line(console, f"{made} by the run {provenance.get('run')} on {provenance.get('host')}")
     _show_values(console, "settings", settings(manifest))

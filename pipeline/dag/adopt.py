@@ -17,7 +17,8 @@ def adopt(url: str | PurePath, kind: Kind = Artifact) -> Step:
     edited files are another one.
 
     Args:
-        url: a local path or fsspec URL.
+        url: a local path or fsspec URL, or the tag of an artifact (``temper tag``) in the store of
+            the experiment, in a script in that of ``TEMPER_STORE``, else in the folder ``store``.
         kind: the kind of the files; see :mod:`pipeline.dag.artifact`.
     """
     source = File(str(url))

@@ -11,7 +11,7 @@ A process sees one version of each, until :func:`forget_sources`.
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -31,12 +31,17 @@ from pipeline.uncaught.foreseen import LET_READ
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.\w+(\.(?i:gz|zst|bz2|xz))?$")
 _OUTSIDE = re.compile(r"://|^/|(^|/)\.\.(/|$)")
+_NAME = re.compile(r"[\w.-]+")
 _HUB_SECONDS = 30.0
+
+
+RESOLVERS: list[Callable[[str], str | None]] = []
+"""Functions that know addresses by name: of tags, in :mod:`pipeline.store.tags`."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file or folder at a local path or fsspec URL.
+    """A file or folder at a local path or fsspec URL, or the content of a tagged artifact.
 
     It is identified by its content, and by its suffix, which determines how it is read; not by its
     path.
@@ -49,6 +54,9 @@ class File:
             object.__setattr__(self, "url", str(self.url))
         if not isinstance(self.url, str):
             raise TemperError(f"File({self.url!r}): give a path or URL as text")
+        if _NAME.fullmatch(self.url) and not os.path.lexists(self.url):
+            for address in filter(None, (resolve(self.url) for resolve in RESOLVERS)):
+                object.__setattr__(self, "url", address)
 
     def identity(self) -> Json:
         return {"content": source_identity(self.url), "suffix": self._suffix()}

@@ -297,6 +297,8 @@ class Step:
     Attributes:
         resources: the resources that it requests; see :meth:`on`.
         label: the name that its author gave it; see :meth:`named`.
+        expected: what its author expects of it and of the steps above it, as pairs of a step's
+            fingerprint and a tag; see :meth:`expect`.
     """
 
     function: StepFunction
@@ -304,6 +306,7 @@ class Step:
     kind: Kind = Artifact
     resources: Resources = NOTHING
     label: str = ""
+    expected: frozenset[tuple[str, str]] = frozenset()
     inputs: tuple[Input, ...] = field(init=False)
     files: tuple[File, ...] = field(init=False)
     types: frozenset[type] = field(init=False)
@@ -333,6 +336,8 @@ class Step:
         if ambiguous := {name for name, count in names.items() if count > 1}:
             arguments = self._arguments(note, types, ambiguous)
         self._refuse_keys_in(arguments)
+        if above := [step.expected for step in (i.step for i in inputs) if step.expected]:
+            vars(self).update(expected=self.expected.union(*above))
         vars(self).update(inputs=tuple(inputs), files=tuple(files), types=frozenset(types))
         vars(self).update(_identity=arguments, portable_arguments=self._portable_arguments())
         vars(self).update(fingerprint=hash_json(self._recipe(arguments)))
@@ -426,6 +431,17 @@ class Step:
         if not isinstance(label, str) or not label.strip() or not label.isprintable():
             raise TemperError(f"{self.name}.named: {label!r} is no name; give a text on one line")
         return self._with(label=label)
+
+    def expect(self, tag: str) -> "Step":
+        """This step, of which a plan must have the artifact with this tag (``temper tag``):
+        ``train_sft(...).expect("v1")``.
+
+        It is the same step, with the same key. If a plan would make another artifact, or any at
+        all, a run ends with an error before a step begins.
+        """
+        if not isinstance(tag, str):
+            raise TemperError(f"{self.name}.expect: {tag!r} is no tag; give its name as text")
+        return self._with(expected=self.expected | {(self.fingerprint, tag)})
 
     def _with(self, **changes: Any) -> "Step":
         """A copy; what its arguments determine is not computed again."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present
+from pipeline.plan.expected import require_expected
 from pipeline.plan.planning import Plan, State, make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.record import RunRecord
@@ -37,9 +38,15 @@ class Invocation:
     """One invocation: its plan (made again if data turns out to be lost) and its record."""
 
     def __init__(
-        self, roots: Mapping[str, Step], store: Store, console: "Console", force: Collection[str]
+        self,
+        roots: Mapping[str, Step],
+        store: Store,
+        console: "Console",
+        force: Collection[str],
+        expecting: Collection[Step],
     ):
         self.roots, self.store, self.console = roots, store, console
+        self.expecting = expecting
         self.force = force
         self.record = RunRecord.begin(roots, store)
         self.catalog = Catalog(store)
@@ -61,6 +68,11 @@ class Invocation:
         # keys may be others in the next plan of the same run
         self.force = [f"{step.name}@{step.fingerprint}" for step in forced]
         return self.current
+
+    def require_expected(self) -> None:
+        """Refuse a plan that is not what :meth:`Step.expect` says."""
+        if any(step.expected for step in self.expecting):
+            require_expected(self.current, self.catalog, self.expecting)
 
     def missing(self) -> list[Step]:
         """The steps that will run, or may run."""
@@ -90,6 +102,7 @@ class Invocation:
         self.catalog = Catalog(self.store)
         try:
             after = self.plan()
+            self.require_expected()
         except TemperError:  # for example a missing part of an input: its step has failed
             return False
         lost = after.unusable.keys() - before.unusable.keys()

@@ -12,7 +12,7 @@ from pipeline.errors import TemperError
 from pipeline.extras import require_installed
 from pipeline.plan.labels import labels
 from pipeline.plan.planning import Plan, State, steps_named, topological
-from pipeline.store.layout import Store, open_store
+from pipeline.store.layout import PRESENT, Store, open_store
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 if TYPE_CHECKING:  # imported late: workers import this module too, and need none of it
@@ -79,7 +79,11 @@ def built(build: Callable[[Any], Any], config: Any) -> Mapping[str, Step]:
     Raises:
         TemperError: it returned something else.
     """
-    roots = build(config)
+    token = PRESENT.set(getattr(config, "store", None))
+    try:
+        roots = build(config)
+    finally:
+        PRESENT.reset(token)
     if not isinstance(roots, Mapping):
         name = getattr(build, "__name__", "the experiment")
         raise TemperError(

@@ -98,8 +98,9 @@ def run(
     store = visible_to_workers(store)
     check_names(force=force, only=only, sinks=sinks)
     require_sinks(list(sinks))
+    expecting = [*roots.values()]
     roots = chosen(make_plan(roots, store), only) if only else roots
-    invocation = Invocation(roots, store, console or make_console(), force)
+    invocation = Invocation(roots, store, console or make_console(), force, expecting)
     options = RunOptions(jobs, launcher, scheduler, verbosity, again, sinks)
     estimates = _planned(invocation, options)
     found = _completed(invocation, lambda: run_missing(invocation, options, estimates))
@@ -147,8 +148,9 @@ def advance(
     """
     from pipeline.show.terminal import make_console
 
-    invocation = Invocation(roots, store, console or make_console(), ())
+    invocation = Invocation(roots, store, console or make_console(), (), roots.values())
     invocation.plan()
+    invocation.require_expected()
 
     def advance_missing() -> None:
         with contextlib.suppress(RunFailed):
@@ -168,7 +170,8 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Estimates | None":
     Returns the estimates that are shown, if there are any.
 
     Raises:
-        TemperError: a package that a step needs here is missing.
+        TemperError: a package that a step needs here is missing, or a step's artifact would not be
+            what :meth:`Step.expect` says.
     """
     from pipeline.launchers.environment import kept_from_workers
     from pipeline.show.terminal import show_kept_from_workers, show_plan
@@ -178,6 +181,7 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Estimates | None":
     estimates = invocation.estimates(options) if verbosity >= 0 else None
     if verbosity >= 0:
         show_plan(invocation.console, invocation.current, verbosity > 0, estimates, options.jobs)
+    invocation.require_expected()
     require_packages(invocation.current, options.launcher)
     if PLAN_ONLY in os.environ:
         note_plan()

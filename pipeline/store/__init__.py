@@ -3,11 +3,11 @@
 ``layout`` is the map of a store and commits artifacts; begin there. ``manifest`` is the JSON object
 whose creation is the commit, ``catalog`` finds manifests. ``lease`` records who makes an artifact
 now, and decides when another driver may take over. ``staging`` copies scratch folders.
-``accepted``, ``runs``, ``activity`` and ``logs`` read what drivers and users have written.
-``kinds`` finds the kind of an artifact, ``latest`` finds results by name. ``objects`` holds the few
-operations that a store needs of a file system, and ``answering`` decides when a store does not
-answer, and how long to wait. ``stored`` checks every value that is read from a store: nothing in a
-store is trusted.
+``runs``, ``activity`` and ``logs`` read what drivers have written, ``tags`` the names that users
+gave to artifacts. ``kinds`` finds the kind of an artifact, ``latest`` finds results by name.
+``objects`` holds the few operations that a store needs of a file system, and ``answering`` decides
+when a store does not answer, and how long to wait. ``stored`` checks every value that is read from
+a store: nothing in a store is trusted.
 
 Uses ``dag``.
 """

@@ -11,6 +11,7 @@
     jobs/<step>/<key>.json                    the engine's job that makes it now
     progress/<step>/<key>.json                the progress of a running step
     leases/<step>/<key>/                      who is making it now; see lease.py
+    tags/<name>.json                          a name that a user gave an artifact; see tags.py
     accepted/<step>/<a>-<b>.json              a trace that a user accepted for another
     index/<step>.json                         copies of manifests, for speed; see catalog.py
     runs/<run>.json                           one record for each invocation
@@ -36,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,11 +82,17 @@ _OBJECT_NAME = re.compile(
 )
 
 
+PRESENT: ContextVar[str | None] = ContextVar("store", default=None)
+"""The store of the experiment whose steps are being built."""
+
+
 def open_store(store: "str | Store | None") -> "Store":
-    """The store of an argument; without one, that of ``TEMPER_STORE``, or the folder ``store``."""
+    """The store of an argument; without one, that of the experiment that is being built, else of
+    ``TEMPER_STORE``, or the folder ``store``."""
     if isinstance(store, Store):
         return store
-    return Store(os.environ.get("TEMPER_STORE", "store") if store is None else store)
+    usual = PRESENT.get() or os.environ.get("TEMPER_STORE", "store")
+    return Store(usual if store is None else store)
 
 
 LISTED_ONLY = "is listed, and yet the store says that it does not exist; try again later"
@@ -117,7 +125,7 @@ class Store:
         """Make the store ready for writing, and check that its layout is known."""
         path = f"{self.root}/temper.json"
         layout = record({"layout": LAYOUT_VERSION})
-        with self._writing():
+        with self.writing():
             self.objects.create(path, layout)
             if self.check_layout() < LAYOUT_VERSION:
                 self.objects.replace(path, layout)
@@ -241,7 +249,7 @@ class Store:
             Manifest.from_dict(parse_json(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TemperError(f"{manifest.step}: its result cannot be recorded: {error}") from error
-        with self._writing():
+        with self.writing():
             self.objects.create(path, data)
         committed = self.manifest(manifest.step, manifest.key, manifest.generation)
         if committed is None:
@@ -301,7 +309,7 @@ class Store:
         """Mark that an artifact's data is gone; its manifest stays."""
         path = self.manifest_path(manifest.step, manifest.key, manifest.generation, loss)
         note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
-        with self._writing():
+        with self.writing():
             self.objects.create(path, record(note))
 
     def evict(self, manifest: Manifest) -> None:
@@ -315,7 +323,7 @@ class Store:
         """Record that artifacts whose trace has a state are valid while another trace holds."""
         accepted = {"state": state, "trace": asdict(trace), **note}
         path = f"{self.root}/accepted/{step}/{_accepted_name(state, trace)}"
-        with self._writing():
+        with self.writing():
             self.objects.create(path, record(accepted, exact=["state", "trace"], indent=1))
 
     def accepted(self, step: str) -> dict[str, list[Discovered]]:
@@ -414,7 +422,7 @@ class Store:
     def record_run(self, run: dict[str, Any]) -> str:
         """Write the record of one invocation, and return its path."""
         path = f"{self.root}/runs/{run['run']}.json"
-        with self._writing():
+        with self.writing():
             self.objects.replace(path, record(run, indent=1))
         return path
 
@@ -445,7 +453,7 @@ class Store:
             self.objects.remove_tree(f"{self.root}/runs/{run}")
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -48,6 +48,11 @@ is_blake3 = _form("[0-9a-f]{64}")
 is_attempt = _form("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Whether it is a valid name of an attempt or a run: one component of a path."""
 
+is_tag = _form("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Whether it is a valid name of a tag."""
+is_time = _form(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+"""Whether it is a valid time in words, in UTC."""
+
 
 def is_file(name: object) -> bool:
     """Whether it is a valid name of a file or part: a path that stays below its folder."""

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.cli.keep.accepted import Acceptance, acceptances
 from pipeline.cli.naming import find
 from pipeline.cli.present import NotImportable, home_in, project_with
 from pipeline.errors import TemperError
 from pipeline.observed.discovery import Home, Present, differences
 from pipeline.observed.neutral import accepted_trace, neutral_trace
 from pipeline.running.record import git_state
-from pipeline.store.accepted import Acceptance, acceptances
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.runs import FINISHED_STATES, newest_runs

@@ -22,6 +22,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
 from pipeline.store.runs import read_runs
+from pipeline.store.tags import pinned
 
 WORKERS = 16
 
@@ -61,6 +62,10 @@ def _clear(store: Store, step: str, key: str, group: Sequence[Garbage], findings
         return group[0].size
     with alone_with(store, step, key, "temper gc") as alone:
         if not alone:
+            return 0
+        made = [manifest for garbage in group for manifest in garbage.manifests]
+        tags = pinned(store) if made else {}  # also those that are newer than the garbage
+        if any((m.step, m.attempt) in tags for m in made):
             return 0
         for garbage in group:
             _delete(store, garbage)

@@ -16,6 +16,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss, Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.stored import parse_json
+from pipeline.store.tags import require_untagged
 
 
 def evictable(catalog: Catalog, manifest: Manifest) -> list[Manifest]:
@@ -37,8 +38,9 @@ def others(catalog: Catalog, step: str, chosen: Sequence[Manifest]) -> int:
 def require_unused(store: Store, manifests: Sequence[Manifest]) -> None:
     """
     Raises:
-        TemperError: an artifact is being made, or a running step reads it.
+        TemperError: an artifact is tagged or being made, or a running step reads it.
     """
+    require_untagged(store, manifests)
     mine = {(manifest.step, manifest.key) for manifest in manifests}
     contents = {store.content_path(manifest): manifest for manifest in manifests}
     for lease in [lease for lease in leases(store) if lease.is_held]:
@@ -68,6 +70,7 @@ def evict(store: Store, manifests: Sequence[Manifest]) -> None:
                 raise TemperError(
                     f"cannot evict {manifest.name}: it is being made; see: temper status"
                 )
+            require_untagged(store, [manifest])  # also not since it was chosen
             store.evict(manifest)
 
 

@@ -8,9 +8,10 @@ Garbage is:
 - *scratch* of a key whose lease nobody holds, if the key is committed or no kept run has left it
   unfinished. Scratch folders are on local disks: only those of this machine are found, and the
   copies in a remote store;
-- an *artifact* that no kept run used or made: its manifests, then its marks, then its data. All
-  generations of a key are deleted together. Of a key that stays, an earlier generation loses its
-  data and keeps its manifest if no kept run used it or its data is marked as lost;
+- an *artifact* that no kept run used or made, that has no tag, and from which nothing tagged was
+  made: its manifests, then its marks, then its data. All generations of a key are deleted together.
+  Of a key that stays, an earlier generation loses its data and keeps its manifest if no kept run
+  used it or its data is marked as lost;
 - *progress* files and *leases* of keys whose lease nobody holds. A lease stays while its key needs
   scratch, since the lease's epoch identifies the valid scratch folder;
 - *interrupted writes*: what a process that was killed had not yet renamed to its final name.
@@ -56,8 +57,9 @@ from pipeline.store.layout import ASIDE, DataLoss, Store, parse_object_name
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, read_runs, stamp_seconds
 from pipeline.store.stored import is_key, is_step
+from pipeline.store.tags import pinned
 
-_WRITTEN_IN = ("accepted", "index", "jobs", "leases", "manifests", "progress", "runs")
+_WRITTEN_IN = ("accepted", "index", "jobs", "leases", "manifests", "progress", "runs", "tags")
 _SUFFIX = "|".join(["json", *(loss.value for loss in DataLoss)])
 _FILE_BESIDE = re.compile(rf"\..+\.({_SUFFIX})\.[0-9a-f]{{8}}")
 """The hidden names under which a local store writes its objects (``pipeline.store.objects``)."""
@@ -165,7 +167,7 @@ def find_garbage(store: Store, policy: Policy) -> Findings:
     runs = read_runs(store)
     held = frozenset((lease.step, lease.key) for lease in known_leases if lease.is_held)
     kept = policy.kept(runs, holding_runs(known_leases))
-    finder = _Finder(store, policy, shelves, held, tries, jobs, runs, kept)
+    finder = _Finder(store, policy, shelves, held, tries, jobs, runs, kept, pinned(store))
     garbage = [
         *finder.attempts(),
         *finder.scratch(scratch),
@@ -263,6 +265,7 @@ class _Finder:
     Attributes:
         jobs: attempts that an engine may be running, by key; ``None`` if the record does not say.
         runs, kept: all recorded runs, and those to keep.
+        pinned: the tags of artifacts, by step and attempt.
     """
 
     store: Store
@@ -273,6 +276,7 @@ class _Finder:
     jobs: Mapping[Key, str | None]
     runs: Sequence[Run]
     kept: Sequence[Run]
+    pinned: Mapping[Key, Sequence[str]]
 
     def attempts(self) -> Iterator[Garbage]:
         named = {(m.step, m.attempt) for group in self.shelves.manifests.values() for m in group}
@@ -307,6 +311,11 @@ class _Finder:
     def artifacts(self) -> Iterator[Garbage]:
         """Artifacts to delete, and data of generations whose manifests stay."""
         uses, mentioned = Uses(self.kept), Uses(self.runs)
+        # what a tagged artifact was made from stays, too: without it no plan would find its key
+        made = (m for group in self.shelves.manifests.values() for m in group)
+        tagged = [m for m in made if (m.step, m.attempt) in self.pinned]
+        above = Catalog(self.store).with_all_above(tagged) if tagged else ()
+        uses.attempts |= {(m.step, m.attempt) for m in above}
         tries = {(attempt.step, attempt.name): attempt for attempt in self.tries}
         for (step, key), group in self.shelves.manifests.items():
             if not self._is_free(step, key):
@@ -406,6 +415,8 @@ class _Finder:
     def _has_idle_data(self, manifest: Manifest, latest: bool, needed: bool) -> bool:
         if self.shelves.is_marked(manifest, DataLoss.EVICTED):
             return True
+        if (manifest.step, manifest.attempt) in self.pinned:
+            return False
         return not latest and (not needed or self.shelves.is_marked(manifest, DataLoss.DAMAGED))
 
     @cached_property

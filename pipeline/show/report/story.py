@@ -20,6 +20,7 @@ from pipeline.store.activity import leases
 from pipeline.store.catalog import Catalog
 from pipeline.store.kinds import known_kind
 from pipeline.store.manifest import Manifest
+from pipeline.store.tags import tags_of
 
 if TYPE_CHECKING:
     from pipeline.store.runs import Run
@@ -45,6 +46,7 @@ class ReportedStep:
         given: the same ids by argument, as far as the manifest records them.
         place: where it ran: the launcher and the resources that it requested.
         lost: whether its data is missing or damaged, so that it has no views.
+        tags: the names that users gave to its artifact.
     """
 
     id: str
@@ -61,6 +63,7 @@ class ReportedStep:
     settings: Mapping[str, Any] = field(default_factory=dict)
     views: Sequence[View] = ()
     lost: bool = False
+    tags: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -156,6 +159,7 @@ def _story(
         reported.manifest for reported in steps.values() if reported.manifest
     )
     labels = variants.names(nodes)
+    tags = tags_of(catalog.store)
     asked = {id: name for name, id in reversed(list(roots.items()))}
     parameters = variants.effective(nodes, [id for id in asked if id in nodes])
 
@@ -169,8 +173,14 @@ def _story(
         if reported.manifest is not None and not reported.lost and look is not None:
             views = look(Made(reported.manifest, catalog.store))
         node = nodes.get(reported.id, variants.Node(reported.step, {}, {}))
+        made = reported.manifest
         return replace(
-            reported, label=label, views=views, settings=node.settings, given=node.inputs
+            reported,
+            label=label,
+            views=views,
+            settings=node.settings,
+            given=node.inputs,
+            tags=tags.get((made.step, made.attempt), ()) if made else (),
         )
 
     with ThreadPoolExecutor(READERS) as pool:
