@@ -53,7 +53,7 @@ def home_in(project: Project, manifest: Manifest) -> Home:
     """
     if not is_reference(manifest.function):
         raise NotImportable(f"the manifest of {manifest.name} names no function")
-    reference = project.place_of(manifest.function, is_step=True) or manifest.function
+    reference = project.place_of(manifest.function, manifest.step) or manifest.function
     module, _, function = reference.partition(":")
     file = project.file_of(module) or Modules(module).file(module)
     if file is None:

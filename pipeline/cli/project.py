@@ -51,18 +51,38 @@ class Project:
             for node in ast.walk(tree)
         )
 
-    def place_of(self, reference: str, is_step: bool = False) -> str | None:
+    def place_of(self, reference: str, step: str = "") -> str | None:
         """``module:name`` of a class or step function that may have moved: to a module that the
         script imports, or one beside it or in the current folder. ``None`` if it is not found, or
-        in several of these."""
+        in several of these.
+
+        Args:
+            step: the name of the step, if it is a step function; one that states this name with
+                ``name=`` or ``was=`` is meant, too.
+        """
         module, _, name = reference.partition(":")
-        defines = self.has_step if is_step else self._has_class
-        if defines(module, name):
-            return reference
         beside = {file.stem for folder in self.folders for file in Path(folder).glob("*.py")}
-        for modules in (self._of_script, beside):
-            if found := [other for other in modules if defines(other, name)]:
-                return f"{found[0]}:{name}" if len(found) == 1 else None
+        for modules in ({module}, self._of_script, beside):
+            names = ((other, self._defined(other, name, step)) for other in modules)
+            if found := [f"{other}:{own}" for other, own in names if own is not None]:
+                return found[0] if len(found) == 1 else None
+        return None
+
+    def _defined(self, module: str, name: str, step: str) -> str | None:
+        """The name of a class or step function in a module."""
+        if self.has_step(module, name) if step else self._has_class(module, name):
+            return name
+        tree = self._tree(self.file_of(module)) if step else None
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(text, ast.Constant) and text.value == step
+                for decorator in node.decorator_list
+                if isinstance(decorator, ast.Call) and _is_step(decorator)
+                for keyword in decorator.keywords
+                if keyword.arg in ("name", "was")
+                for text in ast.walk(keyword.value)
+            ):
+                return node.name
         return None
 
     def _has_class(self, module: str, name: str) -> bool:

@@ -588,12 +588,13 @@ def differences(home: Home, was: Discovered, now: Discovered) -> list[str]:
 
 
 def _entry_changes(was: Sequence[str], now: Sequence[str]) -> list[str]:
-    """A phrase for each definition that has moved, or is another of the same name."""
-    new = {name.partition(":")[2]: name for name in now if name not in was}
-    old = [name for name in was if name not in now]
-    moved = [(name, new.pop(name.partition(":")[2], None)) for name in old]
-    phrases = [f"{name} is {to} now" if to else f"it takes no {name} now" for name, to in moved]
-    return phrases + [f"it takes {name} now" for name in new.values()]
+    """A phrase for the step function, and for each class, that lies elsewhere or is another one."""
+    new = {name.partition(":")[2]: name for name in now[1:] if name not in was}
+    old = [name for name in was[1:] if name not in now]
+    pairs = [*zip(was[:1], now[:1], strict=False)]
+    pairs += [(name, new.pop(name.partition(":")[2], "")) for name in old]
+    phrases = [f"{one} is {to} now" if to else f"no {one} now" for one, to in pairs if one != to]
+    return phrases + [f"{name} is new" for name in new.values()]
 
 
 def _present_code(units: Collection[str], places: Modules) -> Mapping[str, str]:

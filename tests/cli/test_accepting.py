@@ -177,3 +177,11 @@ def test_a_step_with_a_version_has_nothing_to_accept(desk: Desk) -> None:
     desk.run()
     said = desk.temper("accept", "double", "--yes")
     assert "double declares the version '1': an edit reruns nothing" in said
+
+
+def test_code_is_accepted_after_its_step_was_renamed(desk: Desk) -> None:
+    text = desk.script.read_text().replace("double(", "twice(")
+    desk.script.write_text(text.replace("@step(added", "@step(was=('double',), added"))
+    shown = desk.temper("accept", "--neutral", "--yes")
+    assert "measures:double is measures:twice now" in shown
+    assert desk.run() == 0
