@@ -322,7 +322,8 @@ def show_outdated(console: Console, step: str, meant: Sequence[Outdated], others
         others: how many more of its artifacts are invalid.
     """
     if not meant:
-        show_line(console, f"{step}: nothing that it depends on has changed, or that is accepted")
+        why = "nothing that it depends on has changed, or that is accepted, or it has a version"
+        show_line(console, f"{step}: {why}")
     by_changes: dict[Sequence[str], list[str]] = {}
     for one in meant:
         by_changes.setdefault(one.changes, []).append(one.manifest.name)
