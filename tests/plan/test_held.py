@@ -182,8 +182,9 @@ def test_a_manifest_that_contradicts_itself_is_not_served(lab: Lab) -> None:
 def test_an_altered_copy_in_the_index_is_not_used(lab: Lab) -> None:
     lab.run(product=lab.product())
     index = Path(lab.store.root) / "index" / "multiply.json"
-    for copy in (copies := json.loads(index.read_bytes().partition(b"\n")[2])).values():
-        copy["manifest"]["digest"] = "0" * 32
+    copies = json.loads(index.read_bytes().partition(b"\n")[2])
+    for name in copies.keys() - {"traces"}:
+        copies[name]["manifest"]["digest"] = "0" * 32
     altered = json.dumps(copies).encode()
     index.write_bytes(blake3.blake3(altered).hexdigest().encode() + b"\n" + altered)
     assert lab.run(product=lab.product()) == []
