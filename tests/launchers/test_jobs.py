@@ -424,7 +424,7 @@ def test_a_rank_leaves_its_end_where_its_worker_looks_for_it(
     task = leave_a_record(store, count_to(3, journal), str(tmp_path))
     (answers := tmp_path / "answers").mkdir()
     spec = (store.read(f"{task.folder}/spec.json") or b"").decode()
-    call = RankCall(spec, "content", "scratch", (), str(answers), os.getpid())
+    call = RankCall(spec, "content", "scratch", (), str(answers), os.getpid(), "")
     (tmp_path / "call.json").write_text(json.dumps(asdict(call)))
     assert rank.main(str(tmp_path / "call.json")) == status
     left = {path.name for path in answers.iterdir()}

@@ -200,10 +200,11 @@ def test_code_that_is_edited_after_a_run_of_cached_steps_is_seen(
     (tmp_path / "adopted").mkdir()
     (tmp_path / "adopted" / "content").write_text("")
     lab.run(adopted=adopt(tmp_path / "adopted"))
-    before = valued().fingerprint
+    lab.run(valued=valued())
+    assert lab.states(valued=valued()) == {"valued": State.CACHED}
     assert lab.run(adopted=adopt(tmp_path / "adopted")) == []
     (tmp_path / "edited" / "edited_helper.py").write_text("VALUE = 2")
-    assert valued().fingerprint != before
+    assert lab.states(valued=valued()) == {"valued": State.RUN}
 
 
 def test_a_folder_that_holds_the_store_is_no_input(lab: Lab) -> None:
