@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import IO, Any
 from urllib.parse import quote, unquote
@@ -135,7 +136,12 @@ def record(value: Any, exact: Collection[str] = (), indent: int | None = None) -
 def exact_record(value: Any, indent: int | None = None) -> bytes:
     """The JSON of a record that holds only names of files, digests and numbers, or whose texts are
     redacted already."""
-    return json.dumps(value, indent=indent, default=vars).encode()
+    return json.dumps(value, indent=indent, default=_fields).encode()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Not ``vars``, which holds what a cached property has computed, too."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 class _Shown(dict[str, str]):
