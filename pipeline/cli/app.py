@@ -491,7 +491,7 @@ def _undo_accept(catalog: Catalog, steps: list[str], of: str, yes: bool) -> None
 @app.command()
 def tag(
     artifact: Annotated[str | None, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)] = None,
-    name: Annotated[str | None, typer.Argument(help="Its name, such as v1.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Such as v1.")] = None,
     delete: Annotated[
         str | None, typer.Option("--delete", metavar="NAME", help="Let go of this name.")
     ] = None,
