@@ -287,8 +287,8 @@ class Accept(Edit):
             same = (made.function, made.meaning) == (identity.function, identity.meaning)
             if same and made.made_by != identity.made_by:
                 step, trace = lab.steps(world)[number], lab.made[made].discovered
-                home = home_of(step.function, step.portable_arguments)
-                now = accepted_trace(home, trace, Present())
+                home = home_of(step.function, step.portable_arguments, step.type_names)
+                now = accepted_trace(home, Present().state(home, trace))
                 lab.store.accept(step.name, trace.state, now, {})
                 model.accepted.add((identity.function, made.made_by, world.all_code))
                 return
