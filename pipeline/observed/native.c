@@ -155,6 +155,7 @@ static void write_event(struct watch *w, char kind, int is_relative, const char 
   struct statx found, *s = &found;
   if (syscall(SYS_statx, AT_FDCWD, path, 0, STATX_BASIC_STATS, s)) s = NULL;
   if (s && !S_ISREG(s->stx_mode) && !S_ISDIR(s->stx_mode)) return;
+  if (!s && strstr(path, ":/")) return;  /* a URL, which may hold a key of a service */
   char *line = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (line == MAP_FAILED) return;
   char *to = line, *end = line + ROOM - 64, target[PATH_MAX];

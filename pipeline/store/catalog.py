@@ -259,7 +259,10 @@ class Catalog:
 def _trace(shelf: _Shelf, state: str) -> Discovered:
     """A trace of the index; all artifacts that have it get one object."""
     if not isinstance(shelf.traces[state], Discovered):
-        shelf.traces[state] = Discovered.from_dict(shelf.traces[state])
+        read = Discovered.from_dict(shelf.traces[state])
+        if read.state != state:
+            raise ValueError("it is another trace")
+        shelf.traces[state] = read
     found: Discovered = shelf.traces[state]
     return found
 

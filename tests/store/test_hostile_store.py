@@ -612,10 +612,11 @@ def test_an_index_that_names_another_step_is_not_used(any_store: Store) -> None:
     made, other = make(any_store, write(), count(1))
     index = f"{any_store.root}/index/write.json"
     data = json.loads((any_store.read(index) or b"").partition(b"\n")[2])
+    traces = {"traces": data.pop("traces")}
     (name,) = data
 
     def replace_index(entries: dict[str, Any]) -> None:
-        text = json.dumps(entries).encode()
+        text = json.dumps(traces | entries).encode()
         checksum = blake3.blake3(text).hexdigest().encode()
         any_store.objects.replace(index, checksum + b"\n" + text)
 
@@ -623,8 +624,11 @@ def test_an_index_that_names_another_step_is_not_used(any_store: Store) -> None:
         {"step": "count"}, {"attempt": "../../x"}, {"key": other.key}, {"generation": 7},
         {"files": {"../x": {"size": 1, "blake3": "0" * 64}}}, {"metrics": None}, {"inputs": 5},
     ):  # fmt: skip
-        entry = {"version": data[name]["version"], "manifest": data[name]["manifest"] | wrong}
-        replace_index({name: entry})
+        replace_index({name: data[name] | {"manifest": data[name]["manifest"] | wrong}})
+        assert Catalog(any_store).history("write") == [made]
+    state = data[name]["trace"]
+    for hostile in ({}, 5, {state: {"code": {"write:x": "0"}}}, {state: {"code": 5}}):
+        replace_index({name: data[name], "traces": hostile})
         assert Catalog(any_store).history("write") == [made]
     replace_index({name: 5, "x": [], "../../y": {}})
     assert Catalog(any_store).history("write") == [made]
