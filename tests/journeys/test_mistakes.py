@@ -262,7 +262,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=nope.jsonl"], ["nope.jsonl does not exist", "check the path"]),
     (["data.path=empty.jsonl"], ["empty.jsonl has no rows"]),
     (["data.path=pairs.xlsx"], [".xlsx is not read; convert it", ".csv"]),
-    (["data.path=notes.md"], ["name it, by what it holds, one of .jsonl"]),
+    (["data.path=notes.md"], ["name it by what it holds: .jsonl"]),
     (["data.path=nope*.jsonl"], ["nope*.jsonl", "check the path"]),
     (["data.path=null"], ["data.path=FILE.jsonl"]),
     (
@@ -579,7 +579,7 @@ DATA: dict[str, list[str]] = {
     "one.jsonl": ["no row is left for test", "change data.test_fraction"],
     "empty.jsonl": ["empty.jsonl has no rows"],
     "broken.jsonl": ["no valid row", "broken JSON: 3"],
-    "notes.md": ["one of .jsonl"],
+    "notes.md": ["name it by what it holds: .jsonl"],
     "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
     "lists.jsonl": ["found a list, expected an object", "its rows are lists: write each as an"],
     "lists.json": ["found a list, expected an object", "its rows are lists: write each as an"],
