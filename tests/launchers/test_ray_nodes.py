@@ -125,7 +125,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-WAITS = "trap 'kill $!; exit {}' TERM; sleep 600 & touch waits-$TEMPER_NODE; wait\n"
+WAITS = "trap 'exit {}' TERM; touch waits-$TEMPER_NODE; while :; do sleep 0.05; done\n"
 
 
 def workers(folder: Path, *lines: str) -> None:
