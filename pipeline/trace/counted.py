@@ -379,8 +379,9 @@ class _Rule:
         target = self.absolute(name, level, module)
         if not self.has(target):
             return ".".join(filter(None, (target, taken, attribute)))
-        if not taken or self.has(inner := f"{target}.{taken}"):
-            return self._definition(inner if taken else target, attribute)
+        inner = f"{target}.{taken}" if taken else target
+        if not taken or self.has(inner):
+            return self._definition(inner, attribute)
         return f"{self._definition(target, taken)} {attribute}".strip()
 
     def _definition(self, module: str, name: str, depth: int = 0) -> str:

@@ -1219,8 +1219,9 @@ def test_a_config_says_what_is_read_of_a_data_set_of_the_hub() -> None:
     assert isinstance(mixed, Mixed)
     assert mixed.parts[0].source == found
     for name in ("name", "revision"):
+        lost: dict[str, Any] = {name: "main"}
         with pytest.raises(TemperError, match=rf"data\.{name} chooses .*data\.hub names none"):
-            PreferenceData(path="a.jsonl", **{name: "main"}).train_source()
+            PreferenceData(path="a.jsonl", **lost).train_source()
 
 
 @pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
