@@ -48,7 +48,7 @@ from pipeline.observed.states import (
 from pipeline.processes import working_folder
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
-from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, looks, seen_in
+from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, digests_and_looks, seen_in
 from pipeline.trace.modules import Modules
 from pipeline.trace.source_parts import Source
 
@@ -324,8 +324,8 @@ def _code(
             unsteady[f"{name}:{ALL}"] = UNSTEADY
         else:
             loaded[name] = Loaded(source, _is_package(file), ran, before)
-    code = digests(loaded, places.has)
-    return {**code, **unsteady}, looks(loaded, places.has), unnamed
+    code, its_looks = digests_and_looks(loaded, places.has)
+    return {**code, **unsteady}, its_looks, unnamed
 
 
 def _asked(events: str) -> dict[str, frozenset[str]]:
@@ -574,6 +574,8 @@ def discovered_lines(discovered: Discovered) -> list[str]:
 
 def differences(home: Home, was: Discovered, now: Discovered) -> list[str]:
     """A phrase for each dependency that differs between a trace and its present state."""
+    if was == now:
+        return []
     phrases = _entry_changes(was.entry, now.entry) + code_changes(was.code, now.code)
     of_files: dict[str, str] = {}  # by the file, which may have two names
     for name, digest in was.files.items():

@@ -12,9 +12,8 @@ from pipeline.observed.discovery import UNREADABLE, Home, Present
 from pipeline.store.manifest import Discovered
 from pipeline.trace.counted import (
     Loaded,
-    digests,
+    digests_and_looks,
     functions_like,
-    looks,
     may_run,
     seen_in,
     total_look,
@@ -37,7 +36,7 @@ def accepted_trace(home: Home, now: Discovered) -> Discovered:
     if wrong := [name for name, digest in now.code.items() if digest == UNREADABLE]:
         raise TemperError(f"{wrong[0].partition(':')[0]} is no valid Python; mend it first")
     classes = _classes(now)
-    found = reached([home.module, *classes, *seen], places, lambda _: ())
+    found = reached([home.module, *classes, *seen], places)
     for name, module in found.items():
         ran, asked = seen.get(name, (frozenset[str](), frozenset[str]()))
         asked |= classes.get(name, set())
@@ -45,8 +44,9 @@ def accepted_trace(home: Home, now: Discovered) -> Discovered:
             began = {home.function} if name == home.module else set[str]()
             ran = (ran | began) & {*module.source.functions}
         found[name] = replace(module, ran=ran, asked=asked)
-    found = may_run(found, places.has, lambda name: reached([name], places, lambda _: ()).get(name))
-    return replace(now, code=digests(found, places.has), looks=looks(found, places.has))
+    found = may_run(found, places.has, lambda name: reached([name], places).get(name))
+    code, found_looks = digests_and_looks(found, places.has)
+    return replace(now, code=code, looks=found_looks)
 
 
 def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Discovered | None:
@@ -66,7 +66,7 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     loaded = reached([home.module, *classes], places, at_import)
     by_any = reached([home.module, *classes], places, whole)
     differ = {u.partition(":")[0] for u, was in discovered.code.items() if now.code.get(u) != was}
-    kept = reached(seen.keys() - differ, places, lambda _: ())
+    kept = reached(seen.keys() - differ, places)
     loaded |= {name: module for name, module in by_any.items() if name in seen} | kept
     gone = {look for unit, look in discovered.looks.items() if unit not in now.code}
     ran = {name: {*(seen[name][0] or ())} if name in seen else set[str]() for name in loaded}
@@ -75,14 +75,12 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     found: dict[str, Loaded] = {}
     for name, module in loaded.items():
         functions, asked = seen.get(name, (frozenset[str](), frozenset[str]()))
-        asked |= classes.get(name, set())
-        found[name] = replace(
-            module, ran=None if functions is None else frozenset(ran[name]), asked=asked
-        )
-    found_looks = looks(found, places.has)
+        all_ran = None if functions is None else frozenset(ran[name])
+        found[name] = replace(module, ran=all_ran, asked=asked | classes.get(name, set()))
+    code, found_looks = digests_and_looks(found, places.has)
     if total_look(found_looks) != total_look(discovered.looks):
         return None
-    return replace(now, code=digests(found, places.has), looks=found_looks)
+    return replace(now, code=code, looks=found_looks)
 
 
 def _classes(trace: Discovered) -> dict[str, set[str]]:
@@ -96,5 +94,5 @@ def _classes(trace: Discovered) -> dict[str, set[str]]:
 
 def _is_bound(reference: str, places: Modules) -> bool:
     module, _, name = reference.partition(":")
-    loaded = reached([module], places, lambda _: ()).get(module)
+    loaded = reached([module], places).get(module)
     return loaded is not None and name.partition(".")[0] in loaded.source.bindings

@@ -53,9 +53,11 @@ def digests(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[st
     return _Rule(modules, has).digests()
 
 
-def looks(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[str, str]:
-    """The look of every unit that counts and has one: 16 hexadecimal digits, by its name."""
-    return _Rule(modules, has).looks()
+def digests_and_looks(
+    modules: Mapping[str, Loaded], has: Callable[[str], int]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The digests, and of every unit that has one its look: 16 hexadecimal digits, by its name."""
+    return (rule := _Rule(modules, has)).digests(), rule.looks()
 
 
 def total_look(units: Mapping[str, str]) -> int:
@@ -147,7 +149,6 @@ class _Rule:
         }
 
     def looks(self) -> dict[str, str]:
-        self.count()
         return {
             f"{name}:{unit}": f"{look % 2**64:016x}"
             for name in sorted(self.modules)

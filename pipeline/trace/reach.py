@@ -20,7 +20,9 @@ def at_import(module: Loaded) -> Iterable[Part]:
 
 
 def reached(
-    names: Iterable[str], places: Modules, parts: Callable[[Loaded], Iterable[Part]]
+    names: Iterable[str],
+    places: Modules,
+    parts: Callable[[Loaded], Iterable[Part]] = lambda _: (),
 ) -> dict[str, Loaded]:
     """Modules of the project by name, with all that some of their parts import in turn."""
     loaded: dict[str, Loaded] = {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.trace.counted import Loaded, looks, total_look
+from pipeline.trace.counted import Loaded, digests_and_looks, total_look
 from pipeline.trace.source_parts import read_source
 
 STEPS = '''
@@ -35,7 +35,7 @@ def look(steps: str, helpers: str = HELPERS) -> int:
     """How the code looks, of which all functions ran."""
     sources = {"steps": read_source(steps.encode()), "helpers": read_source(helpers.encode())}
     loaded = {n: Loaded(s, False, frozenset(s.functions)) for n, s in sources.items()}
-    return total_look(looks(loaded, lambda n: n in sources))
+    return total_look(digests_and_looks(loaded, lambda n: n in sources)[1])
 
 
 def edited(*edits: tuple[str, str]) -> tuple[str, str]:
