@@ -240,8 +240,14 @@ def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
 def _code(
     patch: Patch, rule: Callable[[Mapping[str, str], Mapping[str, Loaded]], Mapping[str, str]]
 ) -> None:
-    original = discovery.digests
-    patch.setattr(discovery, "digests", lambda modules, has: rule(original(modules, has), modules))
+    alone, with_looks = discovery.digests, discovery.digests_and_looks
+
+    def both(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> Any:
+        found, looks = with_looks(modules, has)
+        return rule(found, modules), looks
+
+    patch.setattr(discovery, "digests", lambda modules, has: rule(alone(modules, has), modules))
+    patch.setattr(discovery, "digests_and_looks", both)
 
 
 def _details(patch: Patch, rule: Callable[[dataclasses.Field, bool], bool]) -> None:
