@@ -274,6 +274,18 @@ def writes_model(call: Call) -> Needs:
     return Needs({"bytes": size}, _PROCESS + 1.5 * size, size)
 
 
+def merges_models(call: Call) -> Needs:
+    """A model folder from several, tensor by tensor; the table of embeddings is the largest one."""
+    given = call.arguments
+    model = _model(call, given["models"][0])
+    if model is None:
+        return Needs()
+    read = len(given["models"]) + (given["base"] is not None)
+    size = call.size(given["models"][0]) or model.folder(Dtype.float32)
+    table = 4.0 * model.vocabulary * model.hidden
+    return Needs({"bytes": (read + 1) * size}, _PROCESS + (read + 4) * table, size)
+
+
 def loads(call: Call) -> Needs:
     """Rows of a source, up to a limit. How many a source of the Hub has is not known, so only a run
     on the same one tells its time."""

@@ -89,7 +89,7 @@ def require_meaning(
     files = (made_by / TOKENIZER, model / TOKENIZER)
     if not all(file.is_file() for file in files):
         return
-    meant, known = map(_read, files)
+    meant, known = map(read_vocabulary, files)
     differing = {i for i, token in meant.items() if known.get(i) != token}
     if not differing or not (wrong := differing.intersection(ids())):
         return
@@ -104,7 +104,7 @@ def require_meaning(
         )
 
 
-def _read(file: Path) -> Mapping[int, str]:
+def read_vocabulary(file: Path) -> Mapping[int, str]:
     """The token of each id in a ``tokenizer.json``, without the seconds that loading may take."""
     try:
         described = json.loads(file.read_bytes())

@@ -191,9 +191,12 @@ def save_model(
     folder = Path(path)
     with _without_progress_bars(), writing(folder):
         model.save_pretrained(folder)
-    if tokenizer_from is None:
-        return
-    source = Path(tokenizer_from)
+    if tokenizer_from is not None:
+        copy_tokenizer(Path(tokenizer_from), folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer of a model folder, with its chat template, into another one."""
     for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
         copy = folder / file.relative_to(source)
         if file.is_file():
