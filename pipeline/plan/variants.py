@@ -8,6 +8,7 @@ planned steps (:func:`of_steps`) and for existing artifacts (:func:`of_manifests
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.dag.canonical import Json
@@ -45,9 +46,9 @@ class Node:
 
 def of_steps(steps: Iterable[Step]) -> dict[str, Node]:
     """Nodes by fingerprint, in the order of ``steps``. In place of the digest of a file's content
-    they have its name."""
+    they have the last part of its path."""
     steps = list(steps)
-    files = _names_of_files(steps)
+    files = {source_identity(f.url): f.url.rstrip("/") for step in steps for f in step.files}
     nodes = {}
     for step in steps:
         given = {_place(i): _Given(i.step.fingerprint, i.part) for i in step.inputs}
@@ -57,24 +58,9 @@ def of_steps(steps: Iterable[Step]) -> dict[str, Node]:
     return nodes
 
 
-def _names_of_files(steps: Iterable[Step]) -> dict[str, str]:
-    """The shortest end of each file's path that distinguishes it, by the digest of its content."""
-    paths: dict[str, list[str]] = {}
-    for file in (file for step in steps for file in step.files):
-        if isinstance(content := source_identity(file.url), str):
-            paths.setdefault(content, file.url.rstrip("/").split("/"))
-    ends = {
-        content: ["/".join(path[-n:]) for n in range(1, len(path) + 1)]
-        for content, path in paths.items()
-    }
-    times = Counter(value_text(end) for of in ends.values() for end in of)
-    unique = {content: [e for e in of if times[value_text(e)] == 1] for content, of in ends.items()}
-    return {content: of[0] for content, of in unique.items() if of}
-
-
-def _with_name(path: str, value: Any, files: Mapping[str, str]) -> tuple[str, Any]:
+def _with_name(path: str, value: Any, files: Mapping[Any, str]) -> tuple[str, Any]:
     if isinstance(value, str) and path.endswith(".content") and value in files:
-        return path.removesuffix(".content"), files[value]
+        return path.removesuffix(".content"), files[value].rpartition("/")[2]
     return path, value
 
 
@@ -239,60 +225,25 @@ def with_absent(nodes: Mapping[str, Node]) -> dict[str, Node]:
 def _settings_of_group(
     group: Sequence[str], nodes: Mapping[str, Node], histories: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """The fewest settings that distinguish the nodes of a step; the text of each value, by node."""
-    own = _different(_columns({name: nodes[name].settings for name in group}), len(group))
-    above = _different_above(histories, group)
-    candidates = own | {path: of for path, of in above.items() if of not in own.values()}
+    """Few settings that distinguish the nodes of a step; the text of each value, by node. A setting
+    is left out if those before it already distinguish all nodes that it distinguishes."""
     steps = {
         name: {path: nodes[at].step for path, at in nodes[name].inputs.items() if at in nodes}
         for name in group
     }
-    given = _columns(steps)  # the name of the step behind each argument
-    return _shortened(_fewest(_texts(candidates | _different(given, len(group))), group))
-
-
-# --- the fewest settings that tell nodes apart ---------------------------------------------------
-
-
-def _texts(columns: Mapping[str, Column]) -> dict[str, dict[str, str]]:
-    """The text of each value; values without text are left out."""
-    return {
-        path: {n: text for n, v in of.items() if v is not None and (text := value_text(v))}
-        for path, of in columns.items()
-    }
-
-
-def _fewest(
-    candidates: Mapping[str, dict[str, str]], group: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    """Choose settings greedily: next the one that splits the groups of equal nodes into the
-    most."""
-    chosen: set[str] = set()
-    alike = dict.fromkeys(group, 0)  # the group of nodes, still equal to each other, of each node
-    while len(chosen) < _MOST_SETTINGS:
-        sizes = Counter(alike.values())
-        kinds = {path: _kinds(of, alike, sizes) for path, of in candidates.items()}
-        best = max(kinds, key=lambda path: kinds[path], default=None)
-        if best is None or kinds[best] <= len(sizes):
+    candidates = _different(_columns({name: nodes[name].settings for name in group}), len(group))
+    for further in (_different_above(histories, group), _different(_columns(steps), len(group))):
+        candidates |= {path: of for path, of in further.items() if of not in candidates.values()}
+    chosen: dict[str, dict[str, str]] = {}
+    alike: list[tuple[str, ...]] = [()] * len(group)
+    for path, of in candidates.items():
+        if len(chosen) == _MOST_SETTINGS or len(set(alike)) == len(group):
             break
-        chosen.add(best)
-        alike = _split(alike, candidates[best])
-    return {path: of for path, of in candidates.items() if path in chosen}  # own settings first
-
-
-def _kinds(texts: Mapping[str, str], alike: Mapping[str, int], sizes: Mapping[int, int]) -> int:
-    """The number of groups of equal nodes if this setting were chosen too."""
-    pairs = {(alike[name], text) for name, text in texts.items()}
-    covered = Counter(alike[name] for name in texts)
-    return len(pairs) + len(sizes) - sum(covered[kind] == sizes[kind] for kind in covered)
-
-
-def _split(alike: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, int]:
-    numbers: dict[tuple[int, str], int] = {}
-    return {
-        name: numbers.setdefault((kind, texts.get(name, "")), len(numbers))
-        for name, kind in alike.items()
-    }
+        texts = {n: text for n, v in of.items() if v is not None and (text := value_text(v))}
+        split = [(*known, texts.get(n, "")) for known, n in zip(alike, group, strict=True)]
+        if len(set(split)) > len(set(alike)):
+            chosen[path], alike = texts, split
+    return _shortened(chosen)
 
 
 # --- what nodes were made from -------------------------------------------------------------------
@@ -310,12 +261,12 @@ def _histories(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, Any]]:
     """
     varying = _varying(nodes)
     found: dict[str, Mapping[str, Any]] = {}
-    for name in _inputs_first(nodes):
+    above = {n: [i for i in node.inputs.values() if i in nodes] for n, node in nodes.items()}
+    for name in TopologicalSorter(above).static_order():
         node = nodes[name]
         places = ((f"{node.step}.{path}", value) for path, value in node.settings.items())
         own = {place: value for place, value in places if place in varying}
-        above = (found[i] for i in reversed([*node.inputs.values()]) if i in found)
-        given = _merged(above)
+        given = _merged(found[i] for i in reversed(above[name]))
         found[name] = {**own, **given, **own} if own else given
     return found
 
@@ -331,20 +282,6 @@ def _varying(nodes: Mapping[str, Node]) -> set[str]:
             if first.setdefault(place, kind) != kind:
                 varying.add(place)
     return varying
-
-
-def _inputs_first(nodes: Mapping[str, Node]) -> Iterable[str]:
-    """The nodes in topological order: inputs before the nodes that use them."""
-    order: dict[str, None] = {}
-    pending, seen = [*nodes][::-1], set[str]()
-    while pending:
-        name = pending[-1]
-        if name in seen:
-            order.setdefault(pending.pop())
-            continue
-        seen.add(name)
-        pending += [i for i in nodes[name].inputs.values() if i in nodes and i not in seen]
-    return order
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -366,35 +303,25 @@ def _different_above(
     """The settings in which nodes or their ancestors differ.
 
     A setting must have two different values: it does not count that some nodes lack the ancestor
-    that has it. If two settings agree wherever both exist, the one that fewer nodes have is kept:
-    it is the source of the difference. A setting that has several such sources, each of other
-    nodes, as the loss of evaluations after different kinds of training, is kept in their place.
+    that has it. Of settings that agree wherever both exist, one of two steps of a DAG that get the
+    same value, only that which most nodes have is kept.
     """
     columns = _columns({name: histories[name] for name in chosen})
     varied = {p: of for p, of in columns.items() if len(set(map(_comparable, of.values()))) > 1}
     different = _different(varied, len(chosen))
-    sources: list[Column] = []
-    for of in sorted(different.values(), key=len):
-        followed = [source for source in sources if _follows(of, source)]
-        if not followed:
-            sources.append(of)
-        elif len(followed) > 1 and _are_apart(followed):
-            sources = [source for source in sources if not _follows(of, source)] + [of]
-    kept = set(map(id, sources))
-    return {path: of for path, of in different.items() if id(of) in kept}
+    kept: dict[str, dict[int, Column]] = {name: {} for name in chosen}  # by node that has them
+    for of in sorted(different.values(), key=len, reverse=True):
+        if not any(_is_within(of, larger) for larger in kept[next(iter(of))].values()):
+            for name in of:
+                kept[name][id(of)] = of
+    return {path: of for path, of in different.items() if id(of) in kept[next(iter(of))]}
 
 
-def _follows(values: Column, source: Column) -> bool:
-    """Whether ``source`` has the same values, for fewer nodes."""
-    return len(source) < len(values) and all(
-        name in values and _comparable(values[name]) == _comparable(value)
-        for name, value in source.items()
+def _is_within(values: Column, larger: Column) -> bool:
+    return all(
+        name in larger and _comparable(larger[name]) == _comparable(value)
+        for name, value in values.items()
     )
-
-
-def _are_apart(columns: Sequence[Column]) -> bool:
-    """Whether no node has two of these settings."""
-    return len(set().union(*columns)) == sum(map(len, columns))
 
 
 # --- values by node ------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_a_table_of_results_calls_inputs_as_they_were_named(store: Store, consol
     ("files", "names"),
     [
         (["easy.jsonl", "hard.jsonl"], ["easy.jsonl", "hard.jsonl"]),
-        (["easy/a.jsonl", "hard/a.jsonl", "b.jsonl"], ["easy/a.jsonl", "hard/a.jsonl", "b.jsonl"]),
+        (["easy/a.jsonl", "hard/a.jsonl", "b.jsonl"], ["a.jsonl #1", "a.jsonl #2", "b.jsonl"]),
         (["easy", "hard/"], ["easy", "hard"]),  # folders
     ],
 )
