@@ -91,6 +91,10 @@ class ReferenceLogps(Artifact):
     """``logps-00000.parquet`` and so on: a reference model's log-probabilities of responses."""
 
 
+class TeacherLogps(Artifact):
+    """``teacher-00000.parquet`` and so on: a teacher's distribution at each scored token."""
+
+
 class Evaluation(Artifact):
     """``logps-*.parquet``, ``answers.jsonl`` and ``metrics.json`` of a model on held-out pairs."""
 

@@ -84,7 +84,7 @@ def _model(call: Call, value: Any) -> Model | None:
         return model_of(json.loads(config), weights)
     if reference is not None:
         before = reference.step.arguments
-        return _model(call, _first(before, "policy", "init", "model", "source", "shape"))
+        return _model(call, _first(before, "policy", "init", "model", "teacher", "source", "shape"))
     if isinstance(value, HubModel):
         from huggingface_hub import try_to_load_from_cache
 
@@ -246,7 +246,7 @@ def of_model(call: Call) -> Needs:
     config: Any = call.arguments["config"]
     config = vars(config).get("scoring", config)  # of rewards by a model
     sampling = config if hasattr(config, "slots") else getattr(config, "sampling", None)
-    model = _model(call, _first(call.arguments, "policy", "init", "model"))
+    model = _model(call, _first(call.arguments, "policy", "init", "model", "teacher"))
     work = _work(call, config, sampling, model)
     dtype = Dtype(_first({**call.arguments, **vars(config)}, "dtype"))
     is_trained = hasattr(config, "optimizer")

@@ -104,6 +104,21 @@ def require_meaning(
         )
 
 
+def require_whole_vocabulary(model: Path, made_by: Path) -> int | None:
+    """Check that every token of the tokenizer in `made_by` has the same id in a model folder, as a
+    distribution over all tokens needs. The model may have more tokens.
+
+    Returns the number of ids, or None where one folder has no ``tokenizer.json``. Raises ValueError
+    as `require_meaning` does.
+    """
+    if not (made_by / TOKENIZER).is_file() or not (model / TOKENIZER).is_file():
+        return None
+    meant = read_vocabulary(made_by / TOKENIZER)
+    remedy = "teacher and student must share one vocabulary, so choose another teacher"
+    require_meaning(made_by, model, lambda: meant, remedy)
+    return max(meant) + 1
+
+
 def read_vocabulary(file: Path) -> Mapping[int, str]:
     """The token of each id in a ``tokenizer.json``, without the seconds that loading may take."""
     try:

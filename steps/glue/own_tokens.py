@@ -1,9 +1,11 @@
 """The tokens that a step reads, if its model knows them, and the template that wrote them."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import Artifact, Metrics
+from steps.data.images.images_of_rows import rows_with_images
 from steps.data.vocabularies import hand_template_on, require_tokens_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,15 @@ def tokens_for(model: Artifact, tokens: Artifact) -> Path:
     """
     require_tokens_of(model.path, tokens.path)
     return tokens.path
+
+
+def demonstrations_for(model: Artifact, tokens: Artifact) -> Iterator[Mapping[str, Any]]:
+    """The records of ``tokens`` for ``model`` to imitate: conversations as they are, and of
+    preference pairs the chosen responses. Raises ValueError as :func:`tokens_for` does."""
+    from steps.scoring.examples import chosen_as_demonstration
+
+    for record in rows_with_images(tokens_for(model, tokens)):
+        yield chosen_as_demonstration(record) if "chosen_ids" in record else record
 
 
 def with_template_of(tokens: Artifact, place: "Workplace", metrics: Metrics) -> Metrics:

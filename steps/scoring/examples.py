@@ -9,7 +9,7 @@ row and the field.
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,8 @@ class TokenGroup:
 
     The prompt may be empty; nothing predicts the first token of a response then, and it is not
     scored. `label`: the verdict on the response of an unpaired row. `weight`: what the group counts
-    for in its loss. `images`: those that the prompt has placeholders for, in order.
+    for in its loss. `images`: those that the prompt has placeholders for, in order. `wanted`: other
+    ids that are read at each of its S scored tokens, int32 [S, m].
 
     Raises ValueError, which names the row, for a response without a scored token.
     """
@@ -108,6 +109,7 @@ class TokenGroup:
     label: bool | None = None
     weight: float = 1.0
     images: tuple["ImageOfRow", ...] = ()
+    wanted: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -94,6 +94,7 @@ class Pack:
     num_scored: int64 [N]; how many each sequence has.
     lengths: int64 [n, k]; the same by group, see `lengths_of`.
     images: of each response, those of its prompt; empty where no group has any.
+    wanted: int64 [S, m]; other ids that are read at each scored token, where groups have any.
     """
 
     input_ids: Tensor
@@ -106,6 +107,7 @@ class Pack:
     responses: tuple[ResponseSpan, ...]
     groups: tuple[GroupSpan, ...]
     images: tuple[tuple["ImageOfRow", ...], ...] = ()
+    wanted: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """The pack with its tensors on `device`; from pinned memory the copy is asynchronous."""
@@ -159,6 +161,7 @@ def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pac
         responses=tuple(builder.responses),
         groups=tuple(builder.groups),
         images=_images(groups),
+        wanted=_wanted(groups),
     )
 
 
@@ -171,6 +174,11 @@ def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...
     if not any(group.images for group in groups):
         return ()
     return tuple(group.images for group in groups for _ in group.responses)
+
+
+def _wanted(groups: Sequence[TokenGroup]) -> Tensor | None:
+    ids = [group.wanted for group in groups if group.wanted is not None]
+    return torch.from_numpy(np.concatenate(ids).astype(np.int64)) if ids else None
 
 
 def without_waiting(tensor: Tensor, device: torch.device) -> Tensor:

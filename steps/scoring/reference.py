@@ -17,7 +17,7 @@ KTO estimates its baseline from these.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -42,9 +42,9 @@ from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
 from steps.scoring.parity import Packing, choose_attention, slow_on_gpu
 from steps.scoring.scored_by import ScoredBy, model_digest
-from steps.scoring.scorer import Logps, Scorer, build_scorer
+from steps.scoring.scorer import LOGPS, Logps, Readout, Scorer, build_scorer
 
-_MODEL = b"model"
+MODEL = b"model"
 _SIDES = {1: ("response",), 2: ("chosen", "rejected")}
 
 
@@ -71,33 +71,15 @@ def run_reference(
         FloatingPointError: the logps of a row, which the message names, are not finite.
         Left: `place.stopping` is true on any rank; raised between two shards.
     """
-    ranks, output = place.ranks, place.output
-    opened = open_model(model, config, ranks, loaded)
-    groups = _distinct(_groups_of(records, opened.vocabulary))
-    scorer = opened.scorer
+    opened = open_model(model, config, place.ranks, loaded)
+    groups = distinct(_groups_of(records, opened.vocabulary))
     scored_by, notices = opened.make_ready(groups)
-    schema = _schema(scored_by, model_digest(model) if ranks.is_first else "")
-    shards = [
-        _Shard(
-            place.scratch / "shards" / f"logps-{number:05d}.parquet",
-            groups[start : start + config.groups_per_shard],
-        )
-        for number, start in enumerate(range(0, len(groups), config.groups_per_shard))
-    ]
-    done, sums = 0, []
-    for shard, table in _finished(shards, opened, schema, ranks):
-        sums += [] if table is None else [_array(table["logps"])]
-        done += len(shard.groups)
-        place.on_progress(done, len(groups), {})
-        (leaving,) = ranks.any(place.stopping())
-        if leaving and done < len(groups):
-            raise Left(f"left after {done} of {len(groups)} examples, whose logps are kept")
-    scorer.close()
-    if not ranks.is_first:
+    schema = _schema(scored_by, model_digest(model) if place.ranks.is_first else "")
+    form = ScoredFiles("logps", schema, _columns)
+    tables = write_scores(opened, groups, config.groups_per_shard, form, place)
+    sums = [_array(table["logps"]) for table in tables]
+    if not place.ranks.is_first:
         return {}
-    output.mkdir(parents=True, exist_ok=True)
-    for shard in shards:
-        shutil.copyfile(shard.path, output / shard.path.name)
     sides = _SIDES[len(groups[0].responses)]
     means = np.concatenate(sums).mean(axis=0)
     return {
@@ -106,6 +88,58 @@ def run_reference(
         **{f"logps/{side}": float(mean) for side, mean in zip(sides, means, strict=True)},
         **({"notices": notices} if notices else {}),
     }
+
+
+@dataclass(frozen=True)
+class ScoredFiles:
+    """What files of scores hold: `NAME-00000.parquet` and so on.
+
+    schema: `group_id` first; its metadata say how the scores were computed.
+    columns: the other columns, from groups and what the readout gives for the scored tokens of each
+        of their responses.
+    """
+
+    name: str
+    schema: pa.Schema
+    columns: Callable[[Sequence[TokenGroup], Sequence[Tensor]], list[pa.Array]]
+
+
+def write_scores(
+    opened: "OpenModel",
+    groups: Sequence[TokenGroup],
+    per_shard: int,
+    form: ScoredFiles,
+    place: Workplace,
+) -> Iterator[pa.Table]:
+    """Score `groups`, of which no two have one id, and write them as files of `per_shard` groups to
+    the output; yield their tables, on the first rank only. Closes the scorer at the end.
+
+    Finished files stay in `scratch` and are not computed again. Progress counts groups.
+
+    Raises Left when `place.stopping` is true on any rank, between two files.
+    """
+    ranks, done = place.ranks, 0
+    shards = [
+        _Shard(
+            place.scratch / "shards" / f"{form.name}-{number:05d}.parquet",
+            groups[start : start + per_shard],
+            form,
+        )
+        for number, start in enumerate(range(0, len(groups), per_shard))
+    ]
+    for shard, table in _finished(shards, opened, ranks):
+        if table is not None:
+            yield table
+        done += len(shard.groups)
+        place.on_progress(done, len(groups), {})
+        (leaving,) = ranks.any(place.stopping())
+        if leaving and done < len(groups):
+            raise Left(f"left after {done} of {len(groups)} examples, whose logps are kept")
+    opened.scorer.close()
+    if ranks.is_first:
+        place.output.mkdir(parents=True, exist_ok=True)
+        for shard in shards:
+            shutil.copyfile(shard.path, place.output / shard.path.name)
 
 
 class OpenModel(Protocol):
@@ -131,31 +165,48 @@ class OpenModel(Protocol):
 
 
 def open_model(
-    folder: Path, config: ReferenceConfig, ranks: Ranks, loaded: PreTrainedModel | None = None
+    folder: Path,
+    config: ReferenceConfig,
+    ranks: Ranks,
+    loaded: PreTrainedModel | None = None,
+    readout: Callable[[int], Readout] | None = None,
 ) -> OpenModel:
-    """Load the model of a folder with the backend of `config`; see `run_reference`."""
+    """Load the model of a folder with the backend of `config`; see `run_reference`.
+
+    Args:
+        readout: what is read of the model, given the number of its tokens, without another backend;
+            by default log-probabilities.
+    """
     if config.backend is not None:
         return config.backend.open_model(folder, config, ranks)
     model = loaded
     if model is None:
         model = load_model(folder, config.dtype, ranks.count > 1, config.quantization)
-    return _TorchModel(model, config, ranks)
+    return _TorchModel(model, config, ranks, readout)
 
 
 class _TorchModel:
     """A transformers model, on this process's device or sharded over ranks."""
 
-    def __init__(self, model: PreTrainedModel, config: ReferenceConfig, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: ReferenceConfig,
+        ranks: Ranks,
+        readout: Callable[[int], Readout] | None = None,
+    ) -> None:
         self._model = model
         self._config, self._ranks = config, ranks
         self.vocabulary = vocabulary_size(self._model)
-        self.scorer = build_scorer(self._model, config.tokens_per_forward, ranks)
+        read = LOGPS if readout is None else readout(self.vocabulary)
+        self.scorer = build_scorer(self._model, config.tokens_per_forward, ranks, read)
         self.known: Mapping[str, Sequence[Tensor]] = {}
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
         config, model = self._config, self._model
         packing = choose_attention(self.scorer, groups, config.attention, self._ranks)
-        if model.device.type == "cpu" and self._ranks.count == 1:
+        of_logps = self.scorer.readout is LOGPS
+        if of_logps and model.device.type == "cpu" and self._ranks.count == 1:
             self.known = _by_group(packing)  # the bits of any other pack
         slow = slow_on_gpu(model, config.tokens_per_forward)
         told = (packing.notice, beyond_training(model, *longest(groups)), slow)
@@ -210,8 +261,8 @@ class Reference:
         """The logps of `groups`, in their order, token by token; raises ValueError as `of` does."""
         self.of(groups)
         files = sorted(self.folder.glob("logps-*.parquet"))
-        column = pa.concat_tables(_verified(file, ["token_logps"]) for file in files)["token_logps"]
-        wanted = column.take(_numbers(np.array([self._positions[g.group_id] for g in groups])))
+        column = pa.concat_tables(verified(file, ["token_logps"]) for file in files)["token_logps"]
+        wanted = column.take(numbers(np.array([self._positions[g.group_id] for g in groups])))
         tokens = np.from_dlpack(wanted.combine_chunks().flatten().flatten())
         return TokenLogps(torch.from_numpy(tokens.astype(np.float64)), lengths_of(groups))
 
@@ -229,7 +280,7 @@ def read_reference(folder: Path) -> Reference:
     files = sorted(folder.glob("logps-*.parquet"))
     if not files:
         raise ValueError(f"{folder} has no reference logps; compute them with reference_logprobs")
-    tables = [_verified(file, ["group_id", "logps", "scored"]) for file in files]
+    tables = [verified(file, ["group_id", "logps", "scored"]) for file in files]
     metadata = tables[0].schema.metadata or {}
     if any((table.schema.metadata or {}) != metadata for table in tables):
         raise ValueError(f"the files in {folder} were not computed in one way; compute them again")
@@ -238,14 +289,14 @@ def read_reference(folder: Path) -> Reference:
     return Reference(
         folder,
         ScoredBy.from_metadata(metadata),
-        metadata.get(_MODEL, b"").decode(),
+        metadata.get(MODEL, b"").decode(),
         {group_id: row for row, group_id in enumerate(ids)},
         _array(table["logps"]),
         _array(table["scored"]),
     )
 
 
-def _verified(file: Path, columns: Sequence[str]) -> pa.Table:
+def verified(file: Path, columns: Sequence[str]) -> pa.Table:
     """Columns of a file that `run_reference` wrote; raises ValueError if it is damaged."""
     try:
         return _read(file, columns)
@@ -267,34 +318,26 @@ def _read(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
 class _Shard:
     path: Path
     groups: Sequence[TokenGroup]
+    form: ScoredFiles
 
-    def finished(self, schema: pa.Schema) -> pa.Table | None:
+    def finished(self) -> pa.Table | None:
         """The table at `path`; None if it is missing or damaged, or if it holds other groups or was
         computed in another way."""
         try:
             table = _read(self.path)
         except (OSError, pa.ArrowException):
             return None
+        schema = self.form.schema
         # Types are not compared, because Parquet renames the elements of lists.
         if (table.schema.names, table.schema.metadata) != (schema.names, schema.metadata):
             return None
         wanted = [group.group_id for group in self.groups]
         return table if table["group_id"].to_pylist() == wanted else None
 
-    def write(self, logps: Sequence[Tensor], schema: pa.Schema) -> pa.Table:
-        """Write the table atomically, from the logps of each response's scored tokens."""
-        tokens, scored = torch.cat(list(logps)), [len(response) for response in logps]
-        sums = TokenLogps(tokens.double(), lengths_of(self.groups)).sums()
-        _require_finite(self.groups, sums)
-        by_response = _lists(tokens.numpy(), scored)
-        per_group = [sums.shape[1]] * len(self.groups)
-        columns = [
-            _texts([group.group_id for group in self.groups]),
-            _lists(sums.flatten().numpy(), per_group),
-            _lists(np.array(scored, np.int32), per_group),
-            _lists(by_response, per_group),
-        ]
-        table = pa.table(columns, schema=schema)
+    def write(self, scores: Sequence[Tensor]) -> pa.Table:
+        """Write the table atomically, from the scores of each response's scored tokens."""
+        ids = texts([group.group_id for group in self.groups])
+        table = pa.table([ids, *self.form.columns(self.groups, scores)], schema=self.form.schema)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".unfinished")
         pq.write_table(table, unfinished, compression="zstd", write_page_checksum=True)
@@ -303,7 +346,7 @@ class _Shard:
 
 
 def _finished(
-    shards: Sequence[_Shard], opened: OpenModel, schema: pa.Schema, ranks: Ranks
+    shards: Sequence[_Shard], opened: OpenModel, ranks: Ranks
 ) -> Iterator[tuple[_Shard, pa.Table | None]]:
     """Yield the shards in order as they are finished; on the first rank with their tables.
 
@@ -315,10 +358,10 @@ def _finished(
     def written(shard: _Shard, scored: Future[Logps] | None) -> tuple[_Shard, pa.Table | None]:
         rest = () if scored is None else scored.result().tokens
         logps = _with_known(shard.groups, opened.known, rest)
-        return shard, shard.write(logps, schema) if ranks.is_first else None
+        return shard, shard.write(logps) if ranks.is_first else None
 
     for shard in shards:
-        table = shard.finished(schema) if ranks.is_first else None
+        table = shard.finished() if ranks.is_first else None
         (is_there,) = ranks.any(table is not None)
         rest = [] if is_there else [g for g in shard.groups if g.group_id not in opened.known]
         queued = scorer.logps(scorer.prepare(rest)) if rest else None
@@ -344,6 +387,19 @@ def _with_known(
     ]
 
 
+def _columns(groups: Sequence[TokenGroup], logps: Sequence[Tensor]) -> list[pa.Array]:
+    tokens, scored = torch.cat(list(logps)), [len(response) for response in logps]
+    sums = TokenLogps(tokens.double(), lengths_of(groups)).sums()
+    require_finite_scores(groups, sums)
+    by_response = lists(tokens.numpy(), scored)
+    per_group = [sums.shape[1]] * len(groups)
+    return [
+        lists(sums.flatten().numpy(), per_group),
+        lists(np.array(scored, np.int32), per_group),
+        lists(by_response, per_group),
+    ]
+
+
 def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:
     per_token = pa.float64() if scored_by.dtype is Dtype.float64 else pa.float32()
     return pa.schema(
@@ -353,7 +409,7 @@ def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:
             pa.field("scored", pa.list_(pa.int32()), nullable=False),
             pa.field("token_logps", pa.list_(pa.list_(per_token)), nullable=False),
         ],
-        metadata={**scored_by.metadata(), _MODEL: digest},
+        metadata={**scored_by.metadata(), MODEL: digest},
     )
 
 
@@ -374,7 +430,7 @@ def _peek(
     return (first[0] if first else {}), chain(first, rest)
 
 
-def _distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
+def distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
     """One group of each id; raises ValueError, which names two rows, if groups with one id have
     other tokens or masks, as one would get the logps of the other."""
     found: dict[str, TokenGroup] = {}
@@ -388,7 +444,7 @@ def _distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
     return list(found.values())
 
 
-def _require_finite(groups: Sequence[TokenGroup], sums: Tensor) -> None:
+def require_finite_scores(groups: Sequence[TokenGroup], sums: Tensor) -> None:
     for group, finite in zip(groups, torch.isfinite(sums).all(dim=1).tolist(), strict=True):
         if not finite:
             raise FloatingPointError(
@@ -397,19 +453,19 @@ def _require_finite(groups: Sequence[TokenGroup], sums: Tensor) -> None:
             )
 
 
-def _lists(values: np.ndarray | pa.Array, lengths: Sequence[int]) -> pa.ListArray:
+def lists(values: np.ndarray | pa.Array, lengths: Sequence[int]) -> pa.ListArray:
     """`values` cut into lists of these lengths."""
-    items = _numbers(values) if isinstance(values, np.ndarray) else values
-    return pa.ListArray.from_arrays(_numbers(_starts(lengths)), items)
+    items = numbers(values) if isinstance(values, np.ndarray) else values
+    return pa.ListArray.from_arrays(numbers(_starts(lengths)), items)
 
 
-def _texts(values: Sequence[str]) -> pa.StringArray:
+def texts(values: Sequence[str]) -> pa.StringArray:
     data = [value.encode() for value in values]
     starts = pa.py_buffer(_starts([len(value) for value in data]))
     return pa.StringArray.from_buffers(len(data), starts, pa.py_buffer(b"".join(data)))
 
 
-def _numbers(values: np.ndarray) -> pa.Array:
+def numbers(values: np.ndarray) -> pa.Array:
     """An Arrow array of these bytes. (`pa.array` would import pandas.)"""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
