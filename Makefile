@@ -39,7 +39,7 @@ attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract 
 bench: $(VENV)/with-dev  ## overhead per step and of a cached rerun, beside bare Luigi
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
-check: $(VENV)/with-dev  ## lint, format, types, which room uses which
+check: $(VENV)/with-dev  ## lint, format, types, which package uses which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright

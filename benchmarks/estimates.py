@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from benchmarks.measuring import table
+from pipeline.base.text import clock, size
 from pipeline.estimate.past_runs import PastRun, nearest, past_run, scaled, seconds_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
-from pipeline.text import clock, size
 
 PROMISED = {"seconds": 1.5, "memory": 1.2, "disk": 1.2}
 FLOOR = {"seconds": 2.0, "memory": 128 * 2**20, "disk": 2**20}

@@ -20,7 +20,7 @@ from transformers import LlamaConfig
 from benchmarks.llamas import LLAMAS
 from steps.jax_backend.command import FittedStep, report
 from steps.jax_backend.fitting.fit import Step, compile_step
-from steps.jax_backend.rounds import scored_size
+from steps.jax_backend.static_batches import scored_size
 from steps.models.config import ActivationCheckpointing
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -1,9 +1,9 @@
 """The core: steps, keys, the store, the plan and the engine. It knows no machine learning.
 
-Authors import what they need from here. The rooms, from the author to the machine:
+Authors import what they need from here. The packages, from the author to the machine:
 
-- ``dag``: steps and their arguments. ``code``: the code that a step reaches. Keys are built from
-  both. ``trace``: the rule for the code that ran.
+- ``dag``: steps and their arguments, from which keys are built. ``trace``: the rule for the code
+  that ran.
 - ``store``: what is kept; commits, leases, catalogs.
 - ``plan``: which artifacts exist and which steps will run. ``estimate``: their estimated cost.
   ``observed``: what a step uses while it runs.
@@ -12,15 +12,10 @@ Authors import what they need from here. The rooms, from the author to the machi
 - ``show``: what people look at. ``experiment``: Hydra's configs. ``cli``: the ``temper`` command,
   which ``__main__`` runs too, for ``python -m pipeline``.
 - ``configs``: where configs come from, and the meaning of each setting.
-- Below all of them: ``errors``; ``uncaught``, which decides which exceptions are messages for
-  users, and shows these; ``annotations``, which values fit them; ``extras``, optional packages;
-  ``installed``, which tells libraries from a project's code; ``processes``, whether one exists;
-  ``redaction`` of secrets; ``references`` to definitions that a
-  worker imports, and ``cells``, which writes the definitions of a notebook to a module;
-  ``taken_names``, for a user's package with the name of one of ours;
-  ``text`` and ``html``, which format text.
+- Below all of them: ``uncaught``, which decides which exceptions are messages for users, and shows
+  these; ``base``, what every package may use: errors, texts, redaction, references to code.
 
-A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
+A package uses the packages below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
 ``ARCHITECTURE.md`` has the picture. Begin with ``dag.step``.
 """
 
@@ -32,15 +27,15 @@ from pipeline.uncaught import excepthook
 
 excepthook.install()
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.adopt import adopt
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import added_field, execution_detail
 from pipeline.dag.grid import grid
 from pipeline.dag.inputs import File, HubDataset, HubModel, packaged_file
 from pipeline.dag.step import Input, Metrics, Output, Step, look_again, step
-from pipeline.errors import TemperError
 from pipeline.running.session import run
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.results import compare, results
 from pipeline.store.layout import Store
 from pipeline.tuning.driver import tune

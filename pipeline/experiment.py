@@ -54,17 +54,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
-from pipeline.configs.called import Called
+from pipeline.base.errors import Stopped, TemperError
+from pipeline.base.redaction import without_secrets
+from pipeline.base.text import visible
 from pipeline.configs.demo_rows import refuse_mixed_rows
 from pipeline.configs.field_types import as_text
 from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
+from pipeline.configs.own_command import Called
 from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
-from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.expected import require_expected
 from pipeline.plan.planning import State, make_plan
-from pipeline.redaction import without_secrets
 from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
@@ -72,7 +73,6 @@ from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error, show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
-from pipeline.text import visible
 from pipeline.tuning.driver import TUNING, first_trials, search
 from pipeline.tuning.goal import Options
 from pipeline.tuning.space import parsed, some_values
@@ -81,7 +81,7 @@ from pipeline.uncaught.early import STOPPED
 if TYPE_CHECKING:  # imported late: few calls are wrong
     from hydra.conf import HydraConf
 
-    from pipeline.configs.near_misses import Known
+    from pipeline.configs.suggestions import Known
 
 # Hydra only composes configs: no output folders, no logging set-up, no change of directory.
 _HYDRA_QUIET = (
@@ -165,11 +165,11 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     except ValueError as error:
         if call.has_begun:
             raise
-        from pipeline.configs.near_misses import composing_error
+        from pipeline.configs.suggestions import composing_error
 
         _fail(call.called.placed(composing_error(error, call.known(), call.settings)))
     except (AssertionError, AttributeError):
-        from pipeline.configs.near_misses import set_within_null
+        from pipeline.configs.suggestions import set_within_null
 
         if call.has_begun:
             raise
@@ -216,7 +216,7 @@ class _Call:
             _tune(self, json.loads(study))
             return
         if not all(map(_is_override, self.settings)):
-            from pipeline.configs.near_misses import refuse_options
+            from pipeline.configs.suggestions import refuse_options
 
             refuse_options(self.settings, self.known)
         if len({_VERBOSITY[word] for word in self.loud}) > 1:
@@ -299,25 +299,25 @@ class _Call:
 
     def known(self) -> "Known":
         """The settings and choices of the experiment."""
-        from pipeline.configs.near_misses import Known
+        from pipeline.configs.suggestions import Known
 
         return Known.of(self.schema, self.choices, self.settings)
 
     def explain(self, error: Exception) -> str:
         """The message for an error of Hydra or OmegaConf."""
-        from pipeline.configs.near_misses import config_error
+        from pipeline.configs.suggestions import config_error
 
         known = self.known()
         unknown = self._unknown_settings(error)
         if len(unknown) > 1:
-            from pipeline.configs.near_misses import unknown_settings
+            from pipeline.configs.suggestions import unknown_settings
 
             return self.placed(unknown_settings(unknown, known, self.settings))
         return self.placed(config_error(error, known, self.settings))
 
     def _unknown_settings(self, error: Exception) -> list[str]:
         """The settings that Hydra does not know: it names one, so the others are composed again."""
-        from pipeline.configs.near_misses import unknown_of
+        from pipeline.configs.suggestions import unknown_of
 
         found: list[str] = []
         left = self._overrides()

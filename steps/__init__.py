@@ -5,13 +5,13 @@ A step file shows a step's inputs, outputs and its few lines of work: read ``tra
 them, ``sources`` where rows and models come from, and ``segments`` how online training is cut into
 steps. ``train_on_pairs`` composes steps.
 
-A preference row passes through the rooms in this order: ``data`` (files become rows, rows become
+A preference row passes through the packages in this order: ``data`` (files become rows, rows become
 tokens), ``scoring`` (how likely a model finds a response), ``distillation`` (a teacher's
 distribution there), ``training`` (with ``losses`` and ``models``), ``generation``, ``evaluation``,
 ``export``. ``reward_models`` are trained on the same engine, ``online`` trains on what a policy
 draws, ``checking`` judges and ``environments`` reply in the middle of it, ``comparing`` judges two
 models' answers side by side; ``jax_backend`` scores and trains in JAX, ``functional_backend``
-trains by pure functions of torch. ``glue`` joins steps to these libraries, which know nothing of
-``pipeline``; ``step_needs`` says beforehand what steps will take, ``serving`` has the commands that
-use a finished model, and ``shared`` is what every room may use.
+trains by pure functions of torch. ``core_adapters`` joins steps to these libraries, which know
+nothing of ``pipeline``; ``step_needs`` says beforehand what steps will take, ``serving`` has the
+commands that use a finished model, and ``shared`` is what every package may use.
 """

@@ -102,7 +102,7 @@ def _decontaminated(
     n: int,
     splits: tuple[str, ...],
 ) -> Metrics:
-    from steps.glue.kept_rows import keep_rows
+    from steps.core_adapters.kept_rows import keep_rows
 
     evaluation = EvaluationSet(n)
     evaluated = _add_rows(evaluation, against.path)

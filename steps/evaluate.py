@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for
+from steps.core_adapters.workplace_of import at_work
 from steps.data.images.images_of_rows import rows_with_images
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.evaluation.config import EvaluateConfig
-from steps.glue.own_tokens import tokens_for
-from steps.glue.workplace_of import at_work
 from steps.kinds import Evaluation, Model, PairTokens
 from steps.losses.base import PreferenceLoss
 

@@ -51,7 +51,7 @@ def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterC
     Raises:
         TemperError: a split has no pairs left.
     """
-    from steps.glue.kept_rows import keep_rows
+    from steps.core_adapters.kept_rows import keep_rows
 
     return keep_rows(out, pairs, PreferenceRow, config.splits, partial(_check, config))
 

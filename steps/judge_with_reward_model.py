@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import Metrics, Output, step
-from steps.glue.workplace_of import at_work
+from steps.core_adapters.workplace_of import at_work
 from steps.kinds import Judged, RewardModel, Rollouts
 from steps.reward_models.model_rewards import ModelRewards
 

@@ -22,6 +22,6 @@ def load_conversations(
 
     Works like :func:`steps.load_preferences.load_preferences`, but holds out nothing by default.
     """
-    from steps.glue.load import write_splits
+    from steps.core_adapters.load import write_splits
 
     return write_splits(out, ConversationRow, train, test, config)

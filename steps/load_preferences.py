@@ -22,6 +22,6 @@ def load_preferences(
     Raises:
         TemperError: a source has no valid rows or too few, or a split is empty.
     """
-    from steps.glue.load import write_splits
+    from steps.core_adapters.load import write_splits
 
     return write_splits(out, PreferenceRow, train, test, config)

@@ -28,7 +28,7 @@ def load_prompts(
     Raises:
         TemperError: a split has more of them.
     """
-    from steps.glue.load import require_splits, write_splits
+    from steps.core_adapters.load import require_splits, write_splits
 
     metrics = write_splits(out, PromptRow, train, test, config)
     require_splits(out, checker, most_without)

@@ -1,10 +1,10 @@
 """``measure_kl``: estimate KL(model‖reference) from responses that the model samples."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.evaluation.config import KlConfig
-from steps.glue.own_tokens import tokens_for
 from steps.kinds import Divergence, Model, PairTokens
 
 

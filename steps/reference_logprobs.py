@@ -1,9 +1,9 @@
 """``reference_logprobs``: compute the frozen reference's logps of each response, once."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for
+from steps.core_adapters.workplace_of import at_work
 from steps.data.images.images_of_rows import rows_with_images
-from steps.glue.own_tokens import tokens_for
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.scoring.config import ReferenceConfig
 

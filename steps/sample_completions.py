@@ -1,9 +1,9 @@
 """``sample_completions``: sample a model's completions of prompts, as text."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.workplace_of import at_work
 from steps.data.rows.jsonl import write_json_lines
 from steps.generation.config import SamplingConfig
-from steps.glue.workplace_of import at_work
 from steps.kinds import Completions, Model, Prompts
 from steps.models.config import Dtype
 

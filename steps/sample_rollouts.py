@@ -2,10 +2,10 @@
 
 from pipeline import Metrics, Output, step
 from steps.checking.config import JudgeConfig
+from steps.core_adapters.workplace_of import at_work
 from steps.environments.environment import Environment
 from steps.generation.config import SamplingConfig
 from steps.generation.engine_config import EngineConfig, OwnEngine
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, Prompts, Rollouts
 from steps.models.config import Dtype
 

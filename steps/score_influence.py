@@ -1,9 +1,9 @@
 """``score_influence``: which training pairs lower a model's held-out loss, and which raise it."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import iter_rows
-from steps.glue.own_tokens import tokens_for
 from steps.jax_backend.config import InfluenceConfig
 from steps.kinds import Influences, Model, PairTokens
 

@@ -1,12 +1,12 @@
 """``score_with_reward_model``: score completions, or both responses of pairs."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for
+from steps.core_adapters.workplace_of import at_work
 from steps.data.rows.completions import read_completions
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.data.tokens.config import TokenizeConfig
-from steps.glue.own_tokens import tokens_for
-from steps.glue.workplace_of import at_work
 from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
 from steps.reward_models.config import RewardScoring
 

@@ -12,7 +12,7 @@ from steps.data.rows.parquet import iter_rows, shards, write_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.vocabularies import copy_tokenizer
 from steps.kinds import Influences, PairTokens
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from pipeline import (
     execution_detail,
     packaged_file,
 )
-from pipeline.trace.shelf import cache_folder
+from pipeline.base.user_cache import cache_folder
 from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
-from steps.data.load.near import NearDuplicates
+from steps.data.load.near_duplicates import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching
 from steps.data.load.split_names import USUALLY_HELD_OUT, splits_of
 from steps.data.rows.arrow_copy import arrow_copy

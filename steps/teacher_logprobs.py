@@ -1,9 +1,9 @@
 """``teacher_logprobs``: compute a teacher's distribution at each scored token, once."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import demonstrations_for
+from steps.core_adapters.workplace_of import at_work
 from steps.distillation.config import TeacherConfig
-from steps.glue.own_tokens import demonstrations_for
-from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens, TeacherLogps
 
 

@@ -1,8 +1,8 @@
 """``tokenize_conversations``: convert conversations from text to token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.tokenize import write_tokens
 from steps.data.tokens.config import TokenizeConfig
-from steps.glue.tokenize import write_tokens
 from steps.kinds import Conversations, ConversationTokens, Model
 
 

@@ -1,8 +1,8 @@
 """``tokenize_preferences``: convert preference pairs from text to token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.tokenize import write_split_tokens
 from steps.data.tokens.config import TokenizeConfig
-from steps.glue.tokenize import write_split_tokens
 from steps.kinds import Model, Preferences, TokenizedPreferences
 
 

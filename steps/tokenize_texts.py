@@ -1,8 +1,8 @@
 """``tokenize_texts``: convert plain texts to token ids for ``train_sft``, in Parquet."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.tokenize import write_tokens
 from steps.data.tokens.config import TextConfig
-from steps.glue.tokenize import write_tokens
 from steps.kinds import Model, Texts, TextTokens
 
 

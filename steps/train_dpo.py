@@ -1,10 +1,10 @@
 """``train_dpo``: preference training by DPO or a related loss, against cached reference logps."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.held_out_rows import with_reference
+from steps.core_adapters.own_tokens import tokens_for, with_template_of
+from steps.core_adapters.workplace_of import at_work
 from steps.data.images.images_of_rows import rows_with_images
-from steps.glue.held_out_rows import with_reference
-from steps.glue.own_tokens import tokens_for, with_template_of
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
 

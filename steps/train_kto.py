@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.held_out_rows import with_reference
+from steps.core_adapters.own_tokens import tokens_for, with_template_of
+from steps.core_adapters.workplace_of import at_work
 from steps.data.rows.parquet import iter_rows
-from steps.glue.held_out_rows import with_reference
-from steps.glue.own_tokens import tokens_for, with_template_of
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, ReferenceLogps, UnpairedTokens
 from steps.losses.base import UnpairedLoss, WeightedUnpairedLoss
 from steps.shared.execution_detail import execution_detail

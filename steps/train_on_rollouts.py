@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from pipeline import Metrics, Output, step
-from steps.glue.own_tokens import with_template_of
-from steps.glue.workplace_of import at_work
+from steps.core_adapters.own_tokens import with_template_of
+from steps.core_adapters.workplace_of import at_work
 from steps.kinds import Judged, Model, OnlineState, OnlineTraining
 from steps.online.config import RlConfig
 

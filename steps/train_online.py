@@ -4,9 +4,9 @@ from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
+from steps.core_adapters.workplace_of import at_work
 from steps.environments.environment import Environment
 from steps.generation.engine_config import EngineConfig, OwnEngine
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, OnlineRun, OnlineState, Prompts
 from steps.online.config import RlConfig
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pipeline import Metrics, Output, step
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
+from steps.core_adapters.workplace_of import at_work
 from steps.environments.environment import Environment
 from steps.generation.engine_config import EngineConfig, OwnEngine
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, OnlineRun, OnlineState, Prompts, RewardModel
 from steps.online.config import RlConfig
 from steps.reward_models.model_rewards import ModelRewards

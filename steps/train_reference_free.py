@@ -1,9 +1,9 @@
 """``train_reference_free``: preference training by a loss without a reference model."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for, with_template_of
+from steps.core_adapters.workplace_of import at_work
 from steps.data.images.images_of_rows import rows_with_images
-from steps.glue.own_tokens import tokens_for, with_template_of
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
 

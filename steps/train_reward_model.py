@@ -1,9 +1,9 @@
 """``train_reward_model``: train a Bradley-Terry reward model on preference pairs."""
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for, with_template_of
+from steps.core_adapters.workplace_of import at_work
 from steps.data.rows.parquet import iter_rows
-from steps.glue.own_tokens import tokens_for, with_template_of
-from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, RewardModel
 from steps.reward_models.config import RewardConfig
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Metrics, Output, step
+from steps.core_adapters.own_tokens import tokens_for, with_template_of
+from steps.core_adapters.workplace_of import at_work
 from steps.data.images.images_of_rows import rows_with_images
-from steps.glue.own_tokens import tokens_for, with_template_of
-from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.losses.base import SftLoss
 from steps.losses.imitation.sft import Sft

@@ -10,7 +10,7 @@ from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.views import (
     Curves,
     Histogram,

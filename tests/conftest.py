@@ -29,7 +29,8 @@ from shared_configs import share_configs
 from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
-from pipeline import Store, look_again, processes
+from pipeline import Store, look_again
+from pipeline.base import processes
 from pipeline.dag.inputs import forget_sources
 from pipeline.running import record
 from pipeline.show import terminal

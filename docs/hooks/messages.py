@@ -17,7 +17,7 @@ _OURS = ("TemperError", "StepFailed")
 INTRODUCTION = """# Errors
 
 An error of Temper is one sentence that says what is wrong and, after a semicolon, what to do. This
-page lists these sentences by the rooms that they come from: search it for a few words of the one
+page lists these sentences by the packages that they come from: search it for a few words of the one
 that you saw. What stands for a name, a number or a file of yours is in ‹angle brackets›.
 
 - The whole traceback of a step is in its log (`temper logs STEP`). With `TEMPER_TRACEBACK=1`
@@ -54,12 +54,12 @@ def errors_page() -> Iterator[str]:
     for name, (bases, meaning) in sorted(kinds.items()):
         yield f"| `{name}` | {', '.join(f'`{base}`' for base in bases)} | {_cell(meaning)} |"
     yield ""
-    for room, files in _rooms(trees):
+    for package, files in _packages(trees):
         found = dict.fromkeys(
             m for file in files for m in _messages(trees[file], {*kinds, *BUILT_IN})
         )
         if found:
-            yield f"## {room}\n"
+            yield f"## {package}\n"
             yield "| message | what to do | raised as |\n|---|---|---|"
             for message in sorted(found, key=lambda message: message.meaning.lower()):
                 yield f"| {_cell(message.meaning)} | {_cell(message.remedy)} | `{message.kind}` |"
@@ -72,13 +72,13 @@ def _trees() -> Iterator[tuple[Path, ast.Module]]:
             yield file.relative_to(REPOSITORY), ast.parse(file.read_text("utf-8"))
 
 
-def _rooms(trees: Iterable[Path]) -> Iterator[tuple[str, list[Path]]]:
-    """Each package that is a room, with the files below it; files beside the rooms come first."""
-    rooms: dict[str, list[Path]] = {}
+def _packages(trees: Iterable[Path]) -> Iterator[tuple[str, list[Path]]]:
+    """Each package with the files below it; files beside the packages come first."""
+    packages: dict[str, list[Path]] = {}
     for file in trees:
-        room = "/".join(file.parts[:2] if len(file.parts) > 2 else file.parts[:1])
-        rooms.setdefault(room, []).append(file)
-    yield from sorted(rooms.items())
+        package = "/".join(file.parts[:2] if len(file.parts) > 2 else file.parts[:1])
+        packages.setdefault(package, []).append(file)
+    yield from sorted(packages.items())
 
 
 def _exceptions(trees: Iterable[ast.Module]) -> Iterator[tuple[str, tuple[tuple[str, ...], str]]]:

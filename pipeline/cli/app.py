@@ -24,14 +24,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from typer.core import TyperGroup
 
 import pipeline
+from pipeline.base.errors import TemperError
+from pipeline.base.text import counted, did_you_mean
 from pipeline.cli import printing
 from pipeline.cli.compare import compare
 from pipeline.cli.explanation import explain_artifact
-from pipeline.cli.keep import acceptance, eviction
-from pipeline.cli.keep.accepted import withdraw
-from pipeline.cli.keep.collect import delete
-from pipeline.cli.keep.garbage import Policy, find_garbage
-from pipeline.cli.keep.verify import mark_damaged, verify
+from pipeline.cli.maintenance import acceptance, eviction
+from pipeline.cli.maintenance.accepted import withdraw
+from pipeline.cli.maintenance.collect import delete
+from pipeline.cli.maintenance.garbage import Policy, find_garbage
+from pipeline.cli.maintenance.verify import mark_damaged, verify
 from pipeline.cli.naming import by_key, find, require_one_key, require_unmarked, unknown_step
 from pipeline.cli.recipes import (
     copy_recipe,
@@ -44,20 +46,18 @@ from pipeline.cli.rows import show_row
 from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
 from pipeline.cli.tune import tune
-from pipeline.errors import TemperError
 from pipeline.running.session import PLAN_ONLY
 from pipeline.show.terminal import make_console, show_error
 from pipeline.store import logs as growing
 from pipeline.store.activity import Attempt, attempts, leases
 from pipeline.store.catalog import Catalog, Unread
-from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
+from pipeline.store.result_names import forget_broken_links
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.store.tags import delete_tag, read_tags, set_tag, tags_of
-from pipeline.text import counted, did_you_mean
 from pipeline.uncaught.early import STOPPED
-from pipeline.uncaught.foreseen import message_of
+from pipeline.uncaught.user_errors import message_of
 
 
 class Whole(TyperGroup):

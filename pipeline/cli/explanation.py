@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cli.present import NotImportable, home_in, project_with
+from pipeline.cli.step_lookup import NotImportable, home_in, project_with
 from pipeline.observed.discovery import Present, discovered_lines
 from pipeline.plan.rerun_reasons import History
 from pipeline.store.catalog import Catalog

@@ -8,10 +8,10 @@ the latest generation.
 
 from collections.abc import Collection
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 from pipeline.store.catalog import Catalog
-from pipeline.store.latest import find_result
 from pipeline.store.manifest import Manifest
+from pipeline.store.result_names import find_result
 from pipeline.store.tags import artifact_of, read_tag
 
 SHOWN_DIGITS = 8

@@ -18,14 +18,15 @@ from rich.highlighter import JSONHighlighter
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import clock, counted, visible
 from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, compare, inputs, settings
 from pipeline.cli.explanation import Explanation
-from pipeline.cli.keep.acceptance import Outdated
-from pipeline.cli.keep.garbage import Findings, Garbage
-from pipeline.cli.keep.verify import Damage
+from pipeline.cli.maintenance.acceptance import Outdated
+from pipeline.cli.maintenance.garbage import Findings, Garbage
+from pipeline.cli.maintenance.verify import Damage
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
-from pipeline.errors import TemperError
 from pipeline.plan.labels import recorded_labels
 from pipeline.show.metrics import metric_text
 from pipeline.show.step_progress import progress_of
@@ -35,7 +36,6 @@ from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import UNKNOWN, Run
 from pipeline.store.tags import Tag
-from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
 """The most differences of one kind that are printed for a step of two runs."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.installed import in_library
+from pipeline.base.installed import in_library
 
 _CORE = __name__.partition(".")[0]
 _MOST_MODULES = 2000

@@ -26,8 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.configs.called import Called
+from pipeline.base.errors import TemperError
+from pipeline.base.taken_names import require_ours
+from pipeline.base.text import did_you_mean
 from pipeline.configs.demo_rows import DEMO
+from pipeline.configs.own_command import Called
 from pipeline.configs.shipped import (
     CONF,
     EXPERIMENTS,
@@ -37,9 +40,6 @@ from pipeline.configs.shipped import (
     read_yaml,
 )
 from pipeline.configs.yaml_files import read_settings
-from pipeline.errors import TemperError
-from pipeline.taken_names import require_ours
-from pipeline.text import did_you_mean
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 _QUOTE = re.compile(r"(\\*)('|$)")

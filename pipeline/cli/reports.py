@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from pipeline.cli import present
+from pipeline.base.errors import TemperError
+from pipeline.cli import step_lookup
 from pipeline.dag.artifact import Kind
-from pipeline.errors import TemperError
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.report.earlier_runs import run_to_show, with_past
-from pipeline.show.report.story import Story, story_of_runs
+from pipeline.show.report.report_model import Story, story_of_runs
 from pipeline.show.views import View, views_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -23,7 +23,7 @@ class Looks:
     """
 
     def __init__(self, runs: Iterable[Run]):
-        self._project = present.project_of(runs)
+        self._project = step_lookup.project_of(runs)
         self._seen: dict[str, Sequence[View]] = {}
         self.unknown: dict[str, str] = {}
 
@@ -35,8 +35,8 @@ class Looks:
 
     def _kind_of(self, manifest: Manifest) -> Kind:
         try:
-            return present.kind_in(self._project, manifest)
-        except present.NotImportable as error:
+            return step_lookup.kind_in(self._project, manifest)
+        except step_lookup.NotImportable as error:
             self.unknown[manifest.name] = str(error)
             raise
 

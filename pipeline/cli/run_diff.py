@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cli.compare import Comparison, Difference, compare
 from pipeline.dag.canonical import Json
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
-from pipeline.show.report.story import ReportedStep, Story, story_of_runs
+from pipeline.show.report.report_model import ReportedStep, Story, story_of_runs
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run

@@ -8,9 +8,9 @@ import re
 import shutil
 from pathlib import Path
 
+from pipeline.base.errors import TemperError
+from pipeline.base.taken_names import OURS
 from pipeline.configs.shipped import EXPERIMENTS
-from pipeline.errors import TemperError
-from pipeline.taken_names import OURS
 
 TEMPLATE = EXPERIMENTS / "template"
 _RENAMED = {"gitignore": ".gitignore", "github": ".github"}

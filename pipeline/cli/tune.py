@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.base.errors import TemperError
 from pipeline.cli.recipes import words_for
-from pipeline.errors import TemperError
 from pipeline.tuning.driver import TUNING
 from pipeline.tuning.goal import Options
 

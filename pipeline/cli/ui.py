@@ -2,8 +2,8 @@
 
 from itertools import islice
 
+from pipeline.base.errors import TemperError
 from pipeline.cli.reports import Looks, story_of
-from pipeline.errors import TemperError
 from pipeline.show.report.page import Page, render, render_runs
 from pipeline.show.report.server import Server
 from pipeline.store.catalog import Catalog

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.base.errors import TemperError
 from pipeline.configs.shipped import CONF, read_options
-from pipeline.errors import TemperError
 
 DEMO = "house_style"
 """The shipped option of the group ``data`` with the rows of the demo."""

@@ -17,9 +17,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from pipeline.base.errors import TemperError
 from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
 from pipeline.configs.yaml_files import read_settings, text_of
-from pipeline.errors import TemperError
 
 Choices = Mapping[str, Mapping[str, type]]
 """The possible types of fields, by name, for the path of each such field."""

@@ -22,12 +22,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import shown
+from pipeline.base.text import did_you_mean, visible
 from pipeline.configs.groups import Choices
 from pipeline.configs.setting_docs import Group, Setting, explained, source_of, summary_of
 from pipeline.configs.shipped import CONF
-from pipeline.errors import TemperError
-from pipeline.redaction import shown
-from pipeline.text import did_you_mean, visible
 
 _COLUMN = 44
 _NARROWEST, _WIDEST = 72, 120

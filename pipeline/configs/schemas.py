@@ -25,9 +25,9 @@ from omegaconf import (
 )
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import counted
 from pipeline.configs.groups import Choices
-from pipeline.errors import TemperError
-from pipeline.text import counted
 
 
 def store_schema(schema: type, choices: Choices) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 
 
 class _EachKeyOnce(yaml.SafeLoader):

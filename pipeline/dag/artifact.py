@@ -23,12 +23,12 @@ from itertools import repeat
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, TypeGuard, Union, get_args, get_origin
 
-from pipeline.annotations import annotations_of, misfit, options_of
+from pipeline.base.annotations import annotations_of, misfit, options_of
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import shown
 from pipeline.dag.canonical import DEEPEST, too_deep
 from pipeline.dag.conversions import converted_fields
 from pipeline.dag.inputs import File, HubModel
-from pipeline.errors import TemperError
-from pipeline.redaction import shown
 
 
 class FolderPath:

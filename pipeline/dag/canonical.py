@@ -36,10 +36,10 @@ from typing import Any
 
 import blake3
 
+from pipeline.base.errors import TemperError
+from pipeline.base.references import reference_to, resolve_reference
+from pipeline.base.text import cut
 from pipeline.dag.value_types import DataclassType, dataclass_type, name_in_key
-from pipeline.errors import TemperError
-from pipeline.references import reference_to, resolve_reference
-from pipeline.text import cut
 
 __all__ = [
     "EncodeInput", "Json", "added_field", "canonical_bytes", "describe_type", "execution_detail",

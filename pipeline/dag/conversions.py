@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from pipeline.base.installed import in_library
 from pipeline.dag.value_types import GENERATED, is_stored
-from pipeline.installed import in_library
 
 _RUN_BY_CONSTRUCTION = ("__new__", "__init__", "__post_init__", "__setattr__")
 _SETTERS = frozenset({"setattr", "__setattr__", "__dict__", "vars"})

@@ -27,9 +27,9 @@ from typing import NamedTuple, TypeVar
 
 import blake3
 
+from pipeline.base.errors import TemperError
+from pipeline.base.user_cache import cache_folder
 from pipeline.dag.files import describe_stream
-from pipeline.errors import TemperError
-from pipeline.trace.shelf import cache_folder
 
 SETTLED_SECONDS = 60.0
 """How long a file must be unmodified before its digest is cached. The clock of a file system ticks

@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pipeline.errors import TemperError
-from pipeline.text import hint
+from pipeline.base.errors import TemperError
+from pipeline.base.text import hint
 
 T = TypeVar("T")
 

@@ -21,12 +21,12 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import meet, shown
 from pipeline.dag.canonical import Json, added_field, execution_detail, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.files import describe_stream
-from pipeline.errors import TemperError
-from pipeline.redaction import meet, shown
-from pipeline.uncaught.foreseen import LET_READ
+from pipeline.uncaught.user_errors import LET_READ
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.\w+(\.(?i:gz|zst|bz2|xz))?$")

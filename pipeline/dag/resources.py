@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pipeline.errors import TemperError
-from pipeline.text import did_you_mean
+from pipeline.base.errors import TemperError
+from pipeline.base.text import did_you_mean
 
 MOST_PREEMPTIONS = 100
 """How often a step is resumed by default after it has lost its machine."""

@@ -37,8 +37,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
-from pipeline import cells
-from pipeline.annotations import annotations_of
+from pipeline.base import cells
+from pipeline.base.annotations import annotations_of
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import variable_in
+from pipeline.base.text import hint
 from pipeline.dag.artifact import Artifact, Kind, check_kinds, kind_of_part
 from pipeline.dag.canonical import (
     Json,
@@ -53,9 +56,6 @@ from pipeline.dag.canonical import (
 from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
-from pipeline.errors import TemperError
-from pipeline.redaction import variable_in
-from pipeline.text import hint
 
 if TYPE_CHECKING:
     from pipeline.store.catalog import Catalog
@@ -203,7 +203,7 @@ class StepFunction:
         """Refuse a step whose name another step has taken, because workers import that one.
 
         A module may take the name after the call, so planning asks again. Of the cells of a
-        notebook, :mod:`pipeline.cells` refuses an old definition.
+        notebook, :mod:`pipeline.base.cells` refuses an old definition.
         """
         if self.function.__module__ == "__main__" and cells.are_known():
             return
@@ -541,7 +541,7 @@ class Step:
 
     def _repr_html_(self) -> str:
         """Its name, kind and settings, for notebooks."""
-        from pipeline.html import named_table
+        from pipeline.base.html import named_table
 
         recipe: Any = self.recipe(str)
         settings = leaves(recipe["arguments"])

@@ -12,9 +12,9 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import TemperError
-from pipeline.installed import in_library
-from pipeline.references import reference_to
+from pipeline.base.errors import TemperError
+from pipeline.base.installed import in_library
+from pipeline.base.references import reference_to
 
 _INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
 _METACLASSES = (type, abc.ABCMeta)

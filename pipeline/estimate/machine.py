@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import processes
+from pipeline.base import processes
 from pipeline.dag.resources import Resources
 
 

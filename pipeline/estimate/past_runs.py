@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.estimate.machine import Hardware
 from pipeline.store.manifest import Manifest
-from pipeline.store.stored import is_count
+from pipeline.store.untrusted_input import is_count
 
 MOST_RUNS = 60
 """The most runs of one step that are compared, the latest ones."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from os.path import exists
 from typing import Any
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.resources import Resources, refuse_unknown
-from pipeline.errors import TemperError
 
 
 @dataclass

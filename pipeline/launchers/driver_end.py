@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
-from pipeline.errors import Stopped
+from pipeline.base.errors import Stopped
 
 
 def heed_first(numbers: Iterable[signal.Signals]) -> None:

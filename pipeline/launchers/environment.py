@@ -16,13 +16,13 @@ from importlib.machinery import FileFinder
 from itertools import takewhile
 from pathlib import Path
 
-from pipeline import cells, processes
-from pipeline.installed import in_library
+from pipeline.base import cells, processes
+from pipeline.base.installed import in_library
+from pipeline.base.redaction import may_hold_key
+from pipeline.base.taken_names import require_ours
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.devices import VISIBLE
-from pipeline.observed.rules import names_a_cache
-from pipeline.redaction import may_hold_key
-from pipeline.taken_names import require_ours
+from pipeline.observed.path_filter import names_a_cache
 from pipeline.trace.modules import is_core
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 

@@ -24,13 +24,13 @@ from typing import IO, Any, Protocol
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
+from pipeline.base.errors import Stopped, TemperError
+from pipeline.base.redaction import record
 from pipeline.dag.resources import Resources
-from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import RayConfig, SlurmConfig
 from pipeline.launchers.driver_end import uninterrupted
-from pipeline.redaction import record
 from pipeline.store.layout import Store
-from pipeline.store.stored import is_attempt, parse_json
+from pipeline.store.untrusted_input import is_attempt, parse_json
 from pipeline.wire.launcher import REFUSED, Ended, Task
 from pipeline.wire.presence import Watch, give_up
 from pipeline.wire.spec import Report

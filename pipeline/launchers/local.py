@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import IO
 
+from pipeline.base.redaction import shown_output
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.estimate.machine import cores_here, memory_here
 from pipeline.launchers import devices
@@ -26,7 +27,6 @@ from pipeline.launchers.driver_end import uninterrupted
 from pipeline.launchers.environment import UNOPTIMISED, import_path, users_environment
 from pipeline.launchers.warm_parent import Forked, WarmParent
 from pipeline.observed import native
-from pipeline.redaction import shown_output
 from pipeline.wire import forking
 from pipeline.wire.launcher import Ended, Task
 from pipeline.wire.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline

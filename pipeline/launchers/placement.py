@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import did_you_mean
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.dag.step import Step
-from pipeline.errors import TemperError
-from pipeline.text import did_you_mean
 
 if TYPE_CHECKING:
     from pipeline.wire.launcher import Launcher

@@ -16,9 +16,9 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+from pipeline.base.errors import TemperError
+from pipeline.base.extras import how_to_install, require_installed
 from pipeline.dag.resources import Resources
-from pipeline.errors import TemperError
-from pipeline.extras import how_to_install, require_installed
 from pipeline.launchers.config import RayConfig
 from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError

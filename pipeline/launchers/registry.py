@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.store.layout import Store
 from pipeline.wire.launcher import Launcher

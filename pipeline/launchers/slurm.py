@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.resources import Resources
-from pipeline.errors import TemperError
 from pipeline.launchers.config import SlurmConfig
 from pipeline.launchers.environment import job_environment, users_environment
 from pipeline.launchers.jobs import EngineError

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from socket import socket
 
-from pipeline.processes import working_folder
+from pipeline.base.processes import working_folder
 from pipeline.wire import forking
 from pipeline.wire.forking import is_readable
 from pipeline.wire.launcher import Task

@@ -28,16 +28,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pipeline import cells
+from pipeline.base import cells
+from pipeline.base.errors import TemperError
+from pipeline.base.installed import SHIPPED_STEPS, in_library, releases
+from pipeline.base.processes import working_folder
 from pipeline.dag.canonical import Json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.input_folders import InputFolders
-from pipeline.errors import TemperError
-from pipeline.installed import SHIPPED_STEPS, in_library, releases
 from pipeline.observed import native
-from pipeline.observed.observation import Observation
-from pipeline.observed.rules import Rules
-from pipeline.observed.states import (
+from pipeline.observed.file_fingerprints import (
     ABSENT,
     LINK,
     UNSTEADY,
@@ -45,7 +44,8 @@ from pipeline.observed.states import (
     state_of,
     target_of,
 )
-from pipeline.processes import working_folder
+from pipeline.observed.observation import Observation
+from pipeline.observed.path_filter import Rules
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
 from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, digests_and_looks, seen_in

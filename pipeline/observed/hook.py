@@ -15,7 +15,8 @@ from threading import current_thread, get_ident, main_thread
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from pipeline.observed import taps
+from pipeline.base.processes import working_folder
+from pipeline.observed import stdlib_patches
 from pipeline.observed.callers import (
     callers,
     frames,
@@ -23,9 +24,8 @@ from pipeline.observed.callers import (
     may_ask_for_sizes,
     readers_of_source,
 )
-from pipeline.observed.rules import Rules, is_made_up
-from pipeline.observed.states import file_digest, folder_digest, state_of, target_of
-from pipeline.processes import working_folder
+from pipeline.observed.file_fingerprints import file_digest, folder_digest, state_of, target_of
+from pipeline.observed.path_filter import Rules, is_made_up
 
 _WRITES = os.O_WRONLY | os.O_TRUNC
 _KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
@@ -95,7 +95,7 @@ class Hook:
         self._recorder = recorder
         if recorder is not None and not self._installed:
             self._installed = True
-            taps.install(self)
+            stdlib_patches.install(self)
             os.register_at_fork(after_in_child=self._busy.clear)
             sys.addaudithook(self._make())
 
@@ -337,7 +337,7 @@ class Hook:
         elif (frame := next(frames(), None)) is not None:
             code = frame.f_code  # the static analysis follows its statements
             if "__import__" in code.co_names and self.is_of_project(code.co_filename):
-                self.note_search(name, taps.folders_of(name))
+                self.note_search(name, stdlib_patches.folders_of(name))
 
     def _load_library(self, name: Any) -> None:
         path = self._path(name) if name else None

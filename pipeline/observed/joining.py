@@ -11,7 +11,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from pipeline.installed import settle
+from pipeline.base.installed import settle
 from pipeline.observed.hook import HOOK, unobserved
 from pipeline.observed.observation import Observation
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import blake3
 
-from pipeline.observed import marks
-from pipeline.trace import shelf
+from pipeline.base import user_cache
+from pipeline.observed import function_marks
 
 _RAN = "__temper_ran__"
 
@@ -60,25 +60,25 @@ def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
     """Compile a module, or find its code in the cache. Raise what a compiler raises."""
     is_plain = type(loader) is SourceFileLoader  # another one may compile in another way
     about = json.dumps([_COMPILERS, sys.version, sys.flags.optimize]).encode()
-    place = shelf.place("compiled", about + content)
+    place = user_cache.place("compiled", about + content)
     if is_plain:
         with suppress(OSError, ValueError, TypeError, EOFError):
-            units, code = shelf.load(place)
+            units, code = user_cache.load(place)
             return MarkedCode(units, marshal.loads(base64.b64decode(code)), _number(content))
     made = _compiled(path, content, loader)
     if is_plain:
         code = base64.b64encode(marshal.dumps(made._code)).decode()
-        shelf.save(place, [made.units, code])
+        user_cache.save(place, [made.units, code])
     return made
 
 
 def _compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
     tree = ast.parse(content, path)
-    functions = marks.functions(tree)
+    functions = function_marks.functions(tree)
     units, number = None, _number(content)
-    if not marks.is_for_a_compiler(tree, content):
+    if not function_marks.is_for_a_compiler(tree, content):
         units = [unit for unit, _ in functions]
-        marks.mark(functions, _RAN, [number + b"%d" % n for n in range(len(units))])
+        function_marks.mark(functions, _RAN, [number + b"%d" % n for n in range(len(units))])
     code = loader.source_to_code(tree, path)  # type: ignore[arg-type]
     return MarkedCode(units, code, number)
 
@@ -88,4 +88,6 @@ def _number(content: bytes) -> bytes:
     return blake3.blake3(content).digest()
 
 
-_COMPILERS = shelf.version_of("marks.py", "marked_code.py", room=Path(__file__).parent)
+_COMPILERS = user_cache.version_of(
+    "function_marks.py", "marked_code.py", folder=Path(__file__).parent
+)

@@ -34,9 +34,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.observed.rules import Rules, is_made_up
-from pipeline.observed.states import LINK, UNSTEADY, file_digest, folder_digest, names_digest
-from pipeline.trace import shelf
+from pipeline.base import user_cache
+from pipeline.observed.file_fingerprints import (
+    LINK,
+    UNSTEADY,
+    file_digest,
+    folder_digest,
+    names_digest,
+)
+from pipeline.observed.path_filter import Rules, is_made_up
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _PRELOAD = "LD_PRELOAD"
@@ -89,7 +95,7 @@ def _library() -> str | None:
     if sys.platform != "linux" or libc != "glibc":
         return None
     about = f"{platform.machine()} {platform.libc_ver()}".encode() + _SOURCE.read_bytes()
-    path = shelf.place("native", about).with_suffix(".so")
+    path = user_cache.place("native", about).with_suffix(".so")
     if not path.exists():
         with suppress(OSError, subprocess.SubprocessError):
             _compile(path)

@@ -7,7 +7,7 @@ names, places, documentation, hints or texts of messages differ, and nothing els
 
 from dataclasses import replace
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 from pipeline.observed.discovery import UNREADABLE, Home, Present
 from pipeline.store.manifest import Discovered
 from pipeline.trace.counted import (

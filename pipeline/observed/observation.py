@@ -7,13 +7,13 @@ The model:
   forked processes inherit it. Every record is one appended line, so a process may be killed at any
   moment.
 - In each process, the audit hook (:mod:`pipeline.observed.hook`) records the files and folders that
-  count (:mod:`pipeline.observed.rules`).
+  count (:mod:`pipeline.observed.path_filter`).
 - At the first read of a file, its state (size, times, inode) is recorded. Its content is hashed
   after the step: see :mod:`pipeline.observed.discovery`. A file that the step wrote before it read
   it is no dependency.
 - What an attempt left in scratch depends on what it had read, also after it was killed. So the
   records are written to scratch, too, before the step can use what they tell of: see
-  :mod:`pipeline.observed.earlier`.
+  :mod:`pipeline.observed.scratch_dependencies`.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from typing import IO, Any
 
 import blake3
 
-from pipeline import processes
-from pipeline.observed import marks, native
+from pipeline.base import processes
+from pipeline.base.redaction import exact_record, shown
+from pipeline.observed import function_marks, native
+from pipeline.observed.file_fingerprints import file_digest
 from pipeline.observed.hook import HOOK
-from pipeline.observed.rules import Rules
-from pipeline.observed.states import file_digest
-from pipeline.redaction import exact_record, shown
+from pipeline.observed.path_filter import Rules
 
 ENVIRONMENT = "TEMPER_OBSERVED"
 """Set in the processes of a step: the folder of its observation."""
@@ -147,7 +147,7 @@ class Observation:
             self._add(self.events, ["lost", ""], True)
         with open(path, "r+b") as file:
             self.marks = mmap.mmap(file.fileno(), MOST_MARKS + 1)
-        marks.install(self.mark, self.marks)
+        function_marks.install(self.mark, self.marks)
 
     def end(self) -> None:
         """Stop observing in this process."""
@@ -161,7 +161,7 @@ class Observation:
     def forget(self) -> None:
         """Stop observing, and delete the records."""
         self.end()
-        marks.uninstall(self.mark)  # so that no function keeps the memory map open
+        function_marks.uninstall(self.mark)  # so that no function keeps the memory map open
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             with contextlib.suppress(OSError):  # the step may have closed the descriptor

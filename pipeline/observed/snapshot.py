@@ -3,8 +3,8 @@
 In a worker, and in every process that joins its observation, the import system compiles project
 code from bytes that were read when the step began. A module is compiled when the step imports it,
 so the order of imports does not change. The compiled code carries marks
-(:mod:`pipeline.observed.marks`), and later readers of source (``inspect``, tracebacks) get the same
-bytes.
+(:mod:`pipeline.observed.function_marks`), and later readers of source (``inspect``, tracebacks) get
+the same bytes.
 
 Compiled files in ``__pycache__`` are not used: Python considers one as current if size and time in
 whole seconds match, which may be so even after an edit. :mod:`pipeline.observed.marked_code` caches
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from pipeline.installed import in_library
+from pipeline.base.installed import in_library
 from pipeline.observed.hook import unobserved
 from pipeline.observed.marked_code import compiled
 from pipeline.observed.observation import MOST_MARKS, Observation

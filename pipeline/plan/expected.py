@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.step import Step
-from pipeline.errors import TemperError
 from pipeline.plan.planning import Plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.tags import artifact_of, no_tag, read_tag

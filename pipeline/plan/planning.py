@@ -25,11 +25,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.canonical import Json
 from pipeline.dag.step import Input, Step, StepFunction
-from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present, home_of
-from pipeline.observed.earlier import what_results_need
+from pipeline.observed.scratch_dependencies import what_results_need
 from pipeline.plan.labels import labels
 from pipeline.plan.rerun_reasons import History, explain
 from pipeline.plan.resolver import Resolver
@@ -111,7 +111,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Every step with its state and the reason, for notebooks."""
-        from pipeline.html import table
+        from pipeline.base.html import table
 
         names = display_names(self)
         rows = [(names[p.step.fingerprint], p.state.value, p.reason) for p in self.steps]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from pipeline.base.text import cut
 from pipeline.dag.canonical import Json, same
 from pipeline.dag.settings import HIDDEN, differing, leaves
 from pipeline.store.manifest import Manifest
-from pipeline.text import cut
 
 _LONGEST_VALUE = 40
 _MOST_CHANGES = 4

@@ -4,9 +4,9 @@ import contextlib
 import functools
 from collections.abc import Container, Iterable, Iterator, Mapping
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.step import Input, Step
-from pipeline.errors import TemperError
 from pipeline.observed.discovery import Home, Present, home_of
 from pipeline.observed.neutral import neutral_trace
 from pipeline.store.catalog import Catalog

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
 
+from pipeline.base.text import cut, visible
 from pipeline.dag.canonical import Json
 from pipeline.dag.inputs import source_identity
 from pipeline.dag.settings import leaves
 from pipeline.dag.step import Input, Step
 from pipeline.store.manifest import Manifest
-from pipeline.text import cut, visible
 
 T = TypeVar("T")
 Column = dict[str, Any]

@@ -6,5 +6,5 @@ schedules steps and is the only module that imports Luigi. ``attempts`` runs one
 the store, holds the lease, starts attempts and commits. ``record`` writes the record of the run,
 ``forecast`` estimates its cost beforehand.
 
-Uses every room but ``cli`` and ``experiment``.
+Uses every package but ``cli`` and ``experiment``.
 """

@@ -15,23 +15,23 @@ from typing import IO, Any, NoReturn
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import redact_log, shown, shown_output
 from pipeline.dag.canonical import Json, reference_to
 from pipeline.dag.inputs import source_identity
 from pipeline.dag.resources import MOST_PREEMPTIONS
 from pipeline.dag.step import Input, Step
-from pipeline.errors import TemperError
 from pipeline.estimate.estimates import Estimator
 from pipeline.estimate.past_runs import hardware_in
 from pipeline.launchers.jobs import JobRecord
 from pipeline.launchers.placement import Place, Placement
 from pipeline.plan.resolver import Resolver
-from pipeline.redaction import redact_log, shown, shown_output
-from pipeline.store.answering import despite_outages
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import TTL, Lease, Leases
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
-from pipeline.store.stored import is_seconds
-from pipeline.uncaught.foreseen import NO_ROOM
+from pipeline.store.network_timeouts import despite_outages
+from pipeline.store.untrusted_input import is_seconds
+from pipeline.uncaught.user_errors import NO_ROOM
 from pipeline.wire.launcher import PREEMPTED, Ended, Launcher, Task
 from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.step import Step
-from pipeline.errors import TemperError
 from pipeline.observed.discovery import Present
 from pipeline.plan.expected import require_expected
 from pipeline.plan.planning import Plan, State, make_plan

@@ -27,12 +27,12 @@ from luigi.scheduler import Scheduler
 from luigi.task_status import DONE, FAILED
 from luigi.worker import Worker
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.step import Step
-from pipeline.errors import TemperError
 from pipeline.launchers.driver_end import await_children, heed_first, uninterrupted
 from pipeline.plan.planning import topological
 from pipeline.running.attempts import Executor, Paused, StepFailed, named_signal
-from pipeline.uncaught.foreseen import message_of, sentence
+from pipeline.uncaught.user_errors import message_of, sentence
 from pipeline.wire.lifeline import Lifeline
 
 Observer = Callable[[str, str, str], None]

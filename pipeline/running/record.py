@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.redaction import without_secrets
 from pipeline.dag.step import Step
 from pipeline.plan.planning import Plan, PlannedStep
-from pipeline.redaction import without_secrets
 from pipeline.store.layout import Store, name_by_time
 from pipeline.store.runs import UNKNOWN, experiment_of
 

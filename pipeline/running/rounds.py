@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 from pipeline.launchers.driver_end import heed_first
 from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.wire.spec import Pause

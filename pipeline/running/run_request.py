@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.errors import TemperError
+from pipeline.base.extras import require_installed
 from pipeline.dag.step import Input, Step, StepFunction
-from pipeline.errors import TemperError
-from pipeline.extras import require_installed
 from pipeline.plan.labels import labels
 from pipeline.plan.planning import Plan, State, steps_named, topological
 from pipeline.store.layout import PRESENT, Store, open_store

@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import hint
+from pipeline.base.user_cache import forget_unused
 from pipeline.dag.step import Step, look_again
-from pipeline.errors import TemperError
 from pipeline.plan.planning import make_plan
 from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.running.rounds import RunFailed, run_missing
@@ -19,14 +21,12 @@ from pipeline.running.run_request import (
     require_packages,
     visible_to_workers,
 )
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import require_sinks
 from pipeline.store.activity import unwritable
-from pipeline.store.latest import link_results
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.text import hint
-from pipeline.trace.shelf import forget_unused
+from pipeline.store.result_names import link_results
 from pipeline.uncaught.excepthook import shorten_in_notebooks
 from pipeline.wire.spec import Pause
 

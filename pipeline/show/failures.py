@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
+from pipeline.base.text import cut, visible
 from pipeline.store.layout import Store
 from pipeline.store.logs import tail
-from pipeline.text import cut, visible
 from pipeline.wire.spec import Report
 
 

@@ -25,8 +25,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import about, clock, cut, visible
 from pipeline.dag.step import Step
-from pipeline.errors import TemperError
 from pipeline.estimate.remaining import Ahead, left_of
 from pipeline.plan.planning import Plan, State, display_names
 from pipeline.plan.resolver import Resolver
@@ -37,7 +38,6 @@ from pipeline.store.lease import Leases
 from pipeline.store.logs import GrowingLog, newest_log
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import read_run
-from pipeline.text import about, clock, cut, visible
 
 REFRESH_PER_SECOND = 4
 READ_SECONDS = 0.5

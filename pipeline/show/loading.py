@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import hint
 from pipeline.dag.canonical import resolve_reference
-from pipeline.errors import TemperError
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.views import Loader, loader_of
 from pipeline.store.kinds import known_kind
-from pipeline.text import hint
 
 _SHARD = re.compile(r"-\d{5,}(-of-\d{5,})?$")
 

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 from pipeline.show.views import Measure
 from pipeline.store.kinds import known_kind
 from pipeline.store.manifest import Manifest

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from pipeline.show.made import json_records
+from pipeline.show.artifact_handle import json_records
 from pipeline.store.layout import Store
 
 METRICS = "metrics.jsonl"

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from markupsafe import Markup
 from rich.filesize import decimal
 
-from pipeline.html import named_table, table
-from pipeline.show.made import Made
+from pipeline.base.html import named_table, table
+from pipeline.base.text import clean, clock, counted
+from pipeline.show.artifact_handle import Made
 from pipeline.show.metrics import comparable_metrics, metric_text
 from pipeline.show.report import figures
 from pipeline.show.report.wording import markdown
 from pipeline.show.views import Curves, Histogram, Note, Table, Texts, View, views_of
 from pipeline.store.kinds import known_kind
-from pipeline.text import clean, clock, counted
 
 MOST_ROWS = 8
 """The most rows of a table or of samples; :meth:`Made.load` has all."""

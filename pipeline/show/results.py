@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
+from pipeline.base.text import hint
 from pipeline.plan import variants
 from pipeline.plan.labels import recorded_labels
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, metric_text, without_p_values
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, names_of_runs, read_run, read_runs
-from pipeline.text import hint
 
 if TYPE_CHECKING:
     import pyarrow as pa

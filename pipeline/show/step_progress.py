@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.base.text import clock, cut, visible
 from pipeline.store.layout import Store
-from pipeline.store.stored import parse_json
-from pipeline.text import clock, cut, visible
+from pipeline.store.untrusted_input import parse_json
 
 LONGEST_ACTIVITY = 80
 MOST_METRICS = 40

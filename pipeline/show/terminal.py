@@ -18,12 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import shown
+from pipeline.base.text import about, clock, counted, cut, size, visible
 from pipeline.dag.artifact import Kind
 from pipeline.dag.canonical import reference_to, resolve_reference
-from pipeline.errors import TemperError
 from pipeline.plan.planning import Plan, State, display_names
-from pipeline.redaction import shown
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.metrics import (
     LEGEND,
     MARK,
@@ -37,7 +38,6 @@ from pipeline.show.results import compare
 from pipeline.show.views import is_offered
 from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
-from pipeline.text import about, clock, counted, cut, size, visible
 
 if TYPE_CHECKING:  # imported late: a cached plan has no estimates, and few results have a summary
     from rich.markdown import Markdown

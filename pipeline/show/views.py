@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.artifact import Kind
 from pipeline.dag.canonical import resolve_reference
-from pipeline.errors import TemperError
-from pipeline.show.made import DamagedFile, Made
+from pipeline.show.artifact_handle import DamagedFile, Made
 from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pipeline.errors import TemperError
+from pipeline.base.errors import TemperError
 from pipeline.store.layout import Store, name_by_time
 from pipeline.store.lease import RELEASED_BYTES, Holder, Leases, chains, number_of
-from pipeline.store.stored import is_attempt, is_key, is_step
-from pipeline.uncaught.foreseen import NO_ROOM
+from pipeline.store.untrusted_input import is_attempt, is_key, is_step
+from pipeline.uncaught.user_errors import NO_ROOM
 
 
 @dataclass(frozen=True)

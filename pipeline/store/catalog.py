@@ -17,11 +17,11 @@ from typing import Any
 
 import blake3
 
-from pipeline.errors import TemperError
-from pipeline.redaction import exact_record
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import exact_record
 from pipeline.store.layout import LISTED_ONLY, DataLoss, Store, object_name, parse_object_name
 from pipeline.store.manifest import Discovered, Manifest
-from pipeline.store.stored import is_step, parse_json
+from pipeline.store.untrusted_input import is_step, parse_json
 
 READERS = 16
 MOST_INDEXED_FILES = 500

@@ -3,7 +3,7 @@
 A store never chooses what is imported. A manifest names the kind of its artifact, but a manifest
 may be forged. So a kind is taken only from modules that this process has imported anyway and from
 the shipped step library, and only if it really is a kind. The command line, which has no
-experiment, may search further; see :mod:`pipeline.cli.present`.
+experiment, may search further; see :mod:`pipeline.cli.step_lookup`.
 """
 
 import importlib.util
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.artifact import Artifact, Kind
 from pipeline.dag.canonical import resolve_reference
-from pipeline.errors import TemperError
 from pipeline.store.manifest import Manifest
-from pipeline.store.stored import is_reference
-from pipeline.uncaught.foreseen import ROOT, SHIPPED
+from pipeline.store.untrusted_input import is_reference
+from pipeline.uncaught.user_errors import ROOT, SHIPPED
 
 _PLAIN = (None, "pipeline.dag.artifact:Artifact")
 """The kind in the manifest of an artifact without a kind of its own; the name dates from 0.2."""

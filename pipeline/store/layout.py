@@ -42,9 +42,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import record
 from pipeline.dag.canonical import hash_json
-from pipeline.errors import TemperError
-from pipeline.redaction import record
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.objects import (
     SHOWN_BYTES,
@@ -55,8 +55,8 @@ from pipeline.store.objects import (
     scan,
     target_within,
 )
-from pipeline.store.stored import is_step, parse_json
-from pipeline.uncaught.foreseen import permit
+from pipeline.store.untrusted_input import is_step, parse_json
+from pipeline.uncaught.user_errors import permit
 
 LAYOUT_VERSION = 2
 """Version 2 added generations, marks, leases, accepted code, index; 1 is readable."""
@@ -65,7 +65,7 @@ ASIDE = "~"
 """Follows the key in the name of a folder that another checkout left; see ``observed.earlier``."""
 RECORDS = ".observed"
 """The folder in scratch with the records of what its files depend on; see
-:mod:`pipeline.observed.earlier`."""
+:mod:`pipeline.observed.scratch_dependencies`."""
 _READERS = 16
 
 
@@ -395,7 +395,7 @@ class Store:
                     raise TemperError(f"{place} is no folder of yours; delete it, or set TMPDIR")
 
     def staged_scratch(self, step: str, key: str) -> str:
-        """Where a remote store holds copies of scratch; see :mod:`pipeline.store.staging`."""
+        """Where a remote store has copies of scratch, as `scratch_snapshots` makes them."""
         return f"{self.root}/scratch/{step}/{key}"
 
     def forget_scratch(self, step: str, key: str, staged: bool = False) -> None:

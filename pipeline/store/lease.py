@@ -31,11 +31,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline import processes
-from pipeline.errors import TemperError
-from pipeline.redaction import record
+from pipeline.base import processes
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import record
 from pipeline.store.objects import Objects
-from pipeline.store.stored import is_count, parse_json
+from pipeline.store.untrusted_input import is_count, parse_json
 
 TTL = 10.0
 """Seconds without a renewal after which the holder has lost its lease and others may take it."""

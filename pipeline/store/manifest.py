@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import exact_record, record
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.files import FileEntry
-from pipeline.errors import TemperError
-from pipeline.redaction import exact_record, record
-from pipeline.store.stored import (
+from pipeline.store.untrusted_input import (
     LARGEST,
     is_attempt,
     is_blake3,

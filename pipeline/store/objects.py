@@ -30,10 +30,10 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import TemperError
-from pipeline.extras import require_installed
-from pipeline.store.answering import require_answer, telling_of_silence
-from pipeline.store.stored import is_file
+from pipeline.base.errors import TemperError
+from pipeline.base.extras import require_installed
+from pipeline.store.network_timeouts import require_answer, telling_of_silence
+from pipeline.store.untrusted_input import is_file
 
 _ONE_SLASH = re.compile(r"([a-z][a-z0-9]+):/(?!/)")
 """The beginning of a URL that lacks a slash, and would be the name of a folder."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from pipeline import processes
-from pipeline.errors import TemperError
+from pipeline.base import processes
+from pipeline.base.errors import TemperError
 from pipeline.store.activity import holding_runs, leases, unwritable
-from pipeline.store.answering import may_pass
 from pipeline.store.layout import Store
 from pipeline.store.lease import MOST_PROCESSES
 from pipeline.store.manifest import Manifest
-from pipeline.store.stored import is_attempt, is_count, parse_json
+from pipeline.store.network_timeouts import may_pass
+from pipeline.store.untrusted_input import is_attempt, is_count, parse_json
 
 READERS = 16
 _TEXTS = (

@@ -11,15 +11,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import exact_record
 from pipeline.dag.digests import file_digests
 from pipeline.dag.inputs import RESOLVERS
-from pipeline.errors import TemperError
-from pipeline.redaction import exact_record
 from pipeline.store.activity import alone_with
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss, Store, open_store
 from pipeline.store.manifest import Manifest
-from pipeline.store.stored import is_attempt, is_count, is_key, is_step, is_tag, is_time, parse_json
+from pipeline.store.untrusted_input import (
+    is_attempt,
+    is_count,
+    is_key,
+    is_step,
+    is_tag,
+    is_time,
+    parse_json,
+)
 
 _SUFFIX = ".json"
 _FORMS = {

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from pipeline.installed import in_library
+from pipeline.base.installed import in_library
 
 _CORE = __name__.partition(".")[0]
 _PROGRAMS = ("__main__", "__mp_main__")

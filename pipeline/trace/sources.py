@@ -11,7 +11,7 @@ from typing import Any
 
 import blake3
 
-from pipeline.trace import shelf
+from pipeline.base import user_cache
 from pipeline.trace.source_parts import Part, Source, Statement, read_source
 
 
@@ -40,12 +40,12 @@ def digest_of(content: bytes) -> str:
 
 
 def _place(digest: str) -> Path:
-    return shelf.place("statements", _ABOUT + digest.encode())
+    return user_cache.place("statements", _ABOUT + digest.encode())
 
 
 @lru_cache(4096)
 def _found(place: Path) -> Source:
-    return _restored(shelf.load(place))
+    return _restored(user_cache.load(place))
 
 
 def _known(place: Path) -> Source | None:
@@ -56,7 +56,7 @@ def _known(place: Path) -> Source | None:
 
 def _kept(place: Path, content: bytes) -> Source:
     made = read_source(content)
-    shelf.save(place, json.loads(json.dumps(astuple(made), default=sorted)))
+    user_cache.save(place, json.loads(json.dumps(astuple(made), default=sorted)))
     return made
 
 
@@ -96,7 +96,9 @@ def _part(data: Any) -> Part:
 
 _ABOUT = json.dumps(
     [
-        shelf.version_of("looks.py", "source_parts.py", "sources.py", room=Path(__file__).parent),
+        user_cache.version_of(
+            "looks.py", "source_parts.py", "sources.py", folder=Path(__file__).parent
+        ),
         sys.version,
     ]
 ).encode()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pipeline.base.errors import TemperError
+from pipeline.base.text import hint, visible
 from pipeline.dag.grid import replaced, require_apart, require_config, require_field, shown_names
 from pipeline.dag.step import Step
-from pipeline.errors import TemperError
 from pipeline.plan.planning import topological
 from pipeline.plan.resolver import Resolver
 from pipeline.running.run_request import (
@@ -23,13 +24,12 @@ from pipeline.running.run_request import (
     visible_to_workers,
 )
 from pipeline.running.session import advance, then_look_again
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
 from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.show.sinks import require_sinks
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
-from pipeline.text import hint, visible
 from pipeline.tuning.goal import Goal, Options
 from pipeline.tuning.space import Space, rounded, some_values, space_of, value_text
 from pipeline.tuning.summary import Trial, Tuned

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import TemperError
-from pipeline.text import hint
+from pipeline.base.errors import TemperError
+from pipeline.base.text import hint
 from pipeline.tuning.space import Space, choices, require_optuna
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import TemperError
-from pipeline.extras import require_installed
+from pipeline.base.errors import TemperError
+from pipeline.base.extras import require_installed
 
 SIGNIFICANT_DIGITS = 6
 """Drawn numbers are rounded to so many digits, so that they are the same on every machine."""

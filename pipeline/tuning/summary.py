@@ -9,7 +9,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.terminal import named
 from pipeline.tuning.goal import Goal
 from pipeline.tuning.space import value_text

@@ -3,7 +3,7 @@
 Importing ``pipeline`` replaces Python's own ``sys.excepthook`` by :func:`_show`; another tool's
 hook stays. Three kinds of exceptions are shown without a traceback:
 
-- a message for users (:mod:`pipeline.uncaught.foreseen`), with the line of the caller's file;
+- a message for users (:mod:`pipeline.uncaught.user_errors`), with the line of the caller's file;
 - Ctrl-C while Temper was running, or during its imports;
 - a pipe that its reader has closed, as in ``… | head``: nothing is shown.
 
@@ -20,12 +20,12 @@ import threading
 from types import TracebackType
 
 # import these first: after a Ctrl-C no further imports are possible
-from pipeline.errors import Stopped
-from pipeline.redaction import shown
-from pipeline.text import visible
+from pipeline.base.errors import Stopped
+from pipeline.base.redaction import shown
+from pipeline.base.text import visible
 from pipeline.uncaught import early
 from pipeline.uncaught.early import PLAIN, STOPPED
-from pipeline.uncaught.foreseen import frames_of, is_shipped, message_of
+from pipeline.uncaught.user_errors import frames_of, is_shipped, message_of
 
 
 def install() -> None:

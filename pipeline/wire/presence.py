@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.redaction import record
+from pipeline.base.redaction import record
 from pipeline.store.layout import Store
-from pipeline.store.stored import is_seconds, parse_json
+from pipeline.store.untrusted_input import is_seconds, parse_json
 
 BEAT_SECONDS = 5.0
 JOIN_SECONDS = 0.5

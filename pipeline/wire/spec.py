@@ -13,12 +13,12 @@ from typing import Any
 
 import blake3
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import exact_record, in_urls, meet, record
 from pipeline.dag.canonical import Json
 from pipeline.dag.files import FileEntry
-from pipeline.errors import TemperError
-from pipeline.redaction import exact_record, in_urls, meet, record
 from pipeline.store.manifest import Discovered, file_entries
-from pipeline.store.stored import is_count, parse_json
+from pipeline.store.untrusted_input import is_count, parse_json
 
 DIGEST, SECRETS = "TEMPER_SPEC_DIGEST", "TEMPER_SPEC_SECRETS"
 """Environment variables of a worker."""

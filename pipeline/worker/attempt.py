@@ -24,15 +24,15 @@ from typing import Any
 
 import fsspec
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.inputs import forget_sources, source_identity
-from pipeline.errors import TemperError
 from pipeline.observed import native
-from pipeline.store.answering import despite_outages
 from pipeline.store.layout import Store
+from pipeline.store.network_timeouts import despite_outages
 from pipeline.store.objects import make_folder
-from pipeline.store.staging import Staging
+from pipeline.store.scratch_snapshots import Staging
 from pipeline.wire.launcher import FOLDER, PREEMPTED, REFUSED
 from pipeline.wire.lifeline import exit_with_driver
 from pipeline.wire.presence import beating, begin, join
@@ -48,7 +48,7 @@ from pipeline.worker.content import (
 )
 from pipeline.worker.failure import failure_of
 from pipeline.worker.progress import ProgressWriter
-from pipeline.worker.spending import of_devices, spent
+from pipeline.worker.resource_usage import of_devices, spent
 from pipeline.worker.stopping import Stopping
 from pipeline.worker.torchrun import (
     ALONE,

@@ -17,23 +17,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.errors import TemperError, text_of
+from pipeline.base.installed import SHIPPED_STEPS, in_library, settle
 from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction
-from pipeline.errors import TemperError, text_of
-from pipeline.installed import SHIPPED_STEPS, in_library, settle
 from pipeline.observed import native
 from pipeline.observed.discovery import discover, has_unseen, home_of
-from pipeline.observed.earlier import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.observation import Observation
-from pipeline.observed.rules import Rules
+from pipeline.observed.path_filter import Rules
+from pipeline.observed.scratch_dependencies import NO_EARLIER, go_on_from, has_results
 from pipeline.observed.snapshot import Snapshot
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.wire.spec import InputSpec, Pause, StepSpec
-from pipeline.worker.leftovers import close_files_below, end_if_forked, restore_streams
 from pipeline.worker.memory import keep_freed_memory
+from pipeline.worker.process_cleanup import close_files_below, end_if_forked, restore_streams
 from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.stopping import Stopping
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+from pipeline.base.errors import TemperError
 from pipeline.dag.files import FileEntry, describe
-from pipeline.errors import TemperError
 from pipeline.store.layout import Store
 from pipeline.store.objects import strangers
-from pipeline.store.stored import is_file
+from pipeline.store.untrusted_input import is_file
 from pipeline.wire.spec import InputSpec
 
 FLUSHERS = 16

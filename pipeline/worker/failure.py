@@ -1,8 +1,8 @@
 """Describes a step's exception for the report: one sentence, and the location of a bug.
 
 The log has the whole traceback. The user at the terminal sees the report: an error message for
-users (:mod:`pipeline.uncaught.foreseen`) stands alone; for any other exception, the report adds the
-frames of project code that led to it, without frames of the core and of libraries.
+users (:mod:`pipeline.uncaught.user_errors`) stands alone; for any other exception, the report adds
+the frames of project code that led to it, without frames of the core and of libraries.
 """
 
 import linecache
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from pipeline.installed import in_library
-from pipeline.redaction import shown
-from pipeline.text import cut
+from pipeline.base.installed import in_library
+from pipeline.base.redaction import shown
+from pipeline.base.text import cut
 from pipeline.trace.modules import is_core
-from pipeline.uncaught.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
+from pipeline.uncaught.user_errors import ROOT, SHIPPED, frames_of, is_shipped, message_of, sentence
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"
 """Identifies frames of the core that run as ``__main__``, whose module name does not."""

@@ -16,10 +16,10 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
+from pipeline.base.installed import folder_of_packages, in_library
+from pipeline.base.redaction import record
 from pipeline.dag.step import Metrics
-from pipeline.installed import folder_of_packages, in_library
 from pipeline.observed.hook import unobserved
-from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.wire.spec import StepSpec
 

@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline import processes
+from pipeline.base import processes
+from pipeline.base.redaction import record
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import Metrics
 from pipeline.observed.observation import ENVIRONMENT as OBSERVED
-from pipeline.redaction import record
 from pipeline.store.layout import Store
 from pipeline.wire.launcher import PREEMPTED
 from pipeline.wire.spec import StepSpec
 from pipeline.worker.calling import WorkerOutput, call, join_step, packages_in_use
 from pipeline.worker.failure import failure_of
 from pipeline.worker.progress import ProgressWriter
-from pipeline.worker.spending import of_devices
+from pipeline.worker.resource_usage import of_devices
 from pipeline.worker.stopping import Stopping
 from pipeline.worker.torchrun import PAUSED, RankCall
 

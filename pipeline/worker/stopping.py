@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pipeline import processes
+from pipeline.base import processes
 from pipeline.wire.launcher import PREEMPTED
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.redaction import exact_record
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import reference_to
 from pipeline.dag.step import Metrics
 from pipeline.observed.hook import unobserved
 from pipeline.observed.observation import ENVIRONMENT as OBSERVED
-from pipeline.redaction import exact_record
 from pipeline.wire.launcher import MASTER, NODE
 from pipeline.wire.spec import StepSpec, handed_over
 from pipeline.worker.failure import FailedElsewhere, Failure

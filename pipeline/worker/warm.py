@@ -30,8 +30,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pipeline.observed.rules import Rules
-from pipeline.observed.states import state_of
+from pipeline.observed.file_fingerprints import state_of
+from pipeline.observed.path_filter import Rules
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)

@@ -32,7 +32,7 @@ from steps.checking.compared import Compared, PairJudge
 from steps.checking.kept_verdicts import KeptVerdicts, content_of
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.shared.checks import require, require_method
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 _SPAWN = multiprocessing.get_context("spawn")
 _FAILED_STARTS = 3

@@ -13,7 +13,7 @@ from enum import StrEnum
 from numbers import Number
 from typing import Any, ClassVar
 
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 
 class Verdict(StrEnum):

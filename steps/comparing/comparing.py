@@ -15,7 +15,7 @@ from typing import Any
 from steps.checking.compared import Compared, PairJudge
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Judgement, Verdict
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 
 class Outcome(StrEnum):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pyarrow.parquet as pq
 
-from steps.shared.beginnings import shared_length
+from steps.shared.common_prefix import shared_length
 
 if TYPE_CHECKING:
     from rich.console import Console

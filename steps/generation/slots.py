@@ -28,6 +28,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from steps.generation.cache import Decode, KeyValueCache, Prefill, Turn, attending
+from steps.generation.cuda_graphs import Replays
 from steps.generation.engine import (
     Finish,
     Finished,
@@ -38,18 +39,17 @@ from steps.generation.engine import (
     require_weights,
 )
 from steps.generation.in_process import OwnModel
-from steps.generation.replayed import Replays
 from steps.generation.running import Line, Running
 from steps.models.folders import evaluating
 from steps.scoring.architectures.batching import backbone
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head
 from steps.scoring.packing import make_pack
+from steps.shared.matmul import of_changing_rows
 from steps.shared.padded_rows import padded_rows
-from steps.shared.products import of_changing_rows
 
 _REPLAYING = {"cuda"}
-"""Kinds of devices that replay forwards; see ``replayed``."""
+"""Kinds of devices that replay forwards; see ``cuda_graphs``."""
 
 
 class SlotEngine(OwnModel):

@@ -24,7 +24,7 @@ from jax import Array
 from torch import Tensor
 
 from steps.jax_backend.devices import Devices, accurate
-from steps.jax_backend.stacked import Tree, by_name, stacked, to_numpy, to_torch
+from steps.jax_backend.param_tree import Tree, by_name, stacked, to_numpy, to_torch
 from steps.models.sharded_tensors import Whole, below
 from steps.training.config import OptimizerConfig
 from steps.training.optimizer import of_same_names

@@ -69,7 +69,7 @@ def fit(
     if (scored or 0) > tokens_per_forward:
         raise typer.BadParameter(f"scored is {scored}, of {tokens_per_forward} tokens_per_forward")
     from steps.jax_backend.fitting.fit import Step, TooLarge, compile_step  # slow to import
-    from steps.jax_backend.rounds import scored_size, tokens_size
+    from steps.jax_backend.static_batches import scored_size, tokens_size
 
     tokens = tokens_size(tokens_per_forward, tokens_per_forward, kernel)
     counted = scored_size(scored or int(tokens * fitted.scored_share), tokens)

@@ -34,8 +34,8 @@ from steps.jax_backend.config import InfluenceConfig
 from steps.jax_backend.devices import accurate, on_host
 from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs
 from steps.jax_backend.jax_trainer import JaxTrainer, losses_of
-from steps.jax_backend.rounds import RoundsBatch
-from steps.jax_backend.stacked import Tree
+from steps.jax_backend.param_tree import Tree
+from steps.jax_backend.static_batches import RoundsBatch
 from steps.losses.base import PreferenceLoss, ReferenceLoss
 from steps.models.workplace import OnProgress, ignore_progress
 from steps.scoring.examples import TokenGroup, read_pairs

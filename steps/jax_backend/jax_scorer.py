@@ -23,8 +23,8 @@ from steps.jax_backend.config import JaxDevices
 from steps.jax_backend.decoder import telling, token_logps
 from steps.jax_backend.devices import leave_together, on_host, open_devices, put
 from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.rounds import Round, Rounds, RoundsBatch
-from steps.jax_backend.stacked import Tree, read_weights
+from steps.jax_backend.param_tree import Tree, read_weights
+from steps.jax_backend.static_batches import Round, Rounds, RoundsBatch
 from steps.models.call_queue import SerialQueue
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model

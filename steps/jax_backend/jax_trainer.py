@@ -31,8 +31,8 @@ from steps.jax_backend.decoder import ADAPTER, SCORE, telling
 from steps.jax_backend.devices import Devices, on_host, put
 from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
 from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.rounds import Round, RoundsBatch
-from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside, by_name
+from steps.jax_backend.param_tree import NOTHING, Tree, adapters_of, beside, by_name
+from steps.jax_backend.static_batches import Round, RoundsBatch
 from steps.models.adapters import merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.folders import save_model

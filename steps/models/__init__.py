@@ -10,5 +10,5 @@ folders and callbacks. ``folder_check`` checks a model's folder before a plan; i
 importable without torch.
 
 Uses torch and transformers; of this project nothing but ``steps.shared.checks``,
-``steps.shared.execution_detail``, ``steps.shared.experts`` and ``steps.shared.products``.
+``steps.shared.execution_detail``, ``steps.shared.experts`` and ``steps.shared.matmul``.
 """

@@ -151,7 +151,7 @@ def load_as(
         prepare_four_bit(model)
     # not a part of steps that only write models
     from steps.shared.experts import use_padded_experts
-    from steps.shared.products import use_onednn
+    from steps.shared.matmul import use_onednn
 
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
     if device.type == "cpu":

@@ -18,7 +18,7 @@ from steps.environments.environment import Observation, Turn, turns_of
 from steps.environments.playing import Episode, Over, Played
 from steps.generation.engine import Ended, Finish, Place, Reply
 from steps.generation.sampling import decoded
-from steps.online.observed import Observed
+from steps.online.environment_tokens import Observed
 from steps.online.rollouts import Rollout
 
 if TYPE_CHECKING:

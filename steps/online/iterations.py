@@ -18,9 +18,9 @@ from functools import partial
 from typing import Protocol
 
 from steps.models.workplace import Left, Workplace
-from steps.online.behind import Earlier
 from steps.online.learning_from import describe, experience_of, with_policy_logps
 from steps.online.rollouts import Rollout
+from steps.online.staleness import Earlier
 from steps.online.updates import Learner, learn
 from steps.training.checkpoints import Checkpoints
 from steps.training.loop import is_due

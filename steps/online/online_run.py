@@ -37,7 +37,6 @@ from steps.models.config import Dtype
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
-from steps.online.behind import Earlier, Lagged
 from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
@@ -53,6 +52,7 @@ from steps.online.recording import (
 from steps.online.rewarding.rewards import Reward
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
+from steps.online.staleness import Earlier, Lagged
 from steps.online.updates import Learner
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, TokenResponse

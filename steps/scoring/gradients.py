@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steps.shared.products import is_by_onednn
+from steps.shared.matmul import is_by_onednn
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from steps.scoring.gradients import add_gradient, add_product, is_plain
-from steps.shared.products import linear
+from steps.shared.matmul import linear
 
 _FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")

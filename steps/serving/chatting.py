@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline import TemperError
+from pipeline.base.text import clean, visible
 from pipeline.show.terminal import make_console
-from pipeline.text import clean, visible
 from steps.generation.config import SamplingConfig
 from steps.models.config import Dtype
 from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors

@@ -22,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline import TemperError
-from pipeline.redaction import shown
+from pipeline.base.redaction import shown
+from pipeline.base.text import clean, visible
 from pipeline.show.terminal import make_console
-from pipeline.text import clean, visible
 from steps.serving.named_models import ADAPTERS, GGUF, WHOLE, ModelName, StoreUrl, opened
 
 CARD = "README.md"

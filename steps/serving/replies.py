@@ -26,7 +26,7 @@ from steps.models.config import Dtype
 from steps.models.folders import evaluating, language_model_of, load_as
 from steps.models.positions import forget_lengths
 from steps.serving.token_texts import Pieces
-from steps.shared.products import is_by_onednn
+from steps.shared.matmul import is_by_onednn
 
 OnPiece = Callable[[str], None]
 """Called after each token with the text that is new; it is empty after a part of a character."""

@@ -26,7 +26,7 @@ from typing import Annotated
 import typer
 
 from pipeline import TemperError
-from pipeline.extras import how_to_install
+from pipeline.base.extras import how_to_install
 from steps.models.config import Dtype
 from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors
 

@@ -6,7 +6,7 @@ and save a model folder), ``run`` and ``loop`` (the optimiser steps, the same fo
 ``sharded_trainer`` on several. ``optimizer`` updates the weights. ``schedule`` computes examples,
 learning rate and noise from a step's number. ``checkpoints`` saves and restores runs, ``held_out``
 finds the best step, ``metrics`` is the log, ``usage`` measures throughput and memory. ``config`` is
-importable without torch. The room ``beside`` runs a reference beside the policy, for losses that
+importable without torch. The package ``beside`` runs a reference beside the policy, for losses that
 need its whole distribution.
 
 Uses ``steps.scoring``, ``steps.models`` and ``steps.losses``, and of ``steps.data`` its JSON lines.

@@ -6,7 +6,7 @@ in the data: there is no iterator to save or restore.
 
 import math
 
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 from steps.training.config import OptimizerConfig, Schedule
 
 

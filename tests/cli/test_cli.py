@@ -32,7 +32,7 @@ from waiting import HANGS_SECONDS
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
 from pipeline.cli.app import _add_commands_of_packages
-from pipeline.cli.keep.verify import verify
+from pipeline.cli.maintenance.verify import verify
 from pipeline.cli.printing import show_artifacts, show_runs
 from pipeline.dag.canonical import hash_json
 from pipeline.running.session import RunFailed

@@ -25,8 +25,8 @@ from waiting import wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.cli import app
-from pipeline.cli.keep.collect import delete
-from pipeline.cli.keep.garbage import Kind, Policy, find_garbage
+from pipeline.cli.maintenance.collect import delete
+from pipeline.cli.maintenance.garbage import Kind, Policy, find_garbage
 from pipeline.dag.canonical import hash_json
 from pipeline.launchers.jobs import JobRecord
 from pipeline.running.session import RunFailed

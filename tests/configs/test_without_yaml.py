@@ -181,7 +181,7 @@ def test_a_choice_with_a_field_of_no_type_for_settings_is_one_sentence(
 
 
 def test_a_sweep_takes_another_store_without_a_folder_of_configs(tmp_path: Path) -> None:
-    """Hydra took the room store/ beside its caller for a group of options."""
+    """Hydra took the package store/ beside its caller for a group of options."""
     path = tmp_path / "chosen.py"
     path.write_text(CHOICE)
     said = script(path, "-m", "part=small", "store=elsewhere", "--plan")

@@ -8,8 +8,8 @@ from job_steps import lines, where
 from rich.console import Console
 
 from pipeline import Store, TemperError, run
+from pipeline.base.extras import how_to_install, is_extra
 from pipeline.dag.resources import Resources
-from pipeline.extras import how_to_install, is_extra
 from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.launchers.placement import requests
 

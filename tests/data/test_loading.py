@@ -23,13 +23,13 @@ from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.load import loading
-from steps.data.load.ahead import ReadAhead, ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.file_advice import of_file
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.mixture import Mixture, check_weights
 from steps.data.load.overlap import EvaluationSet, words_of
 from steps.data.load.parsing import Parser
+from steps.data.load.prefetch import ReadAhead, ReadingStopped
 from steps.data.load.shards import FileShard, source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
 from steps.data.rows.parquet import read_rows

@@ -12,7 +12,7 @@ from pipeline import File
 from steps.data.load.config import LoadConfig
 from steps.data.load.language import Languages
 from steps.data.load.loading import Load, Part, Reading, load_rows
-from steps.data.load.near import NearDuplicates
+from steps.data.load.near_duplicates import NearDuplicates
 from steps.data.load.shards import source_of
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.rows import PreferenceRow

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline import TemperError
+from steps.core_adapters.load import check_load
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
 from steps.data.formats.ranked import RankedFormat
@@ -21,7 +22,6 @@ from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import FileShard, Reader, files_at, open_shard, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
-from steps.glue.load import check_load
 from steps.sources import Files, PreferenceData, split_files
 
 Records = Sequence[dict[str, Any]]

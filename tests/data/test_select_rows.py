@@ -14,7 +14,7 @@ from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.ledger import DroppedRows, Tally
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.select_rows import SelectionConfig, select_rows
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 RECORDS = pair_records(10)
 SCHEMA = pa.Table.from_pylist(RECORDS[:1]).schema

@@ -19,6 +19,7 @@ from estimated_steps import (
 from rich.console import Console
 
 from pipeline import Output, Step, Store, TemperError, run, step
+from pipeline.base.text import about, clock, counted, size
 from pipeline.estimate import machine
 from pipeline.estimate.estimates import Estimates, Estimator
 from pipeline.estimate.machine import Hardware
@@ -28,7 +29,6 @@ from pipeline.plan.planning import Plan, make_plan
 from pipeline.show.terminal import show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
-from pipeline.text import about, clock, counted, size
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 QUIET = Console(quiet=True)

@@ -15,9 +15,9 @@ from typing import Any
 from pipeline import TemperError
 from pipeline.dag.canonical import hash_json, identity, portable, resolve_reference, restore
 from pipeline.observed.discovery import Home, Present, discover
-from pipeline.observed.earlier import NO_EARLIER
 from pipeline.observed.observation import Observation
-from pipeline.observed.rules import Rules
+from pipeline.observed.path_filter import Rules
+from pipeline.observed.scratch_dependencies import NO_EARLIER
 from pipeline.observed.snapshot import Snapshot
 from pipeline.store.manifest import Discovered
 

@@ -149,7 +149,7 @@ def test_weights_are_those_that_transformers_reads_and_a_tied_head_is_no_other(
     from safetensors.torch import load_file, save_file
     from tiny_models import llama, model_folder
 
-    from steps.jax_backend.stacked import read_weights
+    from steps.jax_backend.param_tree import read_weights
 
     folder = model_folder(tmp_path, llama)
     weights = load_file(folder / "model.safetensors")

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from steps.jax_backend.architecture import FAMILIES as MODEL_TYPES
 from steps.jax_backend.jax_scorer import JaxScorer
 from steps.jax_backend.jax_trainer import JaxTrainer
-from steps.jax_backend.stacked import by_name
+from steps.jax_backend.param_tree import by_name
 from steps.losses.base import ReferenceLoss
 from steps.losses.dpo import Dpo
 from steps.losses.kto import Kto

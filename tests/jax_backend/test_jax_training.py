@@ -31,7 +31,7 @@ from waiting import kill_this_process, leaving_at
 from steps.data.images.images_of_rows import ImageOfRow
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
-from steps.jax_backend.rounds import RoundsBatch, tokens_size
+from steps.jax_backend.static_batches import RoundsBatch, tokens_size
 from steps.losses.dpo import Dpo
 from steps.models.config import Dtype
 from steps.models.workplace import Workplace

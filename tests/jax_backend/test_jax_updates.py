@@ -13,7 +13,7 @@ from tiny_models import llama, model_folder
 
 from steps.jax_backend.adamw import JaxUpdater
 from steps.jax_backend.devices import open_devices
-from steps.jax_backend.stacked import read_weights, stacked, to_numpy
+from steps.jax_backend.param_tree import read_weights, stacked, to_numpy
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.training.config import OptimizerConfig

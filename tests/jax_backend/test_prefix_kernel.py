@@ -23,7 +23,7 @@ from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.jax_scorer import JaxScorer, check_parity
 from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.rounds import RoundsBatch, tokens_size
+from steps.jax_backend.static_batches import RoundsBatch, tokens_size
 from steps.models.config import Dtype
 from steps.models.workplace import Workplace
 from steps.training.config import OptimizerConfig, TrainConfig

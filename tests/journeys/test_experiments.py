@@ -33,7 +33,7 @@ from benchmarks import ray_cluster, slurm_cluster
 from pipeline import Store
 from pipeline.cli import app
 from pipeline.dag.files import FileEntry
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, read_runs

@@ -58,7 +58,7 @@ from pipeline.plan.planning import make_plan
 from pipeline.running.attempts import Executor
 from pipeline.running.run_request import require_packages
 from pipeline.running.session import RunFailed
-from pipeline.uncaught.foreseen import message_of
+from pipeline.uncaught.user_errors import message_of
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.rows.jsonl import write_json_lines

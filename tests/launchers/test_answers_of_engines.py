@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline import TemperError, processes
+from pipeline import TemperError
+from pipeline.base import processes
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import ray_jobs
 from pipeline.launchers.config import RayConfig, SlurmConfig

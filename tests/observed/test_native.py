@@ -16,8 +16,8 @@ from pipeline import Output, Store, run, step
 from pipeline.dag.input_folders import InputFolders
 from pipeline.observed import native
 from pipeline.observed.discovery import _events
-from pipeline.observed.rules import Rules
-from pipeline.observed.states import UNSTEADY, file_digest
+from pipeline.observed.file_fingerprints import UNSTEADY, file_digest
+from pipeline.observed.path_filter import Rules
 
 FILES = {
     "a.txt": "a.txt\n",

@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from pipeline import File, Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.observed.discovery import Home
-from pipeline.observed.rules import Rules
-from pipeline.observed.states import ABSENT, folder_digest
+from pipeline.observed.file_fingerprints import ABSENT, folder_digest
+from pipeline.observed.path_filter import Rules
 from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.running.rounds import RunFailed
 from pipeline.store.catalog import Catalog
@@ -1043,7 +1043,7 @@ def begun(tmp_path: Path, then: str) -> str:
     code = f"""
         import os, signal
         from pipeline.observed.observation import Observation
-        from pipeline.observed.rules import Rules
+        from pipeline.observed.path_filter import Rules
 
         print(Observation.begin(Rules((), (), "x")).folder, flush=True)
         {then}

@@ -22,13 +22,13 @@ from steps.generation.remote.calling import EngineError
 from steps.generation.remote.own_engine import TOKEN
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
-from steps.online.behind import Earlier
 from steps.online.iteration_rollouts import Kept
 from steps.online.iterations import Source
 from steps.online.online_run import Folders, checked_by, run_online
 from steps.online.recording import record
 from steps.online.rollouts import read_rollouts
 from steps.online.sampled import Sampled, current_weights, longest_examples
+from steps.online.staleness import Earlier
 from steps.serving.engine_process import engine as engine_command
 from steps.training.trainer import Trainer
 

@@ -33,10 +33,10 @@ from steps.judge import judge
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.config import RlConfig
+from steps.online.environment_tokens import Observed
 from steps.online.episodes import World
 from steps.online.methods.choices import METHODS
 from steps.online.methods.policy_gradient import PolicyGradient, Ratio
-from steps.online.observed import Observed
 from steps.online.online_run import Folders, run_replay
 from steps.online.recording import record
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts

@@ -13,9 +13,9 @@ import pytest
 from command_line import script
 
 from pipeline import Store
+from pipeline.base.redaction import shown, without_secrets
 from pipeline.observed.observation import Observation
-from pipeline.observed.rules import Rules
-from pipeline.redaction import shown, without_secrets
+from pipeline.observed.path_filter import Rules
 from pipeline.running import record
 from pipeline.running.session import RunFailed
 

@@ -31,7 +31,7 @@ from steps.serving.chatting import chat
 from steps.serving.named_models import opened
 from steps.serving.replies import Speaker
 from steps.serving.token_texts import Pieces
-from steps.shared import products
+from steps.shared import matmul
 
 PROMPT = "What is 1 + 2?"
 
@@ -90,7 +90,7 @@ def test_the_tokens_of_an_answer_cost_no_product_that_suits_many_rows_only(
         rows_of.append(len(rows))
         return torch.nn.functional.linear(rows, weight, bias)
 
-    monkeypatch.setattr(products, "_product", noting)
+    monkeypatch.setattr(matmul, "_product", noting)
     prompt = speaker.prompt_of([{"role": "user", "content": PROMPT}])
     assert len(speaker.write(prompt, SamplingConfig(4), lambda piece: None).ids) > 1
     assert {*rows_of} <= {len(prompt)}  # only the prompt's; none without oneDNN

@@ -16,8 +16,8 @@ from pipeline.show.metrics import metric_text
 from pipeline.show.report.costs import cost_of, hardware_of, total
 from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.page import render
+from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.report.scoreboard import result_groups
-from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.sweeps import effects
 from pipeline.show.views import Curves, unfinished_views
 from pipeline.store.catalog import Catalog

@@ -16,17 +16,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline import Store, run
+from pipeline.base.text import clean
 from pipeline.cli import app
-from pipeline.cli.present import import_named
+from pipeline.cli.step_lookup import import_named
 from pipeline.running.session import RunFailed
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.report import render, story_of_runs
 from pipeline.show.report.page import markdown
-from pipeline.show.report.story import ReportedStep, Story
+from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.views import Note, Text, Texts, views_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
-from pipeline.text import clean
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from steps.report import report
 

@@ -21,7 +21,7 @@ from waiting import hold, let_go, wait_until
 
 from pipeline import Store, TemperError, run
 from pipeline.running.session import RunFailed
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import Watched, mirror, process, weights_and_biases
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases

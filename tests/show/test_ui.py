@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from waiting import wait_until
 
 from pipeline import Store, run
+from pipeline.base.errors import TemperError
 from pipeline.cli import app
 from pipeline.cli.ui import Site
-from pipeline.errors import TemperError
 from pipeline.show.report.server import Server
 from pipeline.store.runs import names_of_runs
 

@@ -38,8 +38,15 @@ from pipeline.store.lease import Leases
 from pipeline.store.manifest import Discovered, Manifest, files_digest
 from pipeline.store.objects import LocalObjects, open_objects
 from pipeline.store.runs import names_of_runs, read_run
-from pipeline.store.staging import Staging
-from pipeline.store.stored import MOST_NESTED, is_attempt, is_file, is_path, is_step, parse_json
+from pipeline.store.scratch_snapshots import Staging
+from pipeline.store.untrusted_input import (
+    MOST_NESTED,
+    is_attempt,
+    is_file,
+    is_path,
+    is_step,
+    parse_json,
+)
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 

@@ -24,8 +24,8 @@ from clocks import SharedClock
 from waiting import HANGS_SECONDS, is_stopped, wait_until
 
 import pipeline.store.lease
-from pipeline import processes
-from pipeline.errors import TemperError
+from pipeline.base import processes
+from pipeline.base.errors import TemperError
 from pipeline.store.lease import Holder, Lease, Leases
 from pipeline.store.objects import LocalObjects, open_objects
 

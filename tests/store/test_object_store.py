@@ -13,7 +13,7 @@ from toy_steps import Times, journal_lines, multiply, numbers
 from pipeline import File, Step, Store, TemperError, look_again, run
 from pipeline.dag.canonical import hash_json
 from pipeline.plan.planning import make_plan
-from pipeline.store import answering
+from pipeline.store import network_timeouts
 from pipeline.store.catalog import Catalog
 from pipeline.store.objects import Objects
 
@@ -113,7 +113,7 @@ def test_a_step_is_made_once_although_its_bucket_fails_for_a_while(
 
         method = partialmethod(fail_once, ask=getattr(Objects, name), place=place)
         monkeypatch.setattr(Objects, name, method)
-    monkeypatch.setattr(answering, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(network_timeouts, "LONGEST_PAUSE_SECONDS", 0.0)
     made = numbers(File(str(tmp_path / "numbers.txt")), journal)
     run([multiply(made["train"], Times(2), journal)], url, console=console)
     assert journal_lines(journal) == ["numbers", "multiply"]
@@ -125,7 +125,7 @@ def test_a_bucket_that_refuses_is_not_asked_for_long(gcs_bucket: str) -> None:
         raise OSError("Forbidden: temper-tests/report.json")
 
     with pytest.raises(OSError, match="Forbidden"):
-        answering.despite_outages(Store(gcs_bucket), refuse)
+        network_timeouts.despite_outages(Store(gcs_bucket), refuse)
 
 
 def test_input_files_in_a_bucket_are_known_by_what_is_in_them(

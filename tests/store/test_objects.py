@@ -20,8 +20,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from waiting import HANGS_SECONDS
 
-from pipeline.errors import TemperError
-from pipeline.store import answering, objects
+from pipeline.base.errors import TemperError
+from pipeline.store import network_timeouts, objects
 from pipeline.store.layout import Store
 from pipeline.store.objects import GcsObjects, Objects, S3Objects, open_objects
 
@@ -348,7 +348,7 @@ def test_an_address_where_nothing_answers_is_told_before_a_client_repeats_its_re
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setitem(fsspec.config.conf, "gcs", {"endpoint_url": url})
-    monkeypatch.setattr(answering, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(network_timeouts, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(fsspec, "url_to_fs", lambda *_, **__: pytest.fail("it was opened"))
     told = r"cannot open gs://bucket/a: 127\.0\.0\.1 does not answer \(.*refused\); check that"
     with pytest.raises(TemperError, match=told):
@@ -376,16 +376,16 @@ def test_a_network_that_fails_for_a_moment_or_is_slow_is_no_wrong_address(
         raise errors.pop(0)
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    monkeypatch.setattr(answering, "PATIENCE_SECONDS", HANGS_SECONDS)
-    monkeypatch.setattr(answering, "_PAUSE_SECONDS", 0.0)
-    answering.require_answer("https://a-host.example/storage/v1/")
+    monkeypatch.setattr(network_timeouts, "PATIENCE_SECONDS", HANGS_SECONDS)
+    monkeypatch.setattr(network_timeouts, "_PAUSE_SECONDS", 0.0)
+    network_timeouts.require_answer("https://a-host.example/storage/v1/")
     assert not errors
 
 
 def test_an_address_that_has_answered_is_not_tried_again() -> None:
     with _serving(_Refuse) as url:
-        answering.require_answer(url)
-    answering.require_answer(url)
+        network_timeouts.require_answer(url)
+    network_timeouts.require_answer(url)
 
 
 def test_what_is_many_requests_is_not_said_to_get_no_answer(
@@ -422,7 +422,7 @@ def test_a_user_is_told_of_a_request_that_gets_no_answer(monkeypatch: pytest.Mon
         assert told.wait(HANGS_SECONDS)
         return b"at last"
 
-    monkeypatch.setattr(answering, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(network_timeouts, "SILENCE_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", Screen())
     objects, root = open_objects("memory://bucket")
     monkeypatch.setattr(objects.fs, "cat_file", answer_late)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from pipeline import File, Made, Step, Store, TemperError, adopt, run
 from pipeline.cli import app
-from pipeline.cli.keep.collect import delete
-from pipeline.cli.keep.garbage import Policy, find_garbage
+from pipeline.cli.maintenance.collect import delete
+from pipeline.cli.maintenance.garbage import Policy, find_garbage
 from pipeline.dag.inputs import forget_sources
 from pipeline.running.run_request import built
 from pipeline.store.runs import forget_run, names_of_runs

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline import TemperError
-from pipeline.uncaught.foreseen import message_of
+from pipeline.uncaught.user_errors import message_of
 from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
 from steps.data.formats.choice import FormatChoice

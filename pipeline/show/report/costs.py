@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.base.text import clock
 from pipeline.show.metrics import is_number
-from pipeline.show.report.story import ReportedStep
-from pipeline.text import clock
+from pipeline.show.report.report_model import ReportedStep
 
 
 @dataclass(frozen=True)

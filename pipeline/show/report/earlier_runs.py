@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from pipeline.plan import variants
-from pipeline.show.report.story import Past, ReportedStep, Story, manifest_of
+from pipeline.show.report.report_model import Past, ReportedStep, Story, manifest_of
 from pipeline.show.views import Measures
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store

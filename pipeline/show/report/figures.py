@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from pipeline.base.text import clean
 from pipeline.show.views import Points
-from pipeline.text import clean
 
 COLOURS = 8
 MOST_POINTS = 400

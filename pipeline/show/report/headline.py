@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.show.metrics import SIGNIFICANT, has_width, is_interval, is_number
+from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.report.scoreboard import Cell, measures_of
-from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import number, probability, rough, signed
 from pipeline.show.views import Measure
 

@@ -16,18 +16,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline.redaction import shown
+from pipeline.base.redaction import shown
+from pipeline.base.text import clean
 from pipeline.show.report import costs, figures, graph, trends
 from pipeline.show.report.headline import headline
+from pipeline.show.report.report_model import ReportedStep, Story, steps_with
 from pipeline.show.report.scoreboard import group_of, result_groups
-from pipeline.show.report.story import ReportedStep, Story, steps_with
 from pipeline.show.report.sweeps import effects
 from pipeline.show.report.texts import samples
 from pipeline.show.report.wording import filters, markdown
 from pipeline.show.views import Note, Table
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run
-from pipeline.text import clean
 
 __all__ = ["Page", "markdown", "render"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.show.metrics import SIGNIFICANT, comparable_metrics, has_width, is_interval, is_number
-from pipeline.show.report.story import ReportedStep, Story
+from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.report.wording import exact
 from pipeline.show.views import Measure, Measures
 

@@ -19,9 +19,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
 
-from pipeline.errors import TemperError
-from pipeline.redaction import shown
-from pipeline.text import clean
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import shown
+from pipeline.base.text import clean
 
 ADDRESS = "127.0.0.1"
 FRESH_SECONDS = 1.0

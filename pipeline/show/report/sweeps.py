@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from pipeline.show.metrics import is_number
 from pipeline.show.report import figures
+from pipeline.show.report.report_model import Story
 from pipeline.show.report.scoreboard import Cell, Group, Row
-from pipeline.show.report.story import Story
 from pipeline.show.report.wording import fold, number
 
 MOST_PANELS = 12

@@ -8,9 +8,9 @@ from itertools import islice
 
 from markupsafe import Markup, escape
 
-from pipeline.show.report.story import Story, steps_with
+from pipeline.base.text import clean
+from pipeline.show.report.report_model import Story, steps_with
 from pipeline.show.views import Text, Texts
-from pipeline.text import clean
 
 MOST_SAMPLES = 8
 """The page shows so many at first, and others on a click."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.show.report import figures
-from pipeline.show.report.story import ReportedStep, Story, steps_with
+from pipeline.show.report.report_model import ReportedStep, Story, steps_with
 from pipeline.show.report.sweeps import Panel
 from pipeline.show.report.wording import number
 from pipeline.show.views import Curves, Histogram, Points

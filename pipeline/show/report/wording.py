@@ -8,8 +8,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from pipeline.redaction import shown
-from pipeline.text import clean, clock, cut
+from pipeline.base.redaction import shown
+from pipeline.base.text import clean, clock, cut
 
 GLYPHS = {
     "done": "✓", "cached": "·", "failed": "✗", "skipped": "–", "running": "…", "waiting": "○",

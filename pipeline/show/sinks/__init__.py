@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.base.errors import TemperError
+from pipeline.base.extras import require_installed
+from pipeline.base.text import hint
 from pipeline.dag.canonical import resolve_reference
-from pipeline.errors import TemperError
-from pipeline.extras import require_installed
-from pipeline.text import hint
 
 
 @dataclass(frozen=True)

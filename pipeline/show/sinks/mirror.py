@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.errors import TemperError
+from pipeline.base.redaction import is_secret, shown
 from pipeline.dag.canonical import Json
-from pipeline.errors import TemperError
-from pipeline.redaction import is_secret, shown
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.metrics import is_interval, is_number
 from pipeline.show.metrics_log import METRICS, unfinished_log
 from pipeline.show.sinks import Sink, View, Watched, open_sink

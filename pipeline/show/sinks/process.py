@@ -8,10 +8,10 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 
+from pipeline.base.redaction import record
 from pipeline.dag.step import Step
 from pipeline.plan.resolver import Resolver
 from pipeline.plan.variants import settings_of
-from pipeline.redaction import record
 from pipeline.show.sinks import mirror
 
 END_SECONDS = 60.0

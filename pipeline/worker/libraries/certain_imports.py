@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
-from pipeline.trace import shelf
+from pipeline.base import user_cache
 from pipeline.trace.modules import Modules, is_core
 
 
@@ -25,21 +25,21 @@ def certain_imports(function: str) -> tuple[str, ...]:
     """The library imports that a step function makes in every call, in order.
 
     Args:
-        function: ``module:name``, as :func:`pipeline.references.reference_to` writes it.
+        function: ``module:name``, as :func:`pipeline.base.references.reference_to` writes it.
 
     Returns: ``module`` for ``import module``, and ``module:name`` for ``from module import name``,
         without the standard library. Empty if the code cannot be read.
     """
     module, _, name = function.partition(":")
-    place = shelf.place("imports", f"{_READER} {sys.version} {sys.path} {function}".encode())
+    place = user_cache.place("imports", f"{_READER} {sys.version} {sys.path} {function}".encode())
     with suppress(OSError, ValueError, TypeError):
-        states, found = shelf.load(place)
+        states, found = user_cache.load(place)
         if all(_state(path) == state for path, state in states.items()):
             return tuple(found)
     walk = _Walk(Modules(module))
     walk.import_module(module)
     walk.call(module, name)
-    shelf.save(place, [{path: _state(path) for path in walk.read}, list(walk.found)])
+    user_cache.save(place, [{path: _state(path) for path in walk.read}, list(walk.found)])
     return tuple(walk.found)
 
 
@@ -151,4 +151,4 @@ def _that_run(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
             return
 
 
-_READER = shelf.version_of(Path(__file__).name, room=Path(__file__).parent)
+_READER = user_cache.version_of(Path(__file__).name, folder=Path(__file__).parent)

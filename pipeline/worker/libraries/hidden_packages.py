@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from pipeline.installed import in_library
+from pipeline.base.installed import in_library
 
 _OURS = "TEMPER_"
 """The prefix of variables that driver and worker exchange; no library reads them."""

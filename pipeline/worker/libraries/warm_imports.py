@@ -26,11 +26,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.installed import in_library
+from pipeline.base import user_cache
+from pipeline.base.installed import in_library
+from pipeline.observed.file_fingerprints import state_of
 from pipeline.observed.hook import witnessed
-from pipeline.observed.rules import Rules
-from pipeline.observed.states import state_of
-from pipeline.trace import shelf
+from pipeline.observed.path_filter import Rules
 from pipeline.trace.modules import is_core
 from pipeline.worker.libraries.hidden_packages import Imported, noting
 
@@ -134,12 +134,12 @@ def remember_unfit(package: str) -> None:
     """Spare the parents of later runs the attempt. A large package is tried each time, since it
     matters more whether it can be imported, which the environment may decide."""
     if _size(package) <= 2 * _INTERPRETER:
-        shelf.save(_unfit(package), True)
+        user_cache.save(_unfit(package), True)
 
 
 def was_unfit(package: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        return shelf.load(_unfit(package)) is True
+        return user_cache.load(_unfit(package)) is True
     return False
 
 
@@ -152,7 +152,7 @@ def _place(kind: str, package: str) -> Path:
     spec = PathFinder.find_spec(package)
     file = spec.origin if spec is not None else None
     state = file and state_of(file)
-    return shelf.place(kind, json.dumps([sys.version, package, file, state]).encode())
+    return user_cache.place(kind, json.dumps([sys.version, package, file, state]).encode())
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,10 @@ def _size(package: str) -> int:
     """An estimate of the time to import a package: its number of source files, at some time."""
     place = _place("size", package)
     with contextlib.suppress(OSError, ValueError):
-        return int(shelf.load(place))
+        return int(user_cache.load(place))
     spec = PathFinder.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = (name for folder in folders for _, _, names in os.walk(folder) for name in names)
     size = sum(name.endswith(".py") for name in files)
-    shelf.save(place, size)
+    user_cache.save(place, size)
     return size

@@ -1,8 +1,9 @@
 """The formats of records, one module a family, each a frozen dataclass of the fields that it reads.
 
 `RecordFormat` is what they have in common. Begin with ``preference``. ``by_name`` lists them,
-``choice`` finds one by name or by its records, and ``undecided`` says what to type where it cannot.
-``layouts`` lists the field names of popular data sets, ``plain_texts`` has formats of texts.
+``choice`` finds one by name or by its records, and ``format_errors`` says what to type where it
+cannot. ``layouts`` lists the field names of popular data sets, ``plain_texts`` has formats of
+texts.
 
 Uses ``records``, ``readers`` and ``rows``.
 """

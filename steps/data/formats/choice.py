@@ -10,9 +10,9 @@ from typing import Any
 from steps.data.formats import ChatRecords, RecordFormat
 from steps.data.formats.by_name import FORMATS
 from steps.data.formats.chat import ChatFormat
+from steps.data.formats.format_errors import undecided
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
-from steps.data.formats.undecided import undecided
 from steps.data.records.conversations import INPUTS, THOUGHTS, unpacked, unread_keys
 from steps.data.records.record_fields import are_texts, found, is_list, is_object
 from steps.data.records.trained_turns import told_by

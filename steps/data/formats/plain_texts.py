@@ -15,7 +15,7 @@ from steps.data.records.conversations import HH_MARKER, dialogue, is_dialogue
 from steps.data.records.record_fields import as_written, for_template, found, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow, TextRow
-from steps.shared.beginnings import shared_length
+from steps.shared.common_prefix import shared_length
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from steps.data.records.record_fields import (
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Messages, PreferenceRow
 from steps.data.rows.turn_order import check_question, ordered
-from steps.shared.beginnings import shared_length
+from steps.shared.common_prefix import shared_length
 
 BY_SCORE = "scores"
 _FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from steps.data.formats.choice import FormatChoice
-from steps.data.load.near import NearDuplicates
+from steps.data.load.near_duplicates import NearDuplicates
 from steps.data.rows.ledger import check_max_dropped
 from steps.shared.execution_detail import detail_field
 

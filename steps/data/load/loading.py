@@ -23,13 +23,13 @@ from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.images.finding import ImageColumn, Pictures
 from steps.data.images.image_table import IMAGES, write_images
 from steps.data.images.pictures import Picture
-from steps.data.load.ahead import ReadAhead
 from steps.data.load.config import LoadConfig
 from steps.data.load.file_advice import of_file, of_only_record
 from steps.data.load.mixture import Mixture, Opener
-from steps.data.load.near import NearRows
+from steps.data.load.near_duplicates import NearRows
 from steps.data.load.overlap import texts_of
 from steps.data.load.parsing import Parsed, ParsedRow, Parser
+from steps.data.load.prefetch import ReadAhead
 from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows

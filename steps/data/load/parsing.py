@@ -1,6 +1,6 @@
 """What a record becomes before it is compared with others: its rows, and keys to compare by.
 
-This depends on the record and the settings alone. So several processes may do it (`ahead`), and
+This depends on the record and the settings alone. So several processes may do it (`prefetch`), and
 the result is the same.
 """
 

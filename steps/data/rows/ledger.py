@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steps.data.rows.reasons import CHOICES, REST_LOST, MalformedRow, Reason
+from steps.shared.counts import share_of
 from steps.shared.execution_detail import execution_detail
-from steps.shared.shares import share_of
 
 Outcome = Literal["kept", "truncated", "dropped"]
 

@@ -32,7 +32,7 @@ from steps.data.tokens.tokenizing import (
     render_answered,
     tokens_id,
 )
-from steps.shared.beginnings import shared_length
+from steps.shared.common_prefix import shared_length
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from steps.data.images.finding import MARK, parts_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 from steps.data.tokens.call_arguments import Call, Way, as_function, fitted, way_of
-from steps.shared.beginnings import shared_length
+from steps.shared.common_prefix import shared_length
 
 if TYPE_CHECKING:
     from jinja2 import nodes

@@ -40,7 +40,7 @@ from steps.data.tokens.tracing import (
     Tracer,
     shape_of,
 )
-from steps.shared.beginnings import shared_length
+from steps.shared.common_prefix import shared_length
 
 Place = tuple[int, int]
 """A position in a form: the index of a piece, and an offset in it."""

@@ -29,7 +29,7 @@ from steps.jax_backend.fitting.targets import memory_of, mesh_of, without_device
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
 from steps.jax_backend.jax_trainer import forward_and_backward
 from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.stacked import NOTHING, expected_shapes, shape_tree
+from steps.jax_backend.param_tree import NOTHING, expected_shapes, shape_tree
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.training.config import OptimizerConfig
 

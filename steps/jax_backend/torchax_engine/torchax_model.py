@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.stacked import Tree
+from steps.jax_backend.param_tree import Tree
 from steps.scoring.architectures.batching import backbone
 from steps.scoring.attention import reach_of, refuse_unknown
 from steps.scoring.head import gaps_of, output_head, with_hits

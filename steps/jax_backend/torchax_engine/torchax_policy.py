@@ -17,7 +17,7 @@ from steps.jax_backend.architecture import Architecture, other_dropouts, read_ar
 from steps.jax_backend.jax_scorer import JaxScorer, check_parity, make_ready, require_packs
 from steps.jax_backend.jax_trainer import JaxPolicy
 from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.stacked import Tree
+from steps.jax_backend.param_tree import Tree
 from steps.jax_backend.torchax_engine.torchax_model import LogpsModel
 from steps.models.config import Dtype
 from steps.models.ranks import Ranks

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses, logistic
 from steps.shared.checks import require
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,7 +30,7 @@ from steps.data.rows.tables import from_record
 from steps.data.vocabularies import copy_tokenizer
 from steps.generation.engine import Finish
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
-from steps.shared.shares import share_of
+from steps.shared.counts import share_of
 
 _REASONS_TOLD = 5
 

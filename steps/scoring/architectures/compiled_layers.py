@@ -28,7 +28,7 @@ from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing
 from steps.scoring.attention import PACKED, packed_attention
 from steps.scoring.head import compile_softmax
-from steps.shared.products import is_by_onednn
+from steps.shared.matmul import is_by_onednn
 
 _compiled = partial(torch.compile, dynamic=True)
 

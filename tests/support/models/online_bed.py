@@ -18,7 +18,6 @@ from steps.environments.playing import replying
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
-from steps.online.behind import Earlier, Lagged
 from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
@@ -26,6 +25,7 @@ from steps.online.iterations import Source
 from steps.online.online_run import Folders, run_online
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
+from steps.online.staleness import Earlier, Lagged
 from steps.training.config import OptimizerConfig, Schedule
 from steps.training.trainer import Trainer
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from waiting import HANGS_SECONDS
 
-from pipeline import processes
+from pipeline.base import processes
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Of it are the pipes and queues that such processes are given."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import fsspec.config
 
-from pipeline import processes
+from pipeline.base import processes
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT
 from pipeline.worker.libraries import hidden_packages

@@ -19,9 +19,9 @@ import fresh_processes
 import pytest
 
 import pipeline
+from pipeline.base.installed import SHIPPED_STEPS, in_library
 from pipeline.dag import inputs
 from pipeline.dag.resources import Resources
-from pipeline.installed import SHIPPED_STEPS, in_library
 from pipeline.launchers.local import LocalLauncher
 from pipeline.wire.launcher import Ended, Task
 from pipeline.worker import attempt as worker

@@ -10,7 +10,7 @@ from pathlib import Path
 from waiting import wait_while_held
 
 from pipeline import Artifact, Output, step
-from pipeline.show.made import Made
+from pipeline.show.artifact_handle import Made
 from pipeline.show.views import (
     Curves,
     Histogram,

@@ -1,0 +1,276 @@
+"""A setting that does not exist suggests the one that was probably meant."""
+
+from pathlib import Path
+
+import pytest
+from command_line import script, temper
+from places import REPOSITORY
+
+from experiments.dpo_ultrafeedback import CHOICES, Config
+from pipeline.configs.suggestions import Known, unknown_setting
+
+DPO = REPOSITORY / "experiments/dpo_ultrafeedback.py"
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    return Known.of(Config, CHOICES, [])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        # the last part of a path
+        ("beta=0.05", "dpo.loss.beta=0.05"),
+        ("loss.beta=0.05", "dpo.loss.beta=0.05"),
+        ("dpo.beta=0.05", "dpo.loss.beta=0.05"),
+        ("warmup_steps=3", "sft.optimizer.warmup_steps=3 or dpo.optimizer.warmup_steps=3"),
+        ("sft.learning_rate=1", "sft.optimizer.learning_rate=1?"),
+        ("max_train=3", "data.max_train=3?"),
+        ("sample_prompts=3", "evaluate.sample_prompts=3?"),
+        # a choice
+        ("loss=ipo", "dpo/loss=ipo?"),
+        ("lora=lora", "dpo/lora=lora or sft/lora=lora"),
+        # of an option that is not chosen
+        ("gamma=2", "dpo/loss=alphapo|simpo dpo.loss.gamma=2?"),
+        ("lora_r=8", "dpo/lora=lora dpo.lora.r=8 or sft/lora=lora sft.lora.r=8?"),
+        # what others call it
+        ("dpo.lr=1e-6", "dpo.optimizer.learning_rate=1e-6?"),
+        ("lr=1e-6", "sft.optimizer.learning_rate=1e-6 or dpo.optimizer.learning_rate=1e-6"),
+        ("dpo.per_device_train_batch_size=4", "dpo.batch_size=4?"),
+        ("sft.num_train_epochs=3", "sft.epochs=3?"),
+        ("loss_type=ipo", "dpo/loss=ipo?"),
+        ("output_dir=out", "store=out?"),
+        ("dpo.gradient_checkpointing=true", "dpo.activation_checkpointing=full?"),
+        ("model_name_or_path=DIR", "model.path=DIR?"),
+        ("val_set_size=0.2", "data.test_fraction=0.2?"),
+        # spelling
+        ("dpo.loss.betta=1", "dpo.loss.beta"),
+        ("dpo.los.beta=1", "dpo.loss.beta=1?"),
+        ("learning_rat=1", "optimizer.learning_rate"),
+        ("evaluate.sample_promts=1", "evaluate.sample_prompts"),
+    ],
+)
+def test_a_near_miss_names_what_was_meant(typed: str, meant: str, known: Known) -> None:
+    key, _, value = typed.partition("=")
+    error = unknown_setting(key, value, known)
+    assert "did you mean " in error
+    assert meant in error
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed", "told"),
+    [
+        (["rl.inner_epochs", "iterations"], "num_train_epochs=3", "iterations=N*P/rl.prompts"),
+        (["rl.inner_epochs", "iterations"], "epochs=3", "iterations=N*P/rl.prompts"),
+        (["tokenize.lost", "sft.epochs"], "loss_type=nll", "in the recipe sft, as in loss=dft"),
+        (["tokenize.lost", "sft.epochs"], "num_train_epochs=3", "did you mean sft.epochs=3?"),
+        (["tokenize.lost", "sft.epochs"], "eval_strategy=no", "--help lists every setting"),
+    ],
+)
+def test_another_tool_s_name_is_no_slip_of_a_setting_that_is_spelled_alike(
+    keys: list[str], typed: str, told: str
+) -> None:
+    """`num_train_epochs` of GRPO is not `inner_epochs`, which repeats one batch."""
+    key, _, value = typed.partition("=")
+    error = unknown_setting(key, value, Known(keys, {}, {}))
+    assert told in error
+    assert "lost" not in error
+    assert "inner_epochs" not in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dpo.beta=0.05", "dpo.loss.beta=0.05"),
+        ("loss=ipo", "dpo/loss=ipo?"),
+        ("--learning_rate=1", "sft.optimizer.learning_rate=1 or dpo.optimizer.learning_rate=1"),
+        ("--data=x.jsonl", "data.path=x.jsonl?"),
+        ("--paln", "--plan?"),
+    ],
+)
+def test_a_script_names_what_was_meant(typed: str, meant: str) -> None:
+    error = script(DPO, typed, "--plan").error
+    assert "did you mean " in error
+    assert meant in error
+
+
+def test_the_value_after_an_option_of_another_tool_is_its_value() -> None:
+    assert "dpo.loss.beta=0.2?" in script(DPO, "--beta", "0.2").error
+
+
+def test_a_setting_of_the_chosen_loss_is_suggested() -> None:
+    error = script(DPO, "dpo/loss=simpo", "gamma=1").error
+    assert "did you mean dpo.loss.gamma=1?" in error
+
+
+def test_a_setting_that_is_like_nothing_points_to_the_help() -> None:
+    assert "unknown config key 'zzzz'; --help lists every setting" in script(DPO, "zzzz=1").error
+
+
+def test_a_word_without_a_value_is_no_setting() -> None:
+    assert "'pairs.jsonl' is no setting: settings are written key=value" in (
+        temper("run", "dpo", "pairs.jsonl").error
+    )
+    assert script(DPO, "dpo.epochs").error.endswith("did you mean dpo.epochs=…?")
+
+
+def test_adapters_are_not_exported_alone_for_a_base_that_is_not_theirs() -> None:
+    error = script(DPO, "dpo/lora=lora", "adapters=alone", "--plan", "-q").error
+    assert "the adapters of DPO belong to the model after SFT" in error
+    assert "use adapters=kept" in error
+
+
+def test_options_of_hydra_still_work(tmp_path: Path) -> None:
+    said = script(DPO, "--cfg", "job", "--package", "dpo.loss", f"store={tmp_path}")
+    assert (said.status, said.out.splitlines()[-1]) == (0, "label_smoothing: 0.0")
+
+
+OWN = """
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from pipeline import Step, adopt
+from pipeline.dag.artifact import Artifact
+from pipeline.experiment import ExperimentConfig, main
+
+
+class Colour(Enum):
+    red = 1
+    blue = 2
+
+
+@dataclass
+class Rate:
+    \"""A rate.
+    Args:
+        lr: how fast.
+    \"""
+
+    lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
+    limit: float | None = None
+
+    def __post_init__(self):
+        assert self.lr < 10, "lr must be below 10"
+        assert self.lr > 0
+
+
+@dataclass(frozen=True)
+class Fixed:
+    lr: float = 0.1
+    ends: list[int] = field(default_factory=list)
+    any: Any = (1, (2, 3))
+
+
+@dataclass
+class Config(ExperimentConfig):
+    colour: Colour = Colour.red
+    either: int | str = 3
+    rate: Rate = field(default_factory=Rate)
+    by_name: dict[str, Rate] = field(default_factory=dict)
+    rates: list[Rate] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    ends: tuple[int, int] | None = None
+    both: tuple[int, int] = (1, 2)
+    single: tuple[int] = (1,)
+    any: Any = ((1, 2), "a")
+    options: dict[str, Any] = field(default_factory=lambda: {"betas": (0.9, 0.95), "sizes": [1]})
+    same: tuple[int, int] = "${both}"
+    none: tuple[int, int] | None = "${ends}"
+    decoded: tuple[int, int] = "${oc.decode:'[1,2]'}"
+    again: Rate = "${rate}"
+    other: Rate | None = None
+    at: dict[int, float] = field(default_factory=lambda: {1: 0.5})
+    ready: list[Rate] = field(default_factory=lambda: [Rate()])
+    named: dict[str, Rate] = field(default_factory=lambda: {"a": Rate()})
+    colours: list[Colour] = field(default_factory=list)
+    fast: bool = False
+    note: str | None = None
+    fixed: dict[str, Fixed] = field(default_factory=dict)
+    many: tuple[Fixed, ...] = (Fixed(), Fixed(any=((4,), 5)))
+    paints: dict[Colour, list[Colour]] = field(default_factory=lambda: {Colour.red: [Colour.blue]})
+
+
+def own(cfg: Config) -> dict[str, Step]:
+    pairs = (cfg.ends, cfg.both, *(rate.betas for rate in (cfg.rate, cfg.again, *cfg.ready)))
+    assert all(pair is None or type(pair) is tuple for pair in pairs), pairs
+    assert (cfg.same, cfg.again, cfg.decoded) == (cfg.both, cfg.rate, (1, 2))
+    assert cfg.any in (((1, 2), "a"), ((3, 4), "b")), cfg.any
+    assert cfg.many == (Fixed(), Fixed(any=((4,), 5))), cfg.many
+    assert cfg.options == {"betas": (0.9, 0.95), "sizes": [1]}, cfg.options
+    return {"made": adopt("own.py", Artifact)}
+
+
+if __name__ == "__main__":
+    main(own)
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("by_name={a: {lrr: 1}}", "by_name.a: Rate has no setting lrr"),
+        ("by_name={a: 3}", "by_name.a takes settings of Rate, as in {NAME: VALUE}, and 3 is none"),
+        ("+by_name.a.lr=1", "settings of Rate are written 'NAME={KEY: {SETTING: VALUE}}'"),
+        ("rates=[{lrr: 1}]", "rates: Rate has no setting lrr"),
+        ("rates=[3]", "rates[0] takes settings of Rate, as in {NAME: VALUE}, and 3 is none"),
+        ("rate={lrr: 1}", "rate: Rate has no setting lrr"),
+        ("note=None", "note=None is a text of four letters; write note=null for none"),
+        ("rate.limit=None", "is no value for it: a number is needed, or null where it may be"),
+        ("names=[a,null]", "names[1] cannot be null; leave it out"),
+        ("either=[1]", "either=[1] is no value for it; it takes one of int, str"),
+        ("colour=[1]", "colour=[1] is no value for it; it takes one name of Colour"),
+        ("ends=[1,2,3]", "ends=[1,2,3]: it takes 2 values, not 3"),
+        ("single=[1,2]", "single=[1,2]: it takes 1 value, not 2"),
+        ("rate.betas=[0.9]", "rate.betas=[0.9]: it takes 2 values, not 1"),
+        ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
+        ("same=${names}", "same=[]: it takes 2 values, not 0"),
+        ("same=${jobs}", "same=${jobs}: it takes a list, and refers to a single value"),
+        ("same=${nope}", "same refers to nope, and there is no such setting"),
+        ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
+        ("+ready.0.momentum=1", "+ready[0].momentum: the config has no setting ready[0].momentum"),
+        ("+named.a.momentum=1", "+named.a.momentum: the config has no setting named.a.momentum"),
+        ("rate.lr=0", "invalid configuration in rate: assert self.lr > 0 fails (own.py, line "),
+        ("other.lr=1", "other is null, so other.lr cannot be set; give it a default in its class"),
+        ("colours=[green]", "colours=[green] is no value for it; choose from red, blue"),
+        ("fast=maybe", "fast=maybe is no value for it: true or false is needed"),
+        ("fixed={a: {lr: 1}}", "fixed cannot be set: the settings of a class with frozen=True"),
+        ("fixed={a: {ends: [1]}}", "leave frozen=True out of the class"),
+        ("~lr", "~lr: a setting cannot be deleted; leave it out"),
+    ],
+)
+def test_a_wrong_part_of_a_setting_is_named(typed: str, told: str, own: Path) -> None:
+    assert told in script(own, typed, "--plan").error
+
+
+def test_what_lies_in_lists_and_under_numbers_is_set_as_any_other(own: Path) -> None:
+    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]", "ends=[1,2]", "any=[[3,4],b]")
+    assert "own.py does not exist" in script(own, *typed, "--plan").error  # no setting is refused
+
+
+@pytest.mark.parametrize("typed", ["jobs=range(3,1)", "colour=glob(*)"])
+def test_a_sweep_over_no_value_is_told_and_not_passed_over(typed: str, own: Path) -> None:
+    assert f"-m: {typed} stands for no job" in script(own, "-m", typed, "--plan").error
+
+
+def test_the_errors_of_several_jobs_name_the_jobs(own: Path) -> None:
+    error = script(own, "-m", "rate.lr=10,20", "--plan").error
+    told = "invalid configuration in rate: lr must be below 10"
+    assert f"error: job 1: {told}; job 2: {told}" in error
+
+
+def test_help_names_the_options_of_an_enum_as_they_are_typed(own: Path) -> None:
+    page = script(own, "--help").out
+    assert "colour = red" in page
+    assert 'paints = {"red": ["blue"]}' in page
+    assert "One of red, blue." in page
+    assert "rate: A rate.\n" in page
