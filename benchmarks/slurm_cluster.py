@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.daemons import ending_with_us, free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 NODES = ("temper1", "temper2")
 
 
