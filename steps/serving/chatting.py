@@ -7,7 +7,7 @@ without a chat template continues the text instead.
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -27,9 +27,9 @@ from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, 
 
 if TYPE_CHECKING:
     from steps.data.rows.rows import Message
-    from steps.serving.replies import OnPiece, Speaker
+    from steps.serving.replies import Speaker
 
-
+OnPiece = Callable[[str], None]
 HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
@@ -44,14 +44,10 @@ def chat(
     alone: Annotated[bool, typer.Option("--alone", help="Compare with no other model.")] = False,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(min=0, help="How many of the likeliest tokens are drawn; 0: all.")
-    ] = 0,
-    min_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Least probability, as a share of the largest.")
-    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="How many of the likeliest are drawn; 0: all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Least share of the largest probability.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Dtype of weights; bfloat16 on a GPU, else float32.")
@@ -62,11 +58,10 @@ def chat(
 
     With a prompt, from --prompt or standard input, print the answer and end.
     """
-    with told_as_errors():
+    with ExitStack() as stack, told_as_errors():
         cuts = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
         drawing = SamplingConfig(max_new_tokens, temperature, 1, seed, **cuts)  # type: ignore[arg-type]
-    once = _prompt(prompt)
-    with ExitStack() as stack, told_as_errors():
+        once = _prompt(prompt)
         models = [stack.enter_context(opened(name, store))]
         if beside is not None:
             models.insert(0, stack.enter_context(opened(beside, store)))
@@ -76,8 +71,6 @@ def chat(
             except TemperError as error:  # not fatal, as the user did not ask for this model
                 line = f"alone, without the model before: {error}"
                 make_console(stderr=True).print(Text(visible(line), "yellow"), soft_wrap=True)
-        for model in models:
-            model.require_whole()
         from steps.serving.replies import Speaker  # torch is slow to import
 
         talks = [_Talk(model, Speaker(model.folder, dtype), drawing, system) for model in models]
@@ -105,28 +98,27 @@ class _Talk:
         self.clear()
 
     def clear(self) -> None:
-        given: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        self.messages, self.said = given, ""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def ask(self, prompt: str, on_piece: "OnPiece") -> None:
+    def ask(self, prompt: str, on_piece: OnPiece) -> None:
         """Let the model answer; ``said`` grows with each piece. A question without an answer does
         not become part of the conversation.
 
         Raises:
             ValueError: the model cannot answer this prompt, for example because it is too long.
         """
-        self.said = ""
+        self.said, speaker = "", self.speaker
 
-        def hear(piece: str) -> None:
+        def hear(piece: str, drawn: object) -> None:
             self.said += piece
             on_piece(piece)
 
-        if not self.speaker.has_template:
-            self.said = self.speaker.go_on(prompt, self.drawing, hear)
+        if not speaker.has_template:
+            speaker.write(speaker.tokens_of(prompt), self.drawing, hear, continues=True)
             return
         question: Message = {"role": "user", "content": prompt}
         try:
-            self.said = self.speaker.answer([*self.messages, question], self.drawing, hear)
+            speaker.write(speaker.prompt_of([*self.messages, question]), self.drawing, hear)
         finally:  # an interrupted answer stays in the conversation
             if self.said:
                 self.messages += [question, {"role": "assistant", "content": self.said}]
@@ -135,32 +127,25 @@ class _Talk:
 def _prompt(given: str | None) -> str | None:
     """The single prompt to answer; ``None`` for a conversation on a terminal.
 
-    Raises:
-        TemperError: there is none, or it is no text in UTF-8.
+    Raises ValueError or TemperError if there is none, or it is no text in UTF-8.
     """
     if given == "-" or (given is None and not sys.stdin.isatty()):
-        read = sys.stdin.read().removesuffix("\n")
-        if not read.strip():
-            raise TemperError("standard input has no prompt; write one there, or after --prompt")
-        given = read
+        given = sys.stdin.read().removesuffix("\n")
     if given is not None and not given.strip():
-        raise TemperError("the prompt is empty; write one after --prompt")
-    if given and re.search(r"[\ud800-\udfff]", given):  # Python reads other bytes as these
-        raise TemperError("the prompt is no text in UTF-8; convert it, as with iconv")
+        raise TemperError("the prompt is empty; write one after --prompt, or to standard input")
+    if given is not None:
+        given.encode()  # Python reads bytes that are no UTF-8 as what cannot be encoded
     return given
 
 
 def _answer_once(talks: Sequence[_Talk], prompt: str) -> None:
     """Print each model's answer to standard output, under its name if there are several."""
+    shown = clean if sys.stdout.isatty() else str
     for talk in talks:
         if len(talks) > 1:
             print(f"{'' if talk is talks[0] else chr(10)}== {visible(talk.model.name)}")
-        talk.ask(prompt, _to_standard_output)
+        talk.ask(prompt, lambda piece: print(shown(piece), end="", flush=True))
         print()
-
-
-def _to_standard_output(piece: str) -> None:
-    print(clean(piece) if sys.stdout.isatty() else piece, end="", flush=True)
 
 
 def _converse(console: Console, talks: Sequence[_Talk]) -> None:
@@ -171,41 +156,39 @@ def _converse(console: Console, talks: Sequence[_Talk]) -> None:
         if not talk.speaker.has_template:
             line = f"{visible(talk.model.name)} has no chat template: it continues what you write"
             console.print(Text(line, "yellow"))
-    for asked in _questions(console):
-        if asked == "/clear":
-            for talk in talks:
-                talk.clear()
-            continue
-        with _shown(console, talks) as on_piece:
-            for talk in talks:
-                talk.said = ""
-            for talk in talks:
-                try:
-                    talk.ask(asked, on_piece)
-                except ValueError as error:
-                    talk.said = f"({error})"
-                except KeyboardInterrupt:
-                    break
-
-
-def _questions(console: Console) -> Iterator[str]:
-    """The user's inputs, until Ctrl-D, Ctrl-C or ``/exit``."""
     while True:
         try:
             asked = console.input(Text("> ", "bold")).strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
-        if asked in ("/exit", "/quit", "/bye"):
+        if asked == "/exit":
             return
-        if re.fullmatch(r"/[a-z?]+", asked) and asked != "/clear":
+        if asked == "/clear":
+            for talk in talks:
+                talk.clear()
+        elif re.fullmatch(r"/[a-z?]+", asked):
             console.print(Text(f"there is no {asked}: {HELP}", "yellow"))
         elif asked:
-            yield asked
+            _answer(console, talks, asked)
+
+
+def _answer(console: Console, talks: Sequence[_Talk], asked: str) -> None:
+    for talk in talks:
+        talk.said = ""
+    with _shown(console, talks) as on_piece:
+        for talk in talks:
+            try:
+                talk.ask(asked, on_piece)
+            except ValueError as error:
+                talk.said = f"({error})"
+                on_piece(talk.said)
+            except KeyboardInterrupt:
+                break
 
 
 @contextmanager
-def _shown(console: Console, talks: Sequence[_Talk]) -> "Iterator[OnPiece]":
+def _shown(console: Console, talks: Sequence[_Talk]) -> Iterator[OnPiece]:
     """Show answers while models write them: one model's as running text, two models' in columns."""
     if len(talks) == 1:
         yield lambda piece: console.out(clean(piece), end="", highlight=False)

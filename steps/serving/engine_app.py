@@ -26,13 +26,14 @@ from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
 from steps.generation.engine import Request, StaleWeightsError, require_weights
 from steps.generation.remote.own_engine import bears_on_bits
 from steps.generation.slots import SlotEngine
-from steps.serving.served_answers import HasLeft, Tell, Turns
+from steps.serving.served_answers import Tell, Turns
 
 
 class _Asked(BaseModel):
@@ -48,33 +49,32 @@ def engine_app(engine: SlotEngine, token: str, turns: Turns) -> Mount:
     """
     if not token:
         raise ValueError("the engine's token must not be empty")
-    own = _Owned(engine, f"Bearer {token}".encode(), turns)
+    own, expected = _Owned(engine, turns), f"Bearer {token}".encode()
     routes = [
         Route("/weights", own.describe),
         Route("/weights", own.take_weights, methods=["POST"]),
         Route("/sample", own.sample, methods=["POST"]),
     ]
-    return Mount("/engine", Starlette(routes=routes))
+    app = Starlette(routes=routes)
+
+    async def for_owner(scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        refusal = PlainTextResponse("the token is another one", 401)
+        is_owner = hmac.compare_digest(given, expected)
+        await (app if is_owner else refusal)(scope, receive, send)
+
+    return Mount("/engine", for_owner)
 
 
 @dataclass(frozen=True)
 class _Owned:
     engine: SlotEngine
-    expected: bytes
     turns: Turns
 
-    def _require_owner(self, request: HttpRequest) -> None:
-        if not hmac.compare_digest(
-            request.headers.get("authorization", "").encode(), self.expected
-        ):
-            raise HTTPException(401, "the token is another one")
-
     async def describe(self, request: HttpRequest) -> Response:
-        self._require_owner(request)
         return JSONResponse({"weights": self.engine.weights, **bears_on_bits(self.engine.model)})
 
     async def take_weights(self, request: HttpRequest) -> Response:
-        self._require_owner(request)
         name, hashed = request.headers.get("x-weights", ""), hashlib.sha256()
         with TemporaryDirectory(prefix="temper-weights-") as folder:
             file = Path(folder, "weights.safetensors")
@@ -92,7 +92,6 @@ class _Owned:
         return JSONResponse({"weights": name})
 
     async def sample(self, request: HttpRequest) -> Response:
-        self._require_owner(request)
         try:
             asked = _Asked.model_validate_json(await request.body())
             await self.turns.do(lambda: require_weights(self.engine, asked.weights))
@@ -103,14 +102,12 @@ class _Owned:
         return StreamingResponse(self._lines(asked), media_type="application/x-ndjson")
 
     async def _lines(self, asked: _Asked) -> AsyncIterator[bytes]:
-        def draw(tell: Tell[Any], has_left: HasLeft) -> None:
+        def draw(tell: Tell[Any]) -> None:
             try:
                 drawn = cast(Any, self.engine.sample(asked.requests, asked.weights))
                 with closing(drawn):
                     for finished in drawn:
                         tell(asdict(finished))
-                        if has_left():
-                            return
                 tell({"done": len(asked.requests)})
             except (ValueError, ArithmeticError, RuntimeError) as error:
                 tell({"error": f"{type(error).__name__}: {error}"})

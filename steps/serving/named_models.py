@@ -7,7 +7,7 @@ started.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -34,6 +34,9 @@ _COPIED = "model"
 """The model argument of steps that write the same model in another form, like ``export_hf``."""
 _STARTED_FROM = ("policy", "init")
 """The arguments of training steps with the model from which training starts."""
+_OTHER_FORMS = (
+    " (a GGUF file runs in llama.cpp or Ollama; adapters alone must be merged into their base)"
+)
 
 
 @dataclass(frozen=True)
@@ -42,37 +45,21 @@ class NamedModel:
 
     Attributes:
         name: the name to show.
-        is_artifact: whether the model is an artifact of a store.
         before: ``STEP@KEY`` of the model from which its training started, if that is known.
-        committed: the files of an artifact with their manifest entries; empty for a plain folder.
+        committed: the files of an artifact with their manifest entries; None for a plain folder.
     """
 
     name: str
     folder: Path
-    is_artifact: bool = False
     before: str | None = None
-    committed: Mapping[Path, FileEntry] = field(default_factory=dict)
-
-    def require_whole(self) -> None:
-        """Check that files for text in and text out are there, and none is cut off.
-
-        Raises:
-            TemperError: the message names what is missing or damaged.
-        """
-        if fault := fault_of(self.folder, trains=False):
-            raise TemperError(
-                f"{self.name} cannot be used: it {fault}; copy its files again from the model it "
-                "was made from"
-            )
+    committed: Mapping[Path, FileEntry] | None = None
 
     def require_committed(self, files: Iterable[Path]) -> None:
-        """Check that the files of an artifact have not changed since the commit.
-
-        Raises:
-            TemperError: a file has changed; the message names the first one.
-        """
-        for path in files if self.is_artifact else ():
-            if self.committed.get(path) != describe(path):
+        """Raise TemperError, which names the file, if one of an artifact has changed since the
+        commit."""
+        committed = self.committed
+        for path in () if committed is None else files:
+            if committed.get(path) != describe(path):
                 raise TemperError(
                     f"{path} is not what {self.name} was made with; see what is: temper verify"
                 )
@@ -96,21 +83,14 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
         forms: patterns of files; the folder must contain a file that matches one of them.
 
     Raises:
-        TemperError: the folder or artifact does not exist, its data is missing, or it is not a
-            model.
+        TemperError: the folder or artifact does not exist, its data is missing, it is not a
+            model, or a file of a whole model is missing or cut off.
     """
     if Path(name).is_dir():
         yield NamedModel(name, _model_within(name, Path(name), forms))
         return
-    if Path(name).is_file():
-        if Path(name).match(GGUF):
-            raise TemperError(
-                f"{name} is a GGUF file; run it with llama.cpp or Ollama, or name the folder from "
-                "which it was made"
-            )
-        raise TemperError(f"{name} is a file; name a model's folder, or a result of a run")
-    if name.startswith(("/", "./", "../", "~")):
-        raise TemperError(f"there is no folder {name}")
+    if name.startswith(("/", "./", "../", "~")) or Path(name).is_file():
+        raise TemperError(f"there is no folder {name}{_OTHER_FORMS}")
     catalog = Catalog(Store(store))
     try:
         manifest = find(catalog, name)
@@ -119,59 +99,42 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
             f"{error}; and there is no folder {name} here (a model of the Hub must be downloaded "
             "first: hf download OWNER/NAME --local-dir DIR)"
         ) from None
-    _require_data(catalog, manifest)
+    require_unmarked(catalog, manifest)
+    if lost := catalog.store.lost_files(manifest):
+        raise TemperError(f"{manifest.name} has lost {lost[0]}; see: temper verify {manifest.step}")
     content = catalog.store.content_path(manifest)
     with TemporaryDirectory(prefix="temper-model-") as copy:
         folder = Path(content)
         if not catalog.store.is_local:
             catalog.store.objects.download(content, folder := Path(copy))
-        model = _model_within(name, folder, forms)
         shown = manifest.name if "@" in name else name  # with a short key in place of a full one
         committed = {folder / file: entry for file, entry in manifest.files.items()}
-        yield NamedModel(shown, model, True, _before(catalog, manifest), committed)
+        model = _model_within(name, folder, forms)
+        yield NamedModel(shown, model, _before(catalog, manifest), committed)
 
 
 def _model_within(name: str, folder: Path, forms: Sequence[str]) -> Path:
-    """The folder itself, or its subfolder ``model``, which online training writes.
-
-    Raises:
-        TemperError: neither contains a model in one of these forms.
-    """
+    """The folder itself, or its subfolder ``model``, which online training writes."""
     for candidate in (folder, folder / "model"):
         if any(found.is_file() for form in forms for found in candidate.glob(form)):
+            if forms == (WHOLE,) and (fault := fault_of(candidate, trains=False)):
+                raise TemperError(
+                    f"{name} cannot be used: it {fault}; copy its files again from the model it "
+                    "was made from"
+                )
             return candidate
-    if (folder / ADAPTERS).is_file():
-        raise TemperError(
-            f"{name} holds adapters without their base; name the folder above it, in which they "
-            "are merged, or merge them with peft first"
-        )
-    if any(folder.glob(GGUF)):
-        raise TemperError(f"{name} holds a GGUF file; run it with llama.cpp or Ollama")
-    raise TemperError(f"{name} is no model: it has no {' or '.join(forms)}")
-
-
-def _require_data(catalog: Catalog, manifest: Manifest) -> None:
-    require_unmarked(catalog, manifest)
-    if lost := catalog.store.lost_files(manifest):
-        raise TemperError(f"{manifest.name} has lost {lost[0]}; see: temper verify {manifest.step}")
+    raise TemperError(f"{name} is no model: it has no {' or '.join(forms)}{_OTHER_FORMS}")
 
 
 def _before(catalog: Catalog, manifest: Manifest) -> str | None:
     """The model from which the training of this one started, as ``STEP@KEY``."""
-    while (copied := _argument(catalog, manifest, _COPIED)) is not None:
-        manifest = copied
-    for argument in _STARTED_FROM:
-        if (found := _argument(catalog, manifest, argument)) is not None:
-            return f"{found.step}@{found.key}"
-    return None
-
-
-def _argument(catalog: Catalog, manifest: Manifest, name: str) -> Manifest | None:
-    """The artifact that was an argument of a step."""
     recipe: Any = manifest.recipe
-    given = recipe.get("arguments", {}).get(name)
-    digest = given.get("$input") if isinstance(given, dict) else None
-    for entry in manifest.inputs:
-        if entry.digest == digest:
-            return catalog.latest(entry.step, entry.key)
+    inputs = {entry.digest: entry for entry in manifest.inputs}
+    for argument in (_COPIED, *_STARTED_FROM):
+        match recipe.get("arguments", {}).get(argument):
+            case {"$input": digest} if (found := inputs.get(digest)) is not None:
+                if argument in _STARTED_FROM:
+                    return f"{found.step}@{found.key}"
+                copied = catalog.latest(found.step, found.key)
+                return None if copied is None else _before(catalog, copied)
     return None

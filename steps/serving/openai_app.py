@@ -1,6 +1,6 @@
 """OpenAI's HTTP interface for one model: chat completions, completions, and the list of models.
 
-Every refusal is OpenAI's object `{"error": …}` with its status, so official clients raise their own
+Refusals are OpenAI's object `{"error": …}` with its status, so official clients raise their own
 exceptions. ``engine_app`` may lie beside it: it is for runs that own the model.
 """
 
@@ -9,7 +9,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,74 +19,48 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from steps.serving.openai_requests import Asked, ChatAsked, CompletionAsked
 from steps.serving.replies import Speaker, TooLong
-from steps.serving.served_answers import Piece, Turns, write_answers
-from steps.serving.token_texts import Token
+from steps.serving.served_answers import Piece, Token, Turns, joined, write_answers
 
 _LOG = logging.getLogger(__name__)
-LARGEST_BODY = 2**23
-"""In bytes. A request with more cannot fit into a model's positions."""
 
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
-Result = TypeVar("Result")
 
 
 def app_of(
     speaker: Speaker,
     served: str,
-    hosts: Collection[str] = (),
+    hosts: Collection[str] = ("*",),
     turns: Turns | None = None,
     others: Collection[BaseRoute] = (),
 ) -> Starlette:
     """The interface of a model that clients call ``served``.
 
     Args:
-        hosts: the names by which clients may address this server; any if there are none.
+        hosts: the names by which clients may address this server: a page of a browser could
+            reach it by a name of its own (DNS rebinding).
         turns: those of the model, if others use it, too.
         others: further routes.
     """
     own = _Interface(speaker, served, turns or Turns(), ThreadPoolExecutor(1, "reading"))
     routes = [
-        Route("/health", own.health),
         Route("/v1/models", own.models),
         Route("/v1/models/{name:path}", own.model),
         Route("/v1/chat/completions", own.chat, methods=["POST"]),
         Route("/v1/completions", own.complete, methods=["POST"]),
         *others,
     ]
-    handlers: Any = {HTTPException: _refused, ClientDisconnect: _unheard, Exception: _failed}
-    guard = Middleware(_Guard, hosts=hosts)
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
+    handlers: Any = {HTTPException: _refused, Exception: _failed}
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
-
-
-@dataclass(frozen=True)
-class _Guard:
-    """Refuses requests that a browser sends for a page of another server. Such a page can send them
-    to this server's address, or to a name of its own that it moves here (DNS rebinding)."""
-
-    app: ASGIApp
-    hosts: Collection[str]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            known = not self.hosts or urlsplit(f"//{host}").hostname in self.hosts
-        except ValueError:
-            known = False
-        own_page = origin is None or origin.partition("://")[2] == host
-        told = f"this server is not {host!r}" if not known else f"no pages of {origin} are answered"
-        refusal = JSONResponse(_error(told, "invalid_request_error"), 403)
-        await (self.app if known and own_page else refusal)(scope, receive, send)
 
 
 class _Refused(HTTPException):
@@ -104,9 +78,6 @@ class _Interface:
     turns: Turns
     reading: ThreadPoolExecutor
 
-    async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
 
@@ -115,8 +86,7 @@ class _Interface:
         return JSONResponse(self._described())
 
     async def chat(self, request: Request) -> Response:
-        asked = await _asked(request, ChatAsked)
-        self._require_served(asked.model)
+        asked = await self._asked(request, ChatAsked)
         if not self.speaker.has_template:
             told = "the model has no chat template; it continues texts: POST /v1/completions"
             raise _Refused(400, told)
@@ -125,8 +95,7 @@ class _Interface:
         return await self._answer(request, asked, prompts)
 
     async def complete(self, request: Request) -> Response:
-        asked = await _asked(request, CompletionAsked)
-        self._require_served(asked.model)
+        asked = await self._asked(request, CompletionAsked)
         tokens_of = self.speaker.tokens_of
         prompts = await self._read(lambda: [*map(tokens_of, asked.prompts)], asked, "prompt")
         return await self._answer(request, asked, prompts)
@@ -138,6 +107,18 @@ class _Interface:
         if name != self.served:
             told = f"there is no model {name!r}; this server has {self.served!r}"
             raise _Refused(404, told, "model", "model_not_found")
+
+    async def _asked(self, request: Request, kind: type[AnyAsked]) -> AnyAsked:
+        """The request in a body, checked."""
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise _Refused(403, f"no pages of {origin} are answered")
+        try:
+            asked = kind.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise _refusal_of(error) from None
+        self._require_served(asked.model)
+        return asked
 
     async def _read(
         self, prompts: Callable[[], list[list[int]]], asked: Asked, param: str
@@ -167,10 +148,16 @@ class _Interface:
         if asked.stream:
             events = _events(pieces, head, asked, prompts)
             return StreamingResponse(events, media_type="text/event-stream")
+        told: dict[int, list[Piece]] = {}
         try:
-            whole = await _unless_left(request, _whole(pieces))
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    told.setdefault(piece.choice, []).append(piece)
+                    if await request.is_disconnected():
+                        return Response()
         except asyncio.CancelledError:
             raise _Refused(503, "the server ends before the answer does; ask again later") from None
+        whole = [*map(joined, told.values())]
         choices = [_choice(answer, asked, prompts, True) for answer in whole]
         usage = _usage(prompts, sum(len(answer.ids) for answer in whole))
         return JSONResponse({**head, "choices": choices, "usage": usage})
@@ -215,38 +202,14 @@ def completion_logprobs(piece: Piece, asked: Asked) -> dict[str, Any]:
         "tokens": [_name(token, asked) for token in piece.tokens],
         "token_logprobs": [token.logp for token in piece.tokens],
         "top_logprobs": tops if asked.likeliest else None,
-        "text_offset": [token.place for token in piece.tokens],
     }
-
-
-async def _whole(pieces: AsyncGenerator[Piece]) -> list[Piece]:
-    whole: dict[int, Piece] = {}
-    async with aclosing(pieces):
-        async for piece in pieces:
-            before = whole.get(piece.choice)
-            whole[piece.choice] = before + piece if before else piece
-    return [*whole.values()]
-
-
-async def _unless_left(request: Request, answering: Coroutine[Any, Any, Result]) -> Result:
-    """What is awaited; it ends as soon as the client leaves."""
-    answer = asyncio.create_task(answering)
-    left = asyncio.ensure_future(request.receive())  # the body is read, so nothing else can come
-    try:
-        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            raise ClientDisconnect
-        return answer.result()
-    finally:
-        answer.cancel()
-        left.cancel()
 
 
 async def _events(
     pieces: AsyncGenerator[Piece], head: dict[str, Any], asked: Asked, prompts: list[list[int]]
 ) -> AsyncIterator[str]:
     """An answer as server-sent events; its usage is the last one, if it is asked for."""
-    counted = bool(asked.stream_options and asked.stream_options.include_usage)
+    counted = bool(asked.stream_options and asked.stream_options.get("include_usage"))
     head |= {"usage": None} if counted else {}
     written, begun = 0, set[int]()
     try:
@@ -266,7 +229,7 @@ async def _events(
 
 
 def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
+    return f"data: {json.dumps(content, allow_nan=False)}\n\n"
 
 
 def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:
@@ -275,37 +238,17 @@ def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": every}
 
 
-async def _asked(request: Request, kind: type[AnyAsked]) -> AnyAsked:
-    """The request in a body, checked. One that is too large is read to its end: a client that
-    still writes when its connection closes never reads the answer."""
-    body, read = bytearray(), 0
-    async for part in request.stream():
-        read += len(part)
-        body += part if read <= LARGEST_BODY else b""
-    if read > LARGEST_BODY:
-        raise _Refused(413, f"the request has more than {LARGEST_BODY} bytes")
-    try:
-        return kind.model_validate_json(bytes(body))
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
-        # Of what a value might have been, the deepest fault says most; that it is no text, least.
-        depths = [(len(fault["loc"]), fault["type"] != "string_type") for fault in faults]
-        found = unknown[0] if unknown else faults[depths.index(max(depths))]
-        told = found["msg"].removeprefix("Value error, ")
-        told = "this server does not support it; leave it out" if unknown else told
-        param = ".".join(map(str, found["loc"])) or None
-        raise _Refused(400, f"{param}: {told}" if param else told, param) from None
+def _refusal_of(error: ValidationError) -> _Refused:
+    """Of what a value might have been, the deepest fault says most; that it is no text, least."""
+    faults = error.errors(include_url=False)
+    found = max(faults, key=lambda fault: (len(fault["loc"]), fault["type"] != "string_type"))
+    told, param = found["msg"].removeprefix("Value error, "), ".".join(map(str, found["loc"]))
+    return _Refused(400, f"{param}: {told}" if param else told, param or None)
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
     content = _error(error.detail, "invalid_request_error", error)
     return JSONResponse(content, error.status_code, error.headers)
-
-
-async def _unheard(request: Request, error: Exception) -> Response:
-    """Nobody is left to read it."""
-    return Response(status_code=400)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -4,7 +4,7 @@ A field that would change the answer, and that the server does not know, is refu
 answer without it would be wrong in silence. Types are checked strictly.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -17,44 +17,30 @@ _WITHOUT_EFFECT = {
     *("service_tier", "store", "user"),
 }
 """Fields that change no answer of this server, whatever their values."""
-_ASKS_FOR_NOTHING: dict[str, list[Any]] = {
-    "best_of": [1],
-    "function_call": ["none", "auto"],
-    "modalities": [["text"]],
-    "response_format": [{"type": "text"}],
-    "tool_choice": ["none", "auto"],
-}
-"""Values, beside empty ones, with which a field that is not supported changes no answer."""
+_ASKING_FOR_NOTHING: list[tuple[str, Any]] = [
+    *(("best_of", 1), ("modalities", ["text"]), ("response_format", {"type": "text"})),
+    *(("tool_choice", "none"), ("tool_choice", "auto")),
+]
 
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A text stands for the list of it."""
-Tokens = Annotated[list[int], Field(min_length=1)]
-Prompt = str | Tokens
+Prompt = str | Annotated[list[int], Field(min_length=1)]
 Top = Annotated[int, Field(ge=0, le=20)]
 
 
 class _Known(BaseModel):
-    """Refuses fields that it does not know, unless they ask for nothing."""
+    """Refuses fields that it does not know, unless they ask for nothing, as empty ones do."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {
-            name: value
-            for name, value in given.items()
-            if name in cls.model_fields
-            or (
-                (value and name not in _WITHOUT_EFFECT)
-                and value not in _ASKS_FOR_NOTHING.get(name, [])
-            )
-        }
+    @model_validator(mode="after")
+    def _refuse_others(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if value and name not in _WITHOUT_EFFECT and (name, value) not in _ASKING_FOR_NOTHING:
+                raise ValueError(f"{name}: this server does not support it; leave it out")
+        return self
 
 
 class _Part(_Known):
@@ -62,25 +48,15 @@ class _Part(_Known):
     text: str
 
 
-class _StreamOptions(_Known):
-    include_usage: bool | None = None
-
-
 class _Turn(_Known):
     """A message; clients send answers back, with all fields that those have."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | list[_Part] | None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> "_Turn":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message of the {self.role} needs content")
-        return self
 
     def message(self) -> Message:
         parts = self.content or ""
@@ -106,7 +82,7 @@ class Asked(_Known):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stop: Annotated[list[Text], Listed] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -134,8 +110,8 @@ class ChatAsked(Asked):
 
     most = 2**31
 
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     messages: Annotated[list[_Turn], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Top | None = None

@@ -10,7 +10,7 @@ only to huggingface_hub.
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from rich.text import Text
 
 from pipeline import TemperError
 from pipeline.base.redaction import shown
-from pipeline.base.text import clean, visible
+from pipeline.base.text import clean, cut, visible
 from pipeline.show.terminal import make_console
 from steps.serving.named_models import ADAPTERS, GGUF, WHOLE, ModelName, StoreUrl, opened
 
@@ -49,13 +49,6 @@ def push(
 
     A new repository is private unless --public is given.
     """
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        told = f"{repo!r} is no name of a repository, as in OWNER/NAME: {error}"
-        raise TemperError(told) from None
     console = make_console()
     with opened(name, store, (WHOLE, ADAPTERS, GGUF)) as model:
         files = files_of(model.folder)
@@ -85,91 +78,57 @@ def files_of(folder: Path) -> Mapping[str, Path]:
 
 
 def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) -> str:
-    """Create the repository if necessary, and upload all files in one commit; return its URL."""
+    """Create the repository if necessary, and upload all files in one commit; return its URL. The
+    snippet of the model card names the repository, so it runs anywhere."""
     from huggingface_hub import CommitOperationAdd, HfApi
+
+    from steps.export.card import HERE
 
     api = HfApi(library_name="temper")
     with _told_without_secrets():
         created = api.create_repo(repo, private=not public, exist_ok=True)
         there = api.model_info(created.repo_id)
-        is_private = bool(there.private)
-        if not public and not is_private:
-            raise TemperError(f"everybody can read {repo}; add --public to upload to it")
-        if public and is_private:
-            raise TemperError(
-                f"{repo} is private already, which --public does not change: leave it out, or "
-                "change the repository's settings on the Hub"
-            )
-        _require_own(repo, files, (file.rfilename for file in there.siblings or ()))
-        sent = {**files, **_card_of(repo, files)}
+        if public == bool(there.private):
+            is_there = "is private already" if public else "can be read by everybody"
+            remedy = "leave --public out" if public else "add --public"
+            raise TemperError(f"{repo} {is_there}; {remedy} to upload to it")
+        _require_own(repo, files, [file.rfilename for file in there.siblings or ()])
+        sent: dict[str, Path | bytes] = {**files}
+        if CARD in files:
+            own = f"model = {json.dumps(repo)}".encode()
+            sent[CARD] = files[CARD].read_bytes().replace(HERE.encode(), own)
         additions = [CommitOperationAdd(name, content) for name, content in sent.items()]
         return api.create_commit(created.repo_id, additions, commit_message=message).commit_url
 
 
-def _require_own(repo: str, files: Mapping[str, Path], there: Iterable[str]) -> None:
+def _require_own(repo: str, files: Mapping[str, Path], there: Sequence[str]) -> None:
     """Raise TemperError if a repository has files of another model that would be read with this
     one, as after a model in more shards. A GGUF file is read alone."""
-    if not {WHOLE, ADAPTERS} & files.keys():
-        return
-    if others := sorted(name for name in there if name not in files and _READ_WITH.fullmatch(name)):
-        more = f" and {len(others) - 1} more" if others[1:] else ""
+    others = sorted(name for name in there if name not in files and _READ_WITH.fullmatch(name))
+    if others and {WHOLE, ADAPTERS} & files.keys():
         raise TemperError(
-            f"{repo} has {others[0]}{more} of another model, which would be read with this one; "
-            "name another repository, or first run: hf repos delete-files "
-            + shlex.join([repo, *others])
+            f"{repo} has files of another model, which would be read with this one; name another "
+            f"repository, or first run: hf repos delete-files {shlex.join([repo, *others])}"
         )
-
-
-def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
-    """The model card with the repository's name in its snippet, so the snippet runs anywhere."""
-    from steps.export.card import HERE
-
-    if CARD not in files:
-        return {}
-    text = files[CARD].read_bytes()
-    return {CARD: text.replace(HERE.encode(), f"model = {json.dumps(repo)}".encode())}
 
 
 @contextmanager
 def _told_without_secrets() -> Iterator[None]:
     """Turn errors of the Hub or the network into one line without secrets."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub import constants, get_token
 
     try:
         yield
     except TemperError:
         raise
-    except LocalTokenNotFoundError as error:
-        raise TemperError("no token of a Hub is known; run: hf auth login") from error
-    except HfHubHTTPError as error:
-        raise TemperError(_refusal(error.response.status_code, error.server_message)) from None
     except Exception as error:  # versions use different HTTP libraries; tracebacks have headers
-        reason = _safe(str(error.__cause__ or error)) or type(error).__name__
-        told = f"the upload to {constants.ENDPOINT} failed: {reason}"
-        raise TemperError(f"{told}; run it again to go on") from None
-
-
-def _refusal(status: int, told: str | None) -> str:
-    """What an answer of the Hub with an error's status means, and what to do."""
-    from huggingface_hub import get_token
-
-    if not told or told.lstrip().startswith("<"):  # a page of a server before the Hub
-        told = f"it answered with status {status}"
-    advice = ""
-    if status in (401, 403):
-        advice = "; check the token: hf auth whoami" if get_token() else "; log in: hf auth login"
-    elif status in (408, 409, 429) or status >= 500:
-        advice = "; run it again later"
-    return f"the Hub refused: {_safe(told).rstrip('.')}{advice}"
-
-
-def _safe(told: str) -> str:
-    """The text of a server's or library's error, without secrets."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    return shown(told.replace(token, "…") if token else told)
+        said = str(getattr(error, "server_message", "") or error.__cause__ or error)
+        said, token = cut(visible(said)) or type(error).__name__, get_token()
+        said = shown(said.replace(token, "…") if token else said)
+        raise TemperError(
+            f"the upload to {constants.ENDPOINT} failed: {said.rstrip('.')}; see who is logged in "
+            "(hf auth whoami), or run it again to go on"
+        ) from None
 
 
 def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) -> None:
@@ -179,9 +138,8 @@ def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) 
     table.add_column()
     table.add_column(justify="right")
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    for name, size in sizes.items():
+    for name, size in {**sizes, "in all": sum(sizes.values())}.items():
         table.add_row(Text(visible(name)), decimal(size))
-    table.add_row(Text("in all", "bold"), decimal(sum(sizes.values())))
     who = "for everybody to read" if public else "private, if it is new"
     console.print(Text(f"to {ENDPOINT}/{repo} ({who}):", "bold"), soft_wrap=True)
     console.print(table)
@@ -189,7 +147,6 @@ def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) 
         line = f"there is no model card ({CARD}): export_hf writes that of a language model"
         console.print(Text(line, "yellow"))
         return
-    lines = files[CARD].read_text(encoding="utf-8", errors="replace").splitlines()
-    console.print(Text(f"\n{CARD}", "bold"))
-    for line in lines[:_CARD_LINES_SHOWN]:
+    card = files[CARD].read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in [CARD, *card[:_CARD_LINES_SHOWN]]:
         console.print(Text(clean(line)), soft_wrap=True)

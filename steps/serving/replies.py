@@ -7,51 +7,36 @@ a chat template continues plain text. Decoding settings that a model ships with 
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 from steps.data.tokens.rendering import Chat, load_bare_tokenizer, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
-from steps.generation.alone import AloneEngine, Hear
+from steps.generation.alone import AloneEngine
 from steps.generation.config import SamplingConfig
-from steps.generation.sampling import end_tokens, make_requests
+from steps.generation.sampling import decoded, end_tokens, make_requests
 from steps.models.config import Dtype
 from steps.models.folders import evaluating, language_model_of, load_as
 from steps.models.positions import forget_lengths
-from steps.serving.token_texts import Pieces
 from steps.shared.matmul import is_by_onednn
 
-OnPiece = Callable[[str], None]
-"""Called after each token with the text that is new; it is empty after a part of a character."""
+Hear = Callable[[str, tuple[int, Tensor] | None], None]
+"""Called for each token with the text that is new, which is empty after a part of a character, and
+with the token and the logits [V] from which it was drawn; at the end with the text held back."""
 
 
 class Enough(Exception):
-    """Raised by an `OnPiece` to end an answer."""
+    """Raised by a `Hear` to end an answer."""
 
 
 class TooLong(ValueError):
     """A prompt leaves no room for an answer."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a model has written.
-
-    Attributes:
-        ids: its tokens, with the one that ends the answer.
-        ended: whether the model ended the answer itself.
-    """
-
-    text: str
-    ids: list[int]
-    ended: bool
 
 
 class Speaker:
@@ -81,18 +66,9 @@ class Speaker:
         if missing:
             raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
         self._ends = end_tokens(self.model, self.tokenizer)
-        if alone:
-            _multiply_single_rows_by_pytorch(self.model)
-
-    def answer(
-        self, messages: Sequence[Message], drawing: SamplingConfig, on_piece: OnPiece
-    ) -> str:
-        """The model's next message in a conversation; raises what `prompt_of` and `write` raise."""
-        return self.write(self.prompt_of(messages), drawing, on_piece).text
-
-    def go_on(self, text: str, drawing: SamplingConfig, on_piece: OnPiece) -> str:
-        """The model's continuation of a text; raises what `write` raises."""
-        return self.write(self.tokens_of(text), drawing, on_piece, continues=True).text
+        for layer in self.model.modules() if alone else ():
+            if is_by_onednn(layer):  # which takes up to twice the time for one row, as of a token
+                del layer.forward
 
     def prompt_of(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model writes its next message.
@@ -114,45 +90,30 @@ class Speaker:
         return prompt
 
     def write(
-        self,
-        ids: Sequence[int],
-        drawing: SamplingConfig,
-        on_piece: OnPiece,
-        on_token: Hear | None = None,
-        continues: bool = False,
-    ) -> Written:
-        """What the model writes after these tokens.
+        self, ids: Sequence[int], drawing: SamplingConfig, hear: Hear, continues: bool = False
+    ) -> bool:
+        """Write after these tokens; return whether the model ended its answer itself.
 
         If it continues their text, it keeps the space before its first word; tokenizers like
         Llama 2's remove that space at the beginning of a text.
 
-        Args:
-            on_token: called with each token, before the piece that is known with it.
-
         Raises ValueError if there are no tokens, or more than the model has positions for.
         """
-        written, texts = list[int](), list[str]()
-        pieces = Pieces(self.tokenizer, ids if continues else ())
+        pieces, drawn = Pieces(self.tokenizer, ids if continues else ()), [-1]
 
-        def pass_on(piece: str) -> None:
-            texts.append(piece)
-            on_piece(piece)
-
-        def hear(token: int, logits: Tensor) -> None:
-            written.append(token)
-            if on_token is not None:
-                on_token(token, logits)
-            pass_on(pieces.add(token))
+        def hear_token(token: int, logits: Tensor) -> None:
+            drawn[0] = token
+            hear(pieces.add(token), (token, logits))
 
         most = min(drawing.max_new_tokens, self.room_after(ids))
         (request,) = make_requests([("", ids)], replace(drawing, max_new_tokens=most), self._ends)
         try:
             with suppress(Enough):
-                AloneEngine(self.model, "").write(request, hear)
-                pass_on(pieces.end())
+                AloneEngine(self.model, "").write(request, hear_token)
+                hear(pieces.end(), None)
         except FloatingPointError as error:
             raise ValueError("the model's logits are not numbers; look at its training") from error
-        return Written("".join(texts), written, bool(written) and written[-1] in self._ends)
+        return drawn[0] in self._ends
 
     @torch.no_grad()
     def logits_of(self, ids: Sequence[int]) -> Tensor:
@@ -174,14 +135,29 @@ class Speaker:
         return most - len(ids)
 
 
-def _multiply_single_rows_by_pytorch(model: nn.Module) -> None:
-    """Let PyTorch compute the products of one row, of which an answer needs several for each of its
-    tokens: there oneDNN takes up to twice the time."""
-    for layer in model.modules():
-        if is_by_onednn(layer):
-            layer.forward = partial(_product, layer, layer.forward)
+class Pieces:
+    """The text of tokens, piece by piece. A piece that later tokens may change is held back.
 
+    Args:
+        before: tokens before the first one.
+    """
 
-def _product(layer: nn.Module, by_onednn: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    is_single = rows.numel() == rows.shape[-1]
-    return type(layer).forward(layer, rows) if is_single else by_onednn(rows)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = ()) -> None:
+        self._tokenizer, self._before = tokenizer, list(before)
+        self._held: list[int] = []
+
+    def add(self, token: int) -> str:
+        """The text that is known with this token."""
+        self._held.append(token)
+        piece = self.end()
+        # There may be a byte of a character before a token without text.
+        if piece.endswith("\ufffd") or not decoded(self._tokenizer, [token]):
+            return ""
+        if piece:
+            self._before, self._held = self._held, []
+        return piece
+
+    def end(self) -> str:
+        """What is held back, after the last token."""
+        whole = decoded(self._tokenizer, [*self._before, *self._held])
+        return whole[len(decoded(self._tokenizer, self._before)) :]

@@ -5,10 +5,7 @@ model answers in this process (:mod:`steps.serving.openai_app`). By default a se
 this machine, because neither server authenticates its clients.
 """
 
-import asyncio
-import errno
 import json
-import logging
 import os
 import shlex
 import signal
@@ -26,7 +23,7 @@ from typing import Annotated
 import typer
 
 from pipeline import TemperError
-from pipeline.base.extras import how_to_install
+from pipeline.base.extras import require_installed
 from steps.models.config import Dtype
 from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened, told_as_errors
 
@@ -61,7 +58,7 @@ def serve(
 
     Prints the address and an example. Ctrl-C ends it.
     """
-    through = through or (Server.transformers if _missing(Server.vllm) else Server.vllm)
+    through = through or (Server.vllm if find_spec("vllm") else Server.transformers)
     with opened_to_serve(name, store, host, port, through) as (model, taken):
         if through is Server.transformers:
             serve_here(model, taken, None, None, 1)
@@ -99,21 +96,15 @@ def serve_here(
         drawing = SlotEngine(speaker.model, model_digest(model.folder), slots)
         others.append(engine_app(drawing, token, turns))
     host, port, *_ = taken.getsockname()
-    own_names = [*dict.fromkeys([host, LOOPBACK, "localhost", "::1"])]
-    hosts = own_names if ip_address(host).is_loopback else []
+    own_names = [host, f"[{host}]", LOOPBACK, "localhost", "[::1]"]
+    hosts = own_names if ip_address(host).is_loopback else ["*"]
     app = app_of(speaker, _served(model), hosts, turns, others)
+    # what uvicorn itself would log as an error are the answers that the end of the server cuts off
     settings = uvicorn.Config(
-        app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=3
+        app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=3
     )
-    logging.getLogger("uvicorn.error").addFilter(_is_no_end)
-    taken.listen()  # from here on clients wait until they are answered
     print(_ready(model, host, port, Server.transformers), flush=True)
     uvicorn.Server(settings).run(sockets=[taken])
-
-
-def _is_no_end(record: logging.LogRecord) -> bool:
-    """Whether a log's record is no traceback of an answer that the end of the server cuts off."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def vllm_command(folder: Path, served: str, host: str, port: int) -> Sequence[str]:
@@ -124,7 +115,7 @@ def vllm_command(folder: Path, served: str, host: str, port: int) -> Sequence[st
 
 def _served(model: NamedModel) -> str:
     """The model's name for clients."""
-    return model.name if model.is_artifact else model.folder.resolve().name or "model"
+    return model.name if model.committed is not None else model.folder.resolve().name or "model"
 
 
 def _ready(model: NamedModel, host: str, port: int, through: Server) -> str:
@@ -138,10 +129,6 @@ def _ready(model: NamedModel, host: str, port: int, through: Server) -> str:
     )
 
 
-def _missing(server: Server) -> list[str]:
-    return [module for module in _NEEDED[server] if find_spec(module) is None]
-
-
 @contextmanager
 def opened_to_serve(
     name: str, store: str, host: str, port: int, through: Server
@@ -149,26 +136,18 @@ def opened_to_serve(
     """The model, and a socket that has the address: with a port that another server has, this one
     would seem to be ready when the other is. SIGTERM and Ctrl-C end the block as exceptions, so
     what it has started ends too."""
-    if missing := _missing(through):
-        raise TemperError(
-            f"the server of {through} needs {', '.join(missing)}: {how_to_install(missing[0])}"
-        )
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            taken.bind((host, port))
-        except OSError as error:
-            is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            raise TemperError(
-                f"cannot listen on {host}:{port} ({error.strerror or error}); choose another "
-                f"{'--host' if is_host else '--port'}"
-            ) from error
-        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        try:
-            with opened(name, store) as model:
-                model.require_whole()
-                yield model, taken
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    require_installed(_NEEDED[through], f"the server of {through}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        taken = socket.create_server((host, port), family=family)
+    except OSError as error:
+        told = f"cannot listen on {host}:{port} ({error.strerror or error})"
+        raise TemperError(f"{told}; choose another --host or --port") from error
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with taken, opened(name, store) as model:
+            yield model, taken
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,18 +1,21 @@
 """``temper chat``: what it answers, beside whom, and what it says where it cannot."""
 
 import contextlib
+import io
 import os
 import pty
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import typer
 from rank_processes import start_command
-from tokenizers import Tokenizer, decoders, models
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from rich.console import Console
+from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 from waiting import HANGS_SECONDS, wait_until
 
@@ -27,10 +30,9 @@ from steps.generation.config import SamplingConfig
 from steps.generation.sampling import decoded, end_tokens, make_requests, sample
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
-from steps.serving.chatting import chat
+from steps.serving.chatting import _answer, _Talk, chat
 from steps.serving.named_models import opened
 from steps.serving.replies import Speaker
-from steps.serving.token_texts import Pieces
 from steps.shared import matmul
 
 PROMPT = "What is 1 + 2?"
@@ -44,7 +46,20 @@ def speaker(chat_model: Path) -> Speaker:
 def ask(speaker: Speaker, prompt: str = PROMPT, **drawing: float) -> str:
     question: Message = {"role": "user", "content": prompt}
     settings = SamplingConfig(**{"max_new_tokens": 12, **drawing})  # type: ignore[arg-type]
-    return speaker.answer([question], settings, lambda piece: None)
+    return written(speaker, speaker.prompt_of([question]), settings)[0]
+
+
+def written(
+    speaker: Speaker, ids: list[int], drawing: SamplingConfig, continues: bool = False
+) -> tuple[str, list[int]]:
+    pieces, drawn = [], list[int]()
+
+    def hear(piece: str, token: Any) -> None:
+        pieces.append(piece)
+        drawn.extend([token[0]] if token else [])
+
+    speaker.write(ids, drawing, hear, continues)
+    return "".join(pieces), drawn
 
 
 def call(*arguments: str, stdin: str = "") -> str:
@@ -55,17 +70,6 @@ def call(*arguments: str, stdin: str = "") -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def test_no_prompt_and_a_gguf_file_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.touch()
-    with pytest.raises(TemperError, match="the prompt is empty"):
-        call(str(file), "--prompt", " ")
-    with pytest.raises(TemperError, match="standard input has no prompt"):
-        call(str(tmp_path), stdin=" \n")
-    with pytest.raises(TemperError, match=r"run it with llama\.cpp or Ollama"):
-        call(str(file), "--prompt", PROMPT)
 
 
 def test_the_likeliest_answer_is_what_sampling_in_steps_gives(
@@ -92,40 +96,8 @@ def test_the_tokens_of_an_answer_cost_no_product_that_suits_many_rows_only(
 
     monkeypatch.setattr(matmul, "_product", noting)
     prompt = speaker.prompt_of([{"role": "user", "content": PROMPT}])
-    assert len(speaker.write(prompt, SamplingConfig(4), lambda piece: None).ids) > 1
-    assert {*rows_of} <= {len(prompt)}  # only the prompt's; none without oneDNN
-
-
-@pytest.mark.parametrize(
-    ("before", "names", "expected"),
-    [
-        ("", "▁a <0x41> <s> <0xE4> ▁a", "a||||\ufffd\ufffd a|"),
-        ("", "▁ ▁a <0x41> <0xC3> <0xA9> ▁a", "| a||||Aé a|"),
-        ("", "▁a <0x41> <0xE4>", "a|||\ufffd\ufffd"),
-        ("<s> ▁a", "▁a <s> ▁a", " a|| a|"),
-    ],
-)
-def test_pieces_are_the_text_of_all_tokens_and_each_token_is_heard(
-    before: str, names: str, expected: str
-) -> None:
-    """With a tokenizer like Llama 2's."""
-    words = ["<s>", "<unk>", "▁", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
-    bare = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, [], unk_token="<unk>"))
-    bare.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<s>")
-    pieces = Pieces(tokenizer, [words.index(name) for name in before.split()])
-    ids = [words.index(name) for name in names.split()]
-    heard = [*map(pieces.add, ids), pieces.end()]
-    assert heard == expected.split("|")
-    if not before:
-        assert "".join(heard) == decoded(tokenizer, ids)
+    assert len(written(speaker, prompt, SamplingConfig(4))[1]) > 1
+    assert not rows_of
 
 
 def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
@@ -143,7 +115,7 @@ def test_an_answer_is_drawn_as_a_completion_is(speaker: Speaker) -> None:
     ends = end_tokens(speaker.model, speaker.tokenizer)
     requests = make_requests([("", ids)], drawing, ends)
     (done,) = SlotEngine(speaker.model, "").sample(requests, "")
-    assert speaker.write(ids, drawing, lambda piece: None).ids == list(done.ids)
+    assert written(speaker, ids, drawing)[1] == list(done.ids)
 
 
 def test_an_answer_ends_where_the_model_has_no_more_positions(speaker: Speaker) -> None:
@@ -169,7 +141,8 @@ def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: P
     base = shutil.copytree(chat_model, tmp_path / "base")
     (base / "chat_template.jinja").unlink()
     plain = Speaker(base)
-    expected = plain.go_on("What is", SamplingConfig(max_new_tokens=12), lambda piece: None)
+    ids = plain.tokens_of("What is")
+    expected, _ = written(plain, ids, SamplingConfig(max_new_tokens=12), continues=True)
     assert call(str(base), "-p", "What is") == f"{expected}\n"
     with pytest.raises(TemperError, match="has no chat template, so it takes no --system"):
         call(str(base), "-p", "What is", "--system", "Be brief.")
@@ -178,6 +151,16 @@ def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: P
 def test_a_system_message_is_part_of_the_conversation(chat_model: Path) -> None:
     told = call(str(chat_model), "-p", PROMPT, "--system", "What is 9 + 9?")
     assert told != call(str(chat_model), "-p", PROMPT)
+
+
+def test_a_prompt_that_is_too_long_is_told_in_a_conversation(
+    chat_model: Path, speaker: Speaker
+) -> None:
+    with opened(str(chat_model), "store") as model:
+        talk, seen = _Talk(model, speaker, SamplingConfig(4), None), io.StringIO()
+        _answer(Console(file=seen, width=200), [talk], "1 " * 96)
+    assert "and the model takes 96)" in seen.getvalue()
+    assert talk.messages == []
 
 
 def experiment_of(store: Store) -> str:
@@ -207,64 +190,63 @@ def test_data_that_is_gone_or_short_is_refused(trained: Store, tmp_path: Path) -
         call("handed_over", "-p", PROMPT, "--store", store.url)
 
 
-@pytest.mark.parametrize(
-    ("file", "told"),
-    [
-        ("adapter_config.json", "holds adapters without their base"),
-        ("model.gguf", "holds a GGUF file; run it with llama.cpp"),
-        ("notes.txt", r"is no model: it has no config.json"),
-    ],
-)
-def test_a_folder_that_cannot_be_talked_with_says_why(file: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / file).write_text("{}")
-    with pytest.raises(TemperError, match=told):
-        call(str(tmp_path), "-p", PROMPT)
-
-
-@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere"])
-def test_a_path_that_is_not_there_is_taken_for_no_name(name: str) -> None:
-    with pytest.raises(TemperError, match=f"there is no folder {name}"):
-        call(name, "-p", PROMPT)
-
-
-def test_a_refused_setting_of_generation_is_told_with_its_folder(
-    chat_model: Path, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(chat_model, tmp_path / "greedy")
-    (copy / "generation_config.json").write_text('{"num_return_sequences": 3}')
-    with pytest.raises(ValueError, match=r"cannot load the model of .*greedy: .*num_return_seq"):
-        Speaker(copy)
-
-
-def test_a_reward_model_is_no_language_model(chat_model: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(chat_model, tmp_path / "reward"))
-    body = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
-    body.save_pretrained(folder)
-    with pytest.raises(TemperError, match=r"lacks lm_head.weight: it is no language model"):
-        call(str(folder), "-p", PROMPT)
-
-
-def test_a_model_that_is_cut_off_is_refused_before_it_is_loaded(
-    chat_model: Path, tmp_path: Path
-) -> None:
-    cut = shutil.copytree(chat_model, tmp_path / "cut")
-    with (cut / "model.safetensors").open("r+b") as weights:
+def cut_off(model: Path) -> None:
+    with (model / "model.safetensors").open("r+b") as weights:
         weights.truncate(1000)
-    with pytest.raises(TemperError, match=r"cut cannot be used: it has a model.safetensors that"):
-        call(str(cut), "-p", PROMPT)
 
 
-def test_a_prompt_that_is_no_text_is_refused(chat_model: Path) -> None:
-    with pytest.raises(TemperError, match="the prompt is no text in UTF-8"):
-        call(str(chat_model), "-p", "caf\udce9")
+def rewarding(model: Path) -> None:
+    body = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    body.save_pretrained(model)
 
 
-def test_settings_that_cannot_be_are_refused_before_a_model_is_looked_for() -> None:
-    with pytest.raises(TemperError, match="top_p must be above 0"):
-        call("no-model", "-p", PROMPT, "--top-p", "0", "--temperature", "1")
-    for option in (["--top-p", "0.9"], ["--top-k", "20"], ["--min-p", "0.1"]):
-        with pytest.raises(TemperError, match="at temperature 0 the likeliest token is taken"):
-            call("no-model", "-p", PROMPT, *option)
+def greedy(model: Path) -> None:
+    (model / "generation_config.json").write_text('{"num_return_sequences": 3}')
+
+
+def holding(*files: str) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        shutil.rmtree(model)
+        model.mkdir()
+        for file in files:
+            (model / file).write_text("{}")
+
+    return change
+
+
+def nothing(model: Path) -> None: ...
+
+
+MISTAKES: list[tuple[Callable[[Path], None], list[str], str]] = [
+    (nothing, ["model", "-p", " "], "the prompt is empty"),
+    (nothing, ["model"], "the prompt is empty"),
+    (nothing, ["model", "-p", "caf\udce9"], "codec can't encode character"),
+    (nothing, ["no-model", "-p", "a", "--top-p", "0", "--temperature", "1"], "top_p must be above"),
+    (nothing, ["no-model", "-p", "a", "--min-p", "0.1"], "at temperature 0 the likeliest token is"),
+    (nothing, ["/nowhere/model", "-p", "a"], "there is no folder /nowhere/model"),
+    (holding("a.gguf"), ["model/a.gguf", "-p", "a"], r"a GGUF file runs in llama\.cpp"),
+    (holding("a.gguf"), ["model", "-p", "a"], r"a GGUF file runs in llama\.cpp"),
+    (holding("adapter_config.json"), ["model", "-p", "a"], "adapters alone must be merged"),
+    (holding("notes.txt"), ["model", "-p", "a"], r"is no model: it has no config\.json"),
+    (cut_off, ["model", "-p", "a"], r"model cannot be used: it has a model\.safetensors that"),
+    (rewarding, ["model", "-p", "a"], r"lacks lm_head\.weight: it is no language model"),
+    (greedy, ["model", "-p", "a"], "cannot load the model of model: .*num_return_seq"),
+]
+
+
+@pytest.mark.parametrize(("change", "words", "told"), MISTAKES)
+def test_a_mistake_is_one_sentence(
+    change: Callable[[Path], None],
+    words: list[str],
+    told: str,
+    chat_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    change(Path(shutil.copytree(chat_model, "model")))
+    with pytest.raises(TemperError, match=told):
+        call(*words, stdin=" \n")
 
 
 class Terminal:

@@ -14,7 +14,6 @@ from huggingface_hub.utils import disable_progress_bars
 from places import REPOSITORY
 
 from steps.export.card import HERE
-from steps.serving.push import _refusal
 
 CARD = f"---\nlibrary_name: transformers\n---\n# A model\n\n```python\n{HERE}\n```\n"
 
@@ -112,11 +111,11 @@ def test_a_repository_that_everybody_can_read_is_not_written_to_unasked(
 ) -> None:
     hub.repositories["me/open"] = Repository(private=False)
     done = push(folder, hub.url, "me/open", "--yes")
-    assert done.error == "error: everybody can read me/open; add --public to upload to it"
+    assert "me/open can be read by everybody; add --public to upload to it" in done.error
     assert not hub.repositories["me/open"].files
     hub.repositories["me/closed"] = Repository(private=True)
     done = push(folder, hub.url, "me/closed", "--yes", "--public")
-    assert done.error.startswith("error: me/closed is private already, which --public does not")
+    assert "me/closed is private already; leave --public out" in done.error
     assert not hub.repositories["me/closed"].files
     done = push(folder, hub.url, "me/open", "--yes", "--public")
     assert done.status == 0, done.err
@@ -158,9 +157,10 @@ def test_a_repository_whose_files_would_be_read_with_the_model_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "token", "told"),
     [
-        (["somebody-else/model"], TOKEN, "the Hub refused: You don't have the rights"),
-        (["me/model"], "hf_anotherTokenThatIsWrong", "check the token: hf auth whoami"),
-        (["me/model"], None, "log in: hf auth login"),
+        (["somebody-else/model"], TOKEN, "You don't have the rights"),
+        (["me/model"], "hf_anotherTokenThatIsWrong", "hf auth whoami"),
+        (["not a name"], TOKEN, "not a name"),
+        (["me/model"], None, "hf auth"),
     ],
 )
 def test_what_a_hub_refuses_is_one_line_without_the_token(
@@ -169,22 +169,6 @@ def test_what_a_hub_refuses_is_one_line_without_the_token(
     done = push(folder, hub.url, *arguments, "--yes", token=token)
     assert told in done.error
     assert token is None or token not in done.out + done.err
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "told"),
-    [
-        (429, "Too many requests.", "the Hub refused: Too many requests; run it again later"),
-        (502, "<html>Bad gateway</html>", "it answered with status 502; run it again"),
-        (409, "another commit came first", "another commit came first; run it again"),
-        (413, "larger than 50 GB", "the Hub refused: larger than 50 GB"),
-    ],
-)
-def test_what_passes_by_itself_is_told_to_be_run_again(
-    status: int, message: str, told: str
-) -> None:
-    assert told in _refusal(status, message)
-    assert ("again" in _refusal(status, message)) == (status != 413)
 
 
 def test_a_server_that_repeats_the_token_is_not_repeated(folder: Path, hub: Hub) -> None:
@@ -224,8 +208,3 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, hub: Hub) -> None:
     done = push(tmp_path / "empty", hub.url, "me/model", "--yes")
     assert "is no model: it has no config.json or adapter_config.json or *.gguf" in done.error
     assert not hub.requests
-
-
-def test_a_name_that_is_no_repository_is_refused_at_once(folder: Path) -> None:
-    done = push(folder, "http://127.0.0.1:9", "not a name")
-    assert "'not a name' is no name of a repository" in done.error

@@ -27,7 +27,6 @@ from pipeline import TemperError
 from steps.data.rows.rows import Message
 from steps.generation.config import SamplingConfig
 from steps.serving.engine_process import engine
-from steps.serving.openai_app import LARGEST_BODY
 from steps.serving.replies import Speaker
 from steps.serving.serve import LOOPBACK, Server, serve, vllm_command
 
@@ -50,7 +49,7 @@ def test_vllm_is_told_of_one_model_and_listens_on_this_machine_alone() -> None:
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_a_server_that_is_not_installed_is_named_with_its_remedy() -> None:
-    with pytest.raises(TemperError, match="the server of vllm needs vllm: pip install vllm"):
+    with pytest.raises(TemperError, match="vllm, which is not installed: pip install vllm"):
         serve("model", through=Server.vllm)
 
 
@@ -59,8 +58,8 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_starts() -> No
         other.bind((LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        for host, fault in ((LOOPBACK, "--port"), ("256.1.1.1", "--host"), ("192.0.2.1", "--host")):
-            with pytest.raises(TemperError, match=rf"cannot listen on {host}:{port} .*{fault}"):
+        for host in (LOOPBACK, "256.1.1.1", "192.0.2.1"):
+            with pytest.raises(TemperError, match=f"cannot listen on {host}:{port} .*--port"):
                 serve("model", host=host, port=port, through=Server.transformers)
 
 
@@ -120,7 +119,11 @@ def test_openai_s_client_is_answered_as_temper_chat_answers(
     (model,) = served.models.list()
     assert model.id == "model"
     choice = ask(served).choices[0]
-    expected = Speaker(chat_model).answer(QUESTION, SamplingConfig(24), lambda piece: None)
+    speaker, said = Speaker(chat_model), list[str]()
+    speaker.write(
+        speaker.prompt_of(QUESTION), SamplingConfig(24), lambda piece, _: said.append(piece)
+    )
+    expected = "".join(said)
     assert (choice.message.content, choice.finish_reason) == (expected, "length")
     events = list(ask(served, stream=True, stream_options={"include_usage": True}))
     assert "".join(e.choices[0].delta.content for e in events[:-1]) == expected
@@ -150,31 +153,36 @@ def test_openai_s_client_is_answered_as_temper_chat_answers(
         assert ask(served, messages=[*QUESTION, fields, *QUESTION], max_tokens=1).choices
 
 
-ODD: dict[str, tuple[dict[str, Any], str]] = {
-    "another model": ({"model": "gpt-4"}, "this server has 'model'"),
-    "no messages": ({"messages": []}, "messages"),
-    "no content": ({"messages": [{"role": "user"}]}, "needs content"),
-    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'text'"),
-    "a temperature below 0": ({"temperature": -1}, "temperature"),
-    "a text for a number": ({"max_tokens": "5"}, "max_tokens"),
-    "an empty stop text": ({"stop": ""}, "stop"),
-    "what it does not support": ({"tools": [{}]}, "tools: this server does not support it"),
-    "what nobody knows": ({"extra_body": {"a field": 1}, "stop": [""]}, "field: this server"),
-    "what nobody knows in a message": (
-        {"messages": [{**QUESTION[0], "thoughts": "none"}]}, "messages.0.thoughts",
-    ),
-    "too long a prompt": (
-        {"messages": [{"role": "user", "content": "1 " * 99}], "stream": True}, "model takes 96",
-    ),
-}  # fmt: skip
+LONG = [{"role": "user", "content": "1 " * 99}]
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"model": "gpt-4"}, "this server has 'model'"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user"}]}, "content: Field required"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'text'"),
+    ({"messages": [{**QUESTION[0], "thoughts": "none"}]}, "messages.0: thoughts: this server"),
+    ({"messages": LONG, "stream": True}, "model takes 96"),
+    ({"temperature": -1}, "temperature"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"tools": [{}]}, "tools: this server does not support it"),
+    ({"extra_body": {"a field": 1}}, "a field: this server"),
+    ({"prompt": [[10**6]]}, "the model has tokens from 0 to"),
+    ({"prompt": [-1]}, "none -1"),
+    ({"prompt": []}, "at least 1 item"),
+    ({"prompt": [[1], "a", 2]}, "prompt.*valid"),
+    ({"prompt": "1 +", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": [1] * 97, "max_tokens": 0}, "takes 96"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("odd", ODD)
-def test_an_odd_request_is_refused_as_openai_would(odd: str, served: OpenAI) -> None:
-    fields, told = ODD[odd]
-    with pytest.raises(BadRequestError if odd != "another model" else NotFoundError, match=told):
-        ask(served, **fields)
+def test_an_odd_request_is_refused_as_openai_would(served: OpenAI) -> None:
+    for fields, told in ODD:
+        with pytest.raises(NotFoundError if "model" in fields else BadRequestError, match=told):
+            complete(served, **fields) if "prompt" in fields else ask(served, **fields)
+    with pytest.raises(BadRequestError) as refused:
+        ask(served, messages=LONG)
+    assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.slow
@@ -186,9 +194,6 @@ def test_a_broken_request_gets_an_error_object_and_a_cut_one_harms_nobody(served
         ("POST", "/v1/completions", odd, {}, 400),
         ("GET", "/v1/chat/completions", None, {}, 405),
         ("POST", "/v1/embeddings", b"{}", {}, 404),
-        ("POST", "/v1/completions", b" " * (LARGEST_BODY + 1), {}, 413),
-        ("POST", "/v1/completions", odd, {"Host": "example.com"}, 403),
-        ("POST", "/v1/completions", odd, {"Host": "[::1"}, 403),
         ("POST", "/v1/completions", odd, {"Origin": "http://example.com"}, 403),
         ("POST", "/v1/completions", odd, {"Host": "[::1]:1", "Origin": "http://[::1]:1"}, 400),
     ):
@@ -196,22 +201,21 @@ def test_a_broken_request_gets_an_error_object_and_a_cut_one_harms_nobody(served
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             assert (answer.status, bool(json.load(answer)["error"]["message"])) == (status, True)
+    for name in ("example.com", "[::1"):  # a page may move a name of its own to this address
+        with closing(HTTPConnection(str(host), port, timeout=60)) as connection:
+            connection.request("POST", "/v1/completions", odd, {"Host": name})
+            assert connection.getresponse().read() == b"Invalid host header"
     with ask(served, stream=True, max_tokens=90) as cut:
         next(iter(cut))
     assert ask(served).choices
 
 
 @pytest.mark.slow
-def test_fields_that_ask_for_nothing_are_taken_and_overlong_prompts_have_openai_s_code(
-    served: OpenAI,
-) -> None:
+def test_fields_that_ask_for_nothing_are_taken(served: OpenAI) -> None:
     hints = {"modalities": ["text"], "prompt_cache_key": "a", "safety_identifier": "b"}
     assert ask(served, **hints).choices
     (first, *_) = ask(served, stream=True, stream_options={"include_usage": True})
     assert first.model_dump(exclude_unset=True)["usage"] is None
-    with pytest.raises(BadRequestError) as refused:
-        ask(served, messages=[{"role": "user", "content": "1 " * 99}])
-    assert refused.value.code == "context_length_exceeded"
 
 
 def complete(client: OpenAI, prompt: Any, **fields: Any) -> Any:
@@ -241,10 +245,8 @@ def test_a_prompt_may_be_token_ids_and_is_scored_where_it_is_echoed(
         assert max(likeliest.values()) == pytest.approx(row.max().item(), abs=1e-5)
         assert 3 <= len(likeliest) <= 4
     assert "".join(scored.logprobs.tokens) == scored.text == tokenizer.decode(ids)
-    assert scored.logprobs.text_offset[-1] == len(scored.text) - len(scored.logprobs.tokens[-1])
 
     (drawn,) = complete(served, [ids], max_tokens=4, logprobs=0).choices
-    assert drawn.logprobs.text_offset[0] == len(scored.text)  # as where the prompt is echoed
     assert len(drawn.logprobs.token_logprobs) == 4
     assert drawn.logprobs.top_logprobs is None
     assert all(logp < 0 for logp in drawn.logprobs.token_logprobs)
@@ -282,25 +284,6 @@ def test_the_logprobs_of_a_chat_and_of_a_stream_are_those_of_the_tokens(
     assert (
         AutoTokenizer.from_pretrained(chat_model).decode(ids, skip_special_tokens=True) == more.text
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("prompt", "fields", "told"),
-    [
-        ([[10**6]], {}, "the model has tokens from 0 to"),
-        ([-1], {}, "none -1"),
-        ([], {}, "at least 1 item"),
-        ([[1], "a", 2], {}, "prompt.*valid"),
-        ("1 +", {"max_tokens": -1}, "max_tokens"),
-        ([1] * 97, {"max_tokens": 0}, "takes 96"),
-    ],
-)
-def test_a_completion_that_cannot_be_is_refused(
-    prompt: Any, fields: dict[str, Any], told: str, served: OpenAI
-) -> None:
-    with pytest.raises(BadRequestError, match=told):
-        complete(served, prompt, **fields)
 
 
 @pytest.mark.slow

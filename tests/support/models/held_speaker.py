@@ -7,7 +7,7 @@ from typing import Any
 
 from steps.data.rows.rows import Message
 from steps.generation.config import SamplingConfig
-from steps.serving.replies import Enough, OnPiece, Written
+from steps.serving.replies import Enough, Hear
 
 GO_ON, FAIL = "go on", "fail"
 """Questions: the answer to one has no end, the answer to the other fails after a piece."""
@@ -17,7 +17,7 @@ class HeldSpeaker:
     """Answers any other question with the question.
 
     Attributes:
-        read, begun: the questions that it has read, and that it has begun to answer.
+        read: the questions that it has read.
     """
 
     has_template = True
@@ -25,7 +25,6 @@ class HeldSpeaker:
 
     def __init__(self, *_: Any, **settings: Any) -> None:
         self.read: list[str] = []
-        self.begun: list[str] = []
 
     def prompt_of(self, messages: Sequence[Message]) -> list[int]:
         return self.tokens_of(messages[-1]["content"])
@@ -38,20 +37,14 @@ class HeldSpeaker:
         return 2**31
 
     def write(
-        self,
-        ids: Sequence[int],
-        drawing: SamplingConfig,
-        on_piece: OnPiece,
-        on_token: Any = None,
-        continues: bool = False,
-    ) -> Written:
+        self, ids: Sequence[int], drawing: SamplingConfig, hear: Hear, continues: bool = False
+    ) -> bool:
         question = bytes(ids).decode()
-        self.begun.append(question)
         with suppress(Enough):
-            on_piece(question)
+            hear(question, None)
             while question == GO_ON:
                 time.sleep(0.01)
-                on_piece("")
+                hear("", None)
             if question == FAIL:
                 raise RuntimeError("the model is broken")
-        return Written(question, [*ids][:1], True)
+        return True
