@@ -29,6 +29,7 @@ from pipeline.base.text import counted, did_you_mean
 from pipeline.cli import printing
 from pipeline.cli.compare import compare
 from pipeline.cli.explanation import explain_artifact
+from pipeline.cli.log_diff import diff_logs
 from pipeline.cli.maintenance import acceptance, eviction
 from pipeline.cli.maintenance.accepted import withdraw
 from pipeline.cli.maintenance.collect import delete
@@ -47,6 +48,8 @@ from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
 from pipeline.cli.tune import tune
 from pipeline.running.session import PLAN_ONLY
+from pipeline.show.artifact_handle import Made
+from pipeline.show.metrics_log import METRICS
 from pipeline.show.terminal import make_console, show_error
 from pipeline.store import logs as growing
 from pipeline.store.activity import Attempt, attempts, leases
@@ -391,7 +394,7 @@ def diff(
     store: StoreOption = "store",
 ) -> None:
     """Show which settings, data and code differ between two runs (A and B are beginnings of their
-    names) and how the results changed; or compare two artifacts."""
+    names) and how the results changed; or compare two artifacts, and say where their logs part."""
     catalog = _catalog(store)
     known = names_of_runs(catalog.store)
     if all(any(run.startswith(name) for run in known) for name in (old, new)):
@@ -399,7 +402,12 @@ def diff(
         printing.show_run_diff(make_console(), diff_runs(catalog, *runs))
         return
     one, other = find(catalog, old), find(catalog, new)
-    printing.show_comparison(make_console(), one, other, compare(one, other))
+    console = make_console()
+    printing.show_comparison(console, one, other, compare(one, other))
+    with contextlib.suppress(TemperError):  # the data of an evicted artifact is not there
+        logs = (Made(manifest, catalog.store).records(METRICS) for manifest in (one, other))
+        if apart := diff_logs(*logs):
+            printing.show_log_diff(console, apart)
 
 
 @app.command()

@@ -22,14 +22,15 @@ from pipeline.base.errors import TemperError
 from pipeline.base.text import clock, counted, visible
 from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, compare, inputs, settings
 from pipeline.cli.explanation import Explanation
+from pipeline.cli.log_diff import LogDiff
 from pipeline.cli.maintenance.acceptance import Outdated
 from pipeline.cli.maintenance.garbage import Findings, Garbage
 from pipeline.cli.maintenance.verify import Damage
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
 from pipeline.plan.labels import recorded_labels
-from pipeline.show.metrics import metric_text
-from pipeline.show.step_progress import progress_of
+from pipeline.show.metrics import is_number, metric_text
+from pipeline.show.step_progress import MOST_METRICS, progress_of
 from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -256,6 +257,28 @@ def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Co
                 text(metric.name), text(metric.old or ""), text(metric.new or "", changed)
             )
         console.print(table)
+
+
+def show_log_diff(console: Console, found: LogDiff) -> None:
+    """Print where two logs part, and how far."""
+    one, other = found.ends
+    ends = "" if one == other else f"; they end at {one} and {other}"
+    where = f"{counted(found.shared, found.axis)} in both{ends}"
+    if not found.partings:
+        show_line(console, f"log: no difference, {where}", "bold")
+        return
+    first = found.partings[0]
+    told = f"log: parts at {found.axis} {first.at}, in {first.metric}; {where}"
+    show_line(console, told, "bold")
+    table = _table("metric", f"from {found.axis}>", "A>", "B>", "largest difference>", "relative>")
+    for parting in found.partings[:MOST_METRICS]:
+        most = "" if parting.absolute is None else f"{parting.absolute:.3g}"
+        share = "" if parting.relative is None else f"{parting.relative:.3g}"
+        values = (
+            f"{v:.9g}" if is_number(v) else metric_text(v) for v in (parting.old, parting.new)
+        )
+        table.add_row(*map(text, (parting.metric, parting.at, *values, most, share)))
+    console.print(table)
 
 
 def show_run_diff(console: Console, found: RunDiff) -> None:
