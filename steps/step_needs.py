@@ -209,10 +209,10 @@ def _memory(call: Call, model: Model, config: Any, dtype: Dtype, sampling: Any) 
 
 
 def _state(model: Model, config: Any, dtype: Dtype) -> float:
-    """Bytes of AdamW's moments, and of float32 masters if the weights have fewer bits."""
+    """Bytes of the optimiser's means, and of float32 masters if the weights have fewer bits."""
     moment = 1 if config.optimizer.eight_bit else max(4, _BYTES[dtype])
     masters = 4 * (config.master_weights and dtype is Dtype.bfloat16)
-    return trained_parameters(model, config.lora) * (2 * moment + masters)
+    return trained_parameters(model, config.lora) * (config.optimizer.means * moment + masters)
 
 
 def _work(call: Call, config: Any, sampling: Any, model: Model | None) -> dict[str, float]:

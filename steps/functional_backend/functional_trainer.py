@@ -3,7 +3,7 @@
     weights, pack → logps [S], pull      torch.func.functional_call under torch.func.vjp
     logps → loss, d loss / d logps       as in every backend, in float64
     pull, d logps → gradient             a value, which is added to that of the batch
-    state, gradient, rate → state        pure_updates
+    gradient, rate → weights             `steps.training.optimizer`
 
 From the gradients g_i of the n examples of a batch, each n times its share of the batch's, follow
 unbiased estimates of the variance of an example's gradient and of the squared true gradient:
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steps.functional_backend.pure_updates import PureUpdater, Tensors
 from steps.models.config import ActivationCheckpointing
 from steps.models.ranks import Ranks
 from steps.models.value_head import scores_of
@@ -39,6 +38,7 @@ from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch, Scorer
 from steps.shared.checks import holding
 from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.optimizer import Updater
 from steps.training.policy import Role, TorchPolicy
 from steps.training.trainer import (
     BatchLoss,
@@ -48,6 +48,8 @@ from steps.training.trainer import (
     step_result,
 )
 
+Tensors = Mapping[str, Tensor]
+"""By the names of a model's parameters."""
 _SUMS = "noise_scale/sums"
 
 
@@ -123,16 +125,16 @@ class FunctionalTrainer(Trainer):
         hits: bool = False,
     ) -> None:
         self._hits = hits
-        self._pure = PureUpdater(scorer.model, optimizer, master_weights)
-        self._begin_module(scorer, self._pure, dropout)
+        self._of_values = Updater(scorer.model, optimizer, master_weights)
+        self._begin_module(scorer, self._of_values, dropout)
         self._measures_noise = noise_scale
         if noise_scale:
             scorer.tokens_per_forward = 1  # so no two examples share a forward
-            self._pure.beside[_SUMS] = torch.zeros(2, dtype=torch.float64)
+            self._of_values.beside[_SUMS] = torch.zeros(2, dtype=torch.float64)
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         torch.manual_seed(batch.noise)
-        weights = self._pure.weights()
+        weights = self._of_values.weights()
         loss, parts, squares = loss.to(self._model.device), [], []
         for number in range(len(batch.packs)):
             pack, members = self._begin_forward(batch, number)
@@ -141,15 +143,15 @@ class FunctionalTrainer(Trainer):
                 return loss(logps, members[some])
 
             part, gradient = gradient_of(self._model, weights, pack, of_pack, self._hits)
-            self._pure.add(gradient)
+            self._of_values.add(gradient)
             parts.append(part)
             if self._measures_noise:
                 squares.append(_square(gradient))
         result = step_result(list(parts[0].metrics), self._values(batch, parts), batch.groups)
-        if not self._measures_noise or self._pure.gradient is None:
+        if not self._measures_noise or not self._of_values.gradient():
             return result
-        sums = self._pure.beside[_SUMS]
-        estimates = noise_of(torch.stack(squares), self._pure.gradient, sums)
+        sums = self._of_values.beside[_SUMS]
+        estimates = noise_of(torch.stack(squares), self._of_values.gradient(), sums)
         return replace(result, metrics={**result.metrics, **_shares(estimates, result.losses)})
 
 

@@ -8,9 +8,9 @@ from steps.losses.base import PreferenceLoss
 from steps.losses.dpo import Dpo
 from steps.models.config import Dtype
 from steps.scoring.config import ReferenceConfig, ScoringBackend
-from steps.shared.checks import require, require_count, set_choice
+from steps.shared.checks import holding, require, require_count, set_choice
 from steps.shared.execution_detail import added_field, detail_field
-from steps.training.config import TrainConfig, TrainingBackend
+from steps.training.config import Algorithm, OptimizerConfig, TrainConfig, TrainingBackend
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
@@ -32,7 +32,7 @@ class JaxDevices:
     """
 
     name: ClassVar[str] = "jax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
+    needs_packages: ClassVar[tuple[str, ...]] = ("jax", "optax")
 
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
@@ -57,6 +57,9 @@ class JaxScoring(JaxDevices, ScoringBackend):
 class JaxTraining(JaxDevices, TrainingBackend):
     """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them."""
 
+    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
+        require_in_optax(optimizer, self.name)
+
     @property
     def scoring(self) -> JaxScoring:
         return JaxScoring(self.devices, self.check, self.kernel)
@@ -67,6 +70,16 @@ class JaxTraining(JaxDevices, TrainingBackend):
         from steps.jax_backend.jax_trainer import JaxPolicy
 
         return JaxPolicy(folder, config, ranks, dropout, role, self)
+
+
+def require_in_optax(optimizer: OptimizerConfig, backend: str) -> None:
+    """Raise ValueError for an optimiser that is there for torch alone."""
+    lacks = {
+        "an optimiser with a build of its own": type(optimizer).build is not OptimizerConfig.build,
+        "an adafactor that equals torch's": optimizer.algorithm is Algorithm.adafactor,
+    }
+    for what in holding(lacks):
+        raise ValueError(f"backend={backend} lacks {what}; use torch (backend=null) or functional")
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from jax import Array
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.jax_backend.adamw import JaxUpdater
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
 from steps.jax_backend.attending.query_blocks import attend
 from steps.jax_backend.decoder import ADAPTER, SCORE, telling
 from steps.jax_backend.devices import Devices, on_host, put
 from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
+from steps.jax_backend.jax_updates import JaxUpdater, frozen_apart
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.param_tree import NOTHING, Tree, adapters_of, beside, by_name
 from steps.jax_backend.static_batches import Round, RoundsBatch
@@ -115,10 +115,11 @@ class JaxTrainer(Trainer):
         ranks: Ranks = ALONE,
     ) -> None:
         weights, scorer.host_weights = scorer.host_weights, {}
-        self._frozen, self._ranks = NOTHING, ranks
+        frozen, self._ranks = NOTHING, ranks
         if adapters is not None:
-            self._frozen = scorer.devices.put_weights(weights)
-            weights = adapters_of(adapters, scorer.architecture.layers)
+            frozen, weights = weights, adapters_of(adapters, scorer.architecture.layers)
+        weights, others = frozen_apart(weights, optimizer)
+        self._frozen = scorer.devices.put_weights(beside(frozen, others))
         self._jax = JaxUpdater(
             weights, scorer.devices, scorer.compute_dtype, optimizer, master_weights
         )

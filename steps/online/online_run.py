@@ -317,6 +317,7 @@ def _meaning(start: Folders, config: RlConfig) -> dict[str, Any]:
     meaning: dict[str, Any] = {
         "dtype (of updates)": str(Dtype.float32 if is_mastered else config.dtype),
         "optimizer.eight_bit": config.optimizer.eight_bit,
+        "optimizer.algorithm": str(config.optimizer.algorithm),
     }
     if config.lora is not None:
         meaning |= {
@@ -326,7 +327,9 @@ def _meaning(start: Folders, config: RlConfig) -> dict[str, Any]:
         }
     if start.state is None:
         return meaning
-    before = {"lora.rslora": False} | json.loads((start.state / _REACHED).read_text())
+    before = {"lora.rslora": False, "optimizer.algorithm": "adamw"} | json.loads(
+        (start.state / _REACHED).read_text()
+    )
     if config.lora is not None and before.get("base") != meaning["base"]:
         raise ValueError(
             f"the state that start names has the adapters of another base than policy "

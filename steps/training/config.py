@@ -5,6 +5,8 @@ setting can change the result, also `tokens_per_forward`: it changes rounding.
 """
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +32,9 @@ from steps.shared.checks import holding, require, require_count, set_choice
 from steps.shared.execution_detail import added_field, detail_field
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
     from steps.models.ranks import Ranks
     from steps.training.policy import Policy, Role
 
@@ -47,9 +52,30 @@ class Schedule(StrEnum):
     wsd = "wsd"
 
 
+class Algorithm(StrEnum):
+    """How a gradient changes weights.
+
+    adamw: Loshchilov and Hutter 2019.
+    muon: Jordan 2024, https://kellerjordan.github.io/posts/muon, for matrices of numbered layers,
+        and AdamW for the rest (embeddings, head, vectors). A matrix [A, B] moves by 0.2 √max(A, B)
+        of the rate, about as far as with AdamW (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
+    lion: Chen et al. 2023, https://arxiv.org/abs/2302.06675; it wants 3 to 10 times lower rates.
+    adafactor: Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235, as in PyTorch.
+    sgd: stochastic gradient descent with momentum; weight decay is a part of the gradient.
+    """
+
+    adamw = "adamw"
+    muon = "muon"
+    lion = "lion"
+    adafactor = "adafactor"
+    sgd = "sgd"
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter 2019). Biases and norm weights have no weight decay.
+    """An optimiser and its rates. Biases and norm weights have no weight decay.
+
+    A subclass with a `build` of its own is an optimiser of your own, for torch.
 
     Args:
         learning_rate: the highest learning rate.
@@ -64,8 +90,16 @@ class OptimizerConfig:
         adam_beta2: the decay of the running mean of squared gradients.
         adam_epsilon: added to the square root of the mean of squared gradients.
         max_grad_norm: gradients with a larger norm are scaled down to this norm; null: never.
-        eight_bit: keep the two running means of a parameter of at least 4,096 numbers in 8 bits
-            each, in place of 32, except those of embeddings; by bitsandbytes, on one device.
+        eight_bit: keep the running means of a parameter of at least 4,096 numbers in 8 bits each,
+            in place of 32, except those of embeddings; of AdamW and Lion, by bitsandbytes, on one
+            device.
+        algorithm: how a gradient changes weights; the betas are those of AdamW and Lion.
+        momentum: the decay of the running mean of gradients in Muon and SGD.
+        rates: parts of the learning rate, by regular expressions that are searched for in the names
+            of parameters, as in {lora_B: 16, embed_tokens: 0.1}; the last that is found counts.
+            Parameters with 0 are frozen.
+        warmup_from_zero: of w warm-up steps, step s (from 0) has s / w of the rate, as in
+            transformers and TRL: the first step changes nothing. By default, (s + 1) / (w + 1).
     """
 
     learning_rate: float = 5e-6
@@ -80,9 +114,23 @@ class OptimizerConfig:
     eight_bit: bool = added_field(False, before=False)
     warmup_fraction: float = added_field(0.0, before=0.0)
     final_fraction: float = added_field(0.0, before=0.0)
+    algorithm: Algorithm = added_field(Algorithm.adamw, before=Algorithm.adamw)
+    momentum: float = added_field(0.95, before=0.95)
+    rates: dict[str, float] = field(default_factory=dict, metadata={"before": {}})
+    warmup_from_zero: bool = added_field(False, before=False)
 
     def __post_init__(self) -> None:
         set_choice(self, "schedule", Schedule)
+        set_choice(self, "algorithm", Algorithm)
+        require(0 <= self.momentum < 1, "momentum must be in [0, 1)", self.momentum)
+        for pattern, part in self.rates.items():
+            require(0 <= part < math.inf, f"rates.{pattern} must not be negative", part)
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"rates.{pattern} is no regular expression: {error}") from error
+        few = self.algorithm in (Algorithm.adamw, Algorithm.lion) or not self.eight_bit
+        require(few, "eight_bit is for adamw and lion", str(self.algorithm))
         rate, beta1, beta2 = self.learning_rate, self.adam_beta1, self.adam_beta2
         require(0 < rate < math.inf, "learning_rate must be above 0", rate)
         require(0 <= beta1 < 1, "adam_beta1 must be in [0, 1)", beta1)
@@ -102,6 +150,24 @@ class OptimizerConfig:
         if self.max_grad_norm is not None:
             require(self.max_grad_norm > 0, "max_grad_norm must be above 0", self.max_grad_norm)
 
+    @property
+    def means(self) -> int:
+        """How many numbers the optimiser keeps for a parameter, about."""
+        few = {Algorithm.lion: 1, Algorithm.sgd: 1, Algorithm.adafactor: 0}
+        return few.get(self.algorithm, 2)
+
+    def build(self, parameters: "Mapping[str, nn.Parameter]") -> "list[Optimizer]":
+        """Optimisers of torch, which together update all parameters. The rate of a group of theirs
+        is multiplied by its `part`, 1 by default."""
+        from steps.training.optimizer import build_optimizers
+
+        return build_optimizers(parameters, self)
+
+    def part_of(self, name: str) -> float:
+        """The part of the learning rate with which the parameter `name` is updated."""
+        found = [part for pattern, part in self.rates.items() if re.search(pattern, name)]
+        return found[-1] if found else 1.0
+
 
 @dataclass  # not frozen: OmegaConf cannot replace None by a frozen dataclass
 class TrainingBackend:
@@ -117,6 +183,9 @@ class TrainingBackend:
     def scoring(self) -> ScoringBackend:
         """The scoring backend for the reference of a model that this backend trains."""
         raise NotImplementedError
+
+    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
+        """Raise ValueError if this backend lacks an optimiser."""
 
     def open_policy(
         self, folder: Path, config: "TrainConfig", ranks: "Ranks", dropout: bool, role: "Role"
@@ -144,7 +213,7 @@ class UpdateConfig:
         lora: train low-rank adapters in place of all weights.
         router_aux_loss_coef: the weight of the load-balancing loss of a mixture of experts; by
             default the coefficient in the model's own config; 0 switches the loss off.
-        optimizer: the settings of AdamW.
+        optimizer: how gradients update weights.
         gather_once: on several devices, gather weights and reduce gradients once a step, not for
             each forward, which takes the memory of the whole weights and gradients on every device;
             null: if that is at most a quarter of a device's memory.
@@ -207,6 +276,8 @@ class UpdateConfig:
         reasons = {
             "weights of 4 bits are not shared by several processes": self.quantization is not None,
             "optimizer.eight_bit is for one device": self.optimizer.eight_bit,
+            "optimizer.algorithm=adafactor is for one device": self.optimizer.algorithm
+            is Algorithm.adafactor,
         }
         return holding(reasons)
 
@@ -265,6 +336,8 @@ class TrainConfig(UpdateConfig):
                 require(value is None, f"{name} needs eval_every_steps", value)
         if self.compile_layers:
             self._require_compilable()
+        if self.backend is not None:
+            self.backend.require_optimizer(self.optimizer)
         if self.lora is not None and self.backend is not None:
             more = {
                 "lora.dora": self.lora.dora,

@@ -1,48 +1,101 @@
-"""AdamW, with master weights in float32.
+"""Optimisers, with master weights in float32.
 
 bfloat16 has 8 significant bits. At the learning rates of preference training, most updates are less
 than half the distance to the next number, so rounding would discard them. In the same way, a sum
 over many forwards loses small gradients. So gradients accumulate in float32, and the optimiser
 updates a float32 master copy of each such parameter; the model computes with the rounded copy
 (Micikevicius et al. 2018, section 3.1).
+
+Optimisers are those of PyTorch and bitsandbytes. PyTorch has no Lion. Its Muon iterates in bfloat16
+in every dtype: its updates of random matrices differ by 1.2 to 1.4 % from those in float64, so it
+could not agree with other backends.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from steps.models.quantized import require_bitsandbytes
-from steps.models.sharded_tensors import Whole, below, put
-from steps.training.config import OptimizerConfig
+from steps.models.sharded_tensors import Whole, below, local, own_rows, put, whole
+from steps.training.config import Algorithm, OptimizerConfig
+
+OwnOptimizer = Optimizer | Callable[[list[nn.Parameter]], Optimizer]
+"""One that was made of a model's parameters, or what makes one of the parameters to update."""
 
 
 class Updater:
-    """Updates a model's trainable parameters with AdamW; 16-bit parameters through master weights.
+    """Updates a model's trainable parameters; 16-bit parameters through master weights.
 
     The state has names: `model/NAME` is an updated parameter (its master weight, if it has one),
-    and `optimizer/KEY/NAME` is AdamW's state for it.
+    and `optimizer/KEY/NAME` is the optimiser's state for it.
+
+    beside: tensors that checkpoints keep beside the state.
+
+    Args:
+        optimizer: its settings, or one of the user's own. In an optimiser that is made already,
+            masters take the places of their parameters.
+        max_norm: of an optimiser of the user's own, as `OptimizerConfig.max_grad_norm`.
     """
 
     def __init__(
-        self, model: nn.Module, config: OptimizerConfig, master_weights: bool = True
+        self,
+        model: nn.Module,
+        optimizer: OptimizerConfig | OwnOptimizer,
+        master_weights: bool = True,
+        max_norm: float | None = None,
     ) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._updated = dict(self._parameters)
         if master_weights:
             self._updated = {name: _master(p) for name, p in self._parameters.items()}
-        self._optimizer = build_optimizer(self._updated, config)
-        if config.eight_bit:
-            self._keep_embeddings_in_float32(model)
-        self._max_norm = config.max_grad_norm
+        if isinstance(optimizer, OptimizerConfig):
+            self._optimizers, max_norm = optimizer.build(self._updated), optimizer.max_grad_norm
+        elif isinstance(optimizer, Optimizer):
+            self._adopt(optimizer)
+            self._optimizers = [optimizer]
+        else:
+            self._optimizers = [optimizer(list(self._updated.values()))]
+        self._max_norm = max_norm
+        self.beside: dict[str, Tensor] = {}
+        self._states = self._found_states()
+        if isinstance(optimizer, OptimizerConfig) and optimizer.eight_bit:
+            self._keep_embeddings_in_float32(model, 1 + (optimizer.algorithm is Algorithm.adamw))
         for parameter, _ in self._mastered():
             parameter.grad_dtype = torch.float32
 
-    def step(self, rate: float) -> float:
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step, or of the next one if it is given none."""
+        group = self._optimizers[0].param_groups[0]
+        return float(group["lr"]) / group.get("part", 1.0)
+
+    def gradient_norm(self) -> float:
+        """The global 2-norm of the gradient that has accumulated."""
+        gradients = list(self.gradient().values())
+        return whole(torch.nn.utils.get_total_norm(gradients)).item()
+
+    def add(self, gradient: Mapping[str, Tensor]) -> None:
+        """Add to the gradients of the parameters with these names."""
+        for name, more in gradient.items():
+            parameter = self._parameters[name]
+            before, more = parameter.grad, more.to(parameter.grad_dtype)
+            parameter.grad = more if before is None else before + more
+
+    def gradient(self) -> dict[str, Tensor]:
+        """The gradient that has accumulated."""
+        return {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+
+    def step(self, rate: float | None) -> float:
         """Make one update at `rate`; return the global 2-norm of the gradient before clipping.
+
+        Without a rate, groups of parameters have the rates that their optimiser gives them.
 
         Raises FloatingPointError, before any weight changes, if the norm is not finite; and
         RuntimeError if no parameter has a gradient.
@@ -54,32 +107,36 @@ class Updater:
         norm = clip_gradients(self._updated.values(), self._max_norm)
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {norm}")
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups if rate is not None else ():
+                group["lr"] = rate * group.get("part", 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self._round()
         return norm
 
     def state(self) -> dict[str, Tensor]:
         """The complete state by name, not copied."""
-        tensors = {}
+        tensors = dict(self.beside)
         for name, updated in self._updated.items():
             tensors[f"model/{name}"] = updated.detach()
-            for key, value in self._optimizer.state.get(updated, {}).items():
+            for key, value in self._states[name].get(updated, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
         return tensors
 
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
         """Restore a result of `state`; raises ValueError if it belongs to other parameters."""
         self._put(of_same_names(tensors, "model/", self._updated))
-        self._optimizer.state.clear()
+        for state in self._states.values():
+            state.clear()
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "optimizer":
                 key, _, parameter = rest.partition("/")
                 updated = self._updated[parameter]
-                self._optimizer.state[updated][key] = _beside(updated, value)
+                self._states[parameter][updated][key] = _beside(updated, value)
+        for name in self.beside.keys() & tensors.keys():
+            self.beside[name] = tensors[name][...].clone()
         self._round()
 
     def weights(self) -> dict[str, Tensor]:
@@ -92,14 +149,40 @@ class Updater:
         self._put(of_same_names(weights, "", self._parameters))
         self._round()
 
-    def _keep_embeddings_in_float32(self, model: nn.Module) -> None:
+    def _adopt(self, optimizer: Optimizer) -> None:
+        """Put the updated parameters into an optimiser over the model's own."""
+        if optimizer.state:
+            raise ValueError("the optimiser has made steps already; load its state as a checkpoint")
+        masters = {id(p): self._updated[name] for name, p in self._parameters.items()}
+        groups = optimizer.param_groups
+        held = [id(p) for group in groups for p in group["params"]]
+        if left_out := [n for n, p in self._parameters.items() if id(p) not in held]:
+            raise ValueError(
+                f"the optimiser lacks trained parameters: {left_out[:3]}; give it all, or set "
+                "requires_grad=False"
+            )
+        for group in groups:
+            group["params"] = [masters.get(id(p), p) for p in group["params"]]
+
+    def _found_states(self) -> dict[str, Any]:
+        """By the name of a parameter, the states of the optimiser that updates it."""
+        found = {
+            parameter: optimizer.state
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return {name: found[updated] for name, updated in self._updated.items()}
+
+    def _keep_embeddings_in_float32(self, model: nn.Module, count: int) -> None:
         """Give embeddings a state that is not in 8 bits, as transformers does: few of their rows
         have a gradient, so the numbers of a block differ too much in size for a common scale."""
         for name, module in model.named_modules():
             updated = self._updated.get(f"{name}.weight")
             if isinstance(module, nn.Embedding) and updated is not None:
-                means = [torch.zeros_like(updated, dtype=torch.float32) for _ in range(2)]
-                self._optimizer.state[updated] = {"step": 0, "state1": means[0], "state2": means[1]}
+                means = [torch.zeros_like(updated, dtype=torch.float32) for _ in range(count)]
+                kept = {f"state{n + 1}": mean for n, mean in enumerate(means)}
+                self._states[f"{name}.weight"][updated] = {"step": 0, **kept}
 
     @torch.no_grad()
     def _put(self, values: Mapping[str, Whole]) -> None:
@@ -119,31 +202,170 @@ class Updater:
             parameter.copy_(master)
 
 
-def build_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """Fused AdamW over `parameters`, with weight decay for those that `decays` names; or
-    bitsandbytes' AdamW with a state of 8 bits.
+@dataclass(frozen=True)
+class Rule:
+    """How a parameter is updated.
+
+    part: of the learning rate.
+    """
+
+    algorithm: Algorithm
+    decays: bool
+    part: float
+
+    @classmethod
+    def of(cls, name: str, parameter: Any, config: OptimizerConfig) -> "Rule":
+        """The rule for a parameter, or for an array like it."""
+        matrix, algorithm = decays(name, parameter), config.algorithm
+        if algorithm is Algorithm.muon and not (matrix and _IN_LAYERS.search(name)):
+            algorithm = Algorithm.adamw
+        return cls(algorithm, matrix, config.part_of(name))
+
+
+_IN_LAYERS = re.compile(r"(^|\.)\d+\.")
+
+
+def freeze(model: nn.Module, config: OptimizerConfig) -> None:
+    """Freeze the parameters whose rate is 0.
+
+    Raises ValueError for a pattern of `rates` that is in no trained parameter's name, and if it
+    would freeze all.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    require_rates_found(trained, config)
+    for name, parameter in trained.items():
+        if config.part_of(name) == 0:
+            parameter.requires_grad_(False)
+
+
+def require_rates_found(trained: Iterable[str], config: OptimizerConfig) -> None:
+    """Raise ValueError, as `freeze`."""
+    names = list(trained)
+    for pattern in config.rates:
+        if not any(re.search(pattern, name) for name in names):
+            few = ", ".join(names[:3])
+            raise ValueError(f"optimizer.rates.{pattern} is in no trained parameter, as in {few}")
+    if not any(map(config.part_of, names)):
+        raise ValueError("optimizer.rates freezes all trained parameters; leave one with a rate")
+
+
+def build_optimizers(
+    parameters: Mapping[str, nn.Parameter], config: OptimizerConfig
+) -> list[Optimizer]:
+    """The optimisers of `config`, with a group for each `Rule`.
 
     Raises ValueError if bitsandbytes is needed and not installed.
     """
-    groups = [
-        {"params": [p for name, p in parameters.items() if decays(name, p)]},
-        {
-            "params": [p for name, p in parameters.items() if not decays(name, p)],
-            "weight_decay": 0.0,
-        },
-    ]
-    settings: dict[str, Any] = {
-        "lr": config.learning_rate,
-        "betas": (float(config.adam_beta1), float(config.adam_beta2)),  # torch refuses integers
-        "eps": config.adam_epsilon,
-        "weight_decay": config.weight_decay,
-    }
-    if not config.eight_bit:
-        return AdamW(groups, **settings, fused=True)
-    require_bitsandbytes("optimizer.eight_bit")
-    from bitsandbytes.optim.adamw import AdamW8bit
+    groups: dict[Rule, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault(Rule.of(name, parameter, config), []).append(parameter)
+    parts: dict[Algorithm, list[dict[str, Any]]] = {}
+    for rule, some in groups.items():
+        decay = config.weight_decay if rule.decays else 0.0
+        group = {"params": some, "weight_decay": decay, "part": rule.part}
+        parts.setdefault(rule.algorithm, []).append(group)
+    return [_optimizer(algorithm, some, config) for algorithm, some in parts.items()]
 
-    return AdamW8bit(groups, **settings)
+
+def _optimizer(algorithm: Algorithm, groups: list[Any], config: OptimizerConfig) -> Optimizer:
+    rate, eps = config.learning_rate, config.adam_epsilon
+    betas = (float(config.adam_beta1), float(config.adam_beta2))  # torch refuses integers
+    if config.eight_bit:
+        require_bitsandbytes("optimizer.eight_bit")
+        from bitsandbytes.optim import AdamW8bit, Lion8bit
+
+        if algorithm is Algorithm.lion:
+            return Lion8bit(groups, lr=rate, betas=betas)
+        return AdamW8bit(groups, lr=rate, betas=betas, eps=eps)
+    match algorithm:
+        case Algorithm.adamw:
+            return AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
+        case Algorithm.muon:
+            return Muon(groups, {"lr": rate, "momentum": config.momentum})
+        case Algorithm.lion:
+            return Lion(groups, {"lr": rate, "betas": betas})
+        case Algorithm.adafactor:
+            return Adafactor(groups, lr=rate)
+        case Algorithm.sgd:
+            return SGD(groups, lr=rate, momentum=config.momentum)
+
+
+class _Rule(Optimizer):
+    """An optimiser with one running mean of gradients, and weight decay."""
+
+    mean: str
+
+    def step(self, closure: None = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        state = self.state[parameter]
+                        if not state:
+                            state[self.mean] = torch.zeros_like(parameter)
+                        mean, gradient = local(state[self.mean]), local(parameter.grad)
+                        move = self.direction(mean, gradient, parameter, group)
+                        weight, rate = local(parameter), group["lr"]
+                        weight.mul_(1 - rate * group["weight_decay"]).sub_(move, alpha=rate)
+
+    def direction(
+        self, mean: Tensor, gradient: Tensor, parameter: nn.Parameter, group: Mapping[str, Any]
+    ) -> Tensor:
+        """How far this rank's rows of a parameter move at a rate of 1; this also updates the rows
+        of its mean."""
+        raise NotImplementedError
+
+
+class Muon(_Rule):
+    """See `Algorithm.muon`. Of a matrix that ranks share, each orthogonalises the whole."""
+
+    mean = "momentum_buffer"
+
+    def direction(
+        self, mean: Tensor, gradient: Tensor, parameter: nn.Parameter, group: Mapping[str, Any]
+    ) -> Tensor:
+        share = group["momentum"]
+        move = gradient.lerp(mean.lerp_(gradient, 1 - share), share)
+        if not isinstance(parameter, DTensor):
+            return orthogonal(move)
+        spread = DTensor.from_local(
+            move,
+            parameter.device_mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        return orthogonal(whole(spread))[own_rows(parameter)]
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The orthogonal matrix next to a matrix [..., A, B], about, by five Newton-Schulz iterations;
+    times 0.2 √max(A, B)."""
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.mT if is_tall else matrix
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + MUON_EPSILON)
+    a, b, c = MUON_COEFFICIENTS
+    for _ in range(5):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if is_tall else x) * 0.2 * math.sqrt(max(matrix.shape[-2:]))
+
+
+MUON_COEFFICIENTS, MUON_EPSILON = (3.4445, -4.7750, 2.0315), 1e-7
+
+
+class Lion(_Rule):
+    """See `Algorithm.lion`."""
+
+    mean = "exp_avg"
+
+    def direction(
+        self, mean: Tensor, gradient: Tensor, parameter: nn.Parameter, group: Mapping[str, Any]
+    ) -> Tensor:
+        of_step, kept = group["betas"]
+        move = mean.lerp(gradient, 1 - of_step).sign()
+        mean.lerp_(gradient, 1 - kept)
+        return move
 
 
 def decays(name: str, parameter: Tensor) -> bool:

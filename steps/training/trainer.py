@@ -54,7 +54,7 @@ from steps.scoring.logps import (
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch, Logps, Readout, Scorer
 from steps.training.config import OptimizerConfig
-from steps.training.optimizer import Updater
+from steps.training.optimizer import Updater, freeze
 from steps.training.usage import PackCosts, Usage
 
 GroupLosses = tuple[Tensor, dict[str, Tensor]]
@@ -377,6 +377,7 @@ def build_trainer(
 ) -> Trainer:
     """A trainer on this process's device; with several ranks, one that shards the model and shares
     the work with the other ranks, and is given `gather_once`."""
+    freeze(model, optimizer)
     settings = (optimizer, master_weights, dropout, readout)
     if ranks.count == 1:
         return Trainer(Scorer(model, tokens_per_forward, readout), *settings)

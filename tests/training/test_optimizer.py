@@ -14,7 +14,7 @@ from steps.evaluation.config import EvaluateConfig, KlConfig
 from steps.models.config import Dtype
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.training.config import OptimizerConfig, Schedule, TrainConfig
-from steps.training.optimizer import Updater, build_optimizer, clip_gradients
+from steps.training.optimizer import Updater, clip_gradients, freeze
 from steps.training.schedule import (
     batch_indices,
     learning_rate,
@@ -73,7 +73,7 @@ def test_the_schedules_may_fall_to_a_share_of_the_full_rate() -> None:
 
 def test_the_decays_of_running_means_may_be_whole_numbers() -> None:
     config = OptimizerConfig(adam_beta1=0, adam_beta2=0.9)
-    optimizer = build_optimizer({"weight": nn.Parameter(torch.ones(2, 2))}, config)
+    (optimizer,) = config.build({"weight": nn.Parameter(torch.ones(2, 2))})
     assert optimizer.param_groups[0]["betas"] == (0.0, 0.9)
 
 
@@ -92,7 +92,7 @@ def decayed(model: nn.Module) -> set[str]:
     """The parameters that weight decay changes."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
-    optimizer = build_optimizer(dict(model.named_parameters()), config)
+    (optimizer,) = config.build(dict(model.named_parameters()))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -258,3 +258,72 @@ def test_a_choice_may_be_named_by_its_value() -> None:
     assert OptimizerConfig(schedule=schedule).schedule is Schedule.cosine
     with pytest.raises(ValueError, match="schedule must be one of constant, linear, cosine, wsd"):
         OptimizerConfig(schedule=schedule + "s")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"algorithm": "adafactor"}, {"algorithm": "sgd"}, {"eight_bit": True},
+     {"algorithm": "lion", "eight_bit": True}, {"algorithm": "muon"}, {"own": torch.optim.NAdam}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_optimizer_resumes_with_the_same_bits(
+    settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    def begun() -> tuple[nn.Module, Updater]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64, bias=False)).to(dtype)
+        own = settings.get("own")
+        return model, Updater(model, own or OptimizerConfig(1e-3, weight_decay=0.1, **settings))
+
+    def train(model: nn.Module, updater: Updater) -> dict[str, Tensor]:
+        for number in range(3):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(number))
+            (model(x.to(dtype)) - 1).square().mean().backward()
+            updater.step(1e-3)
+        return {name: value.clone() for name, value in updater.state().items()}
+
+    model, updater = begun()
+    saved = train(model, updater)
+    expected = train(model, updater)
+    assert not torch.equal(saved["model/0.weight"], expected["model/0.weight"])
+    model, resumed = begun()
+    resumed.load_state(saved)
+    actual = train(model, resumed)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+def test_muon_moves_as_torch_s_which_rounds_to_bfloat16() -> None:
+    for shape in ((64, 64), (32, 96), (96, 32)):
+        torch.manual_seed(0)
+        weight = torch.randn(shape)
+        ours = {"0.weight": nn.Parameter(weight.clone())}
+        theirs = nn.Parameter(weight.clone())
+        muon = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        (mine,) = OptimizerConfig(0.1, algorithm="muon", weight_decay=0.1).build(ours)  # pyright: ignore[reportArgumentType]
+        for _ in range(3):
+            theirs.grad = torch.randn(shape)
+            ours["0.weight"].grad = theirs.grad.clone()
+            before = theirs.detach().clone()
+            muon.step()
+            mine.step()
+            moved = theirs.detach() - before
+            assert (ours["0.weight"].detach() - before - moved).norm() < 0.05 * moved.norm()
+
+
+def test_parts_have_rates_of_their_own_or_are_frozen() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    config = OptimizerConfig(max_grad_norm=None, rates={r"1\.": 0.5, r"0\.bias": 0})
+    freeze(model, config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    updater = Updater(model, config)
+    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+        parameter.grad = torch.ones_like(parameter)
+    updater.step(0.1)
+    moved = {n: (before[n] - p.detach()).mean().item() for n, p in model.named_parameters()}
+    expected = {"0.weight": 0.1, "0.bias": 0.0, "1.weight": 0.05, "1.bias": 0.05}
+    assert moved == pytest.approx(expected, rel=1e-5)
+    for rates, said in (({"lm_head": 1}, "in no trained parameter"), ({".": 0}, "freezes all")):
+        with pytest.raises(ValueError, match=said):
+            freeze(nn.Linear(2, 2), OptimizerConfig(rates=rates))

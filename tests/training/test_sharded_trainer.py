@@ -23,7 +23,7 @@ from steps.models.sharded_tensors import whole
 from steps.scoring.config import Attention
 from steps.scoring.examples import read_pairs
 from steps.scoring.parity import check_packing
-from steps.training.config import OptimizerConfig
+from steps.training.config import Algorithm, OptimizerConfig
 from steps.training.objectives import preference_objective
 from steps.training.trainer import build_trainer
 
@@ -43,6 +43,7 @@ class Case:
     recompute: ActivationCheckpointing = ActivationCheckpointing.none
     masters: bool = True
     gather_once: bool | None = None
+    algorithm: Algorithm = Algorithm.adamw
 
 
 @dataclass
@@ -74,7 +75,12 @@ def steps(
         add_adapter(model, case.lora, seed=0)
     checkpoint_activations(model, case.recompute)
     trainer = build_trainer(
-        model, case.budget, ranks, OPTIMIZER, case.masters, gather_once=case.gather_once
+        model,
+        case.budget,
+        ranks,
+        replace(OPTIMIZER, algorithm=case.algorithm),
+        case.masters,
+        gather_once=case.gather_once,
     )
     packing = trainer.scorer.examine(lambda model: check_packing(model, groups, case.attention))
     assert packing.attention is case.attention
@@ -125,6 +131,8 @@ CASES = {
     "padded": Case(attention=Attention.padded),
     "lora": Case(lora=LORA, recompute=ActivationCheckpointing.full),
     "selective": Case(recompute=ActivationCheckpointing.selective),
+    "muon": Case(algorithm=Algorithm.muon),
+    "lion": Case(algorithm=Algorithm.lion),
     "bfloat16": Case(Dtype.bfloat16, recompute=ActivationCheckpointing.selective),
     "bfloat16 lora": Case(Dtype.bfloat16, lora=LORA),
     "bfloat16 dora": Case(Dtype.bfloat16, lora=replace(LORA, dora=True)),

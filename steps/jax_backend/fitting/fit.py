@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steps.jax_backend.adamw import clipped, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
 from steps.jax_backend.attending.with_kernel import open_kernel
 from steps.jax_backend.decoder import SCORE, token_logps
@@ -28,6 +27,7 @@ from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.fitting.targets import memory_of, mesh_of, without_devices
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
 from steps.jax_backend.jax_trainer import forward_and_backward
+from steps.jax_backend.jax_updates import clipped, rules_of, state_shapes, updated
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.param_tree import NOTHING, expected_shapes, shape_tree
 from steps.models.config import ActivationCheckpointing, Dtype
@@ -169,13 +169,15 @@ def _programs(
         program, _ = _compiled("backward", backward, weights, *given)
         yield program
         config = OptimizerConfig(weight_decay=0.1)
+        rules = rules_of(weights, config)
 
-        def update(weights: Any, moments: Any, gradient: Any) -> Any:
+        def update(weights: Any, states: Any, gradient: Any) -> Any:
             gradient, norm = clipped(gradient, config.max_grad_norm)
-            return *updated(weights, moments, gradient, (0.9, 1e-3, 0.9), config), norm
+            return *updated(rules, weights, states, gradient, 1e-3), norm
 
+        states = state_shapes(rules, weights, devices)
         jitted = jax.jit(update, donate_argnums=(0, 1))
-        yield _compiled("update", jitted, weights, (weights, weights), weights)[0]
+        yield _compiled("update", jitted, weights, states, weights)[0]
 
 
 def _pack(a: Architecture, devices: Devices, step: Step) -> PackArrays:

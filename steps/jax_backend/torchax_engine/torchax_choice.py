@@ -5,8 +5,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from steps.jax_backend.config import require_in_optax
 from steps.shared.execution_detail import detail_field
-from steps.training.config import TrainConfig, TrainingBackend
+from steps.training.config import OptimizerConfig, TrainConfig, TrainingBackend
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
@@ -27,9 +28,12 @@ class TorchaxTraining(TrainingBackend):
     """
 
     name: ClassVar[str] = "torchax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("torchax", "jax")
+    needs_packages: ClassVar[tuple[str, ...]] = ("torchax", "jax", "optax")
 
     check: bool = detail_field(True)
+
+    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
+        require_in_optax(optimizer, self.name)
 
     @property
     def scoring(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
