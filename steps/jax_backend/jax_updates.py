@@ -8,7 +8,7 @@ name their state the same, so each of the two can load checkpoints of the other.
 optax computes 1 − β₂ᵗ of AdamW in float32, so its updates differ from torch's by 1e-5 where β₂ is
 0.999, and by 9e-5 where it is 0.9999. Its Muon is not used: it corrects the mean for its first
 steps, which turns updates by 13 % in the second step, by 10 % in the sixth and by 2 % in the
-twentieth (of random gradients). Only its Newton-Schulz iteration is.
+twentieth (of random gradients).
 """
 
 import math
@@ -75,7 +75,7 @@ def frozen_apart(weights: Tree, config: OptimizerConfig) -> tuple[Tree, Tree]:
 def rules_of(weights: Tree, config: OptimizerConfig) -> Rules:
     """The rules for a tree of weights."""
     found = {name: _rule(name, weight, config) for name, weight in flat(weights).items()}
-    return {n: (_transformation(r, n.startswith(_STACK), config), r.part) for n, r in found.items()}
+    return {name: (_transformation(rule, config), rule.part) for name, rule in found.items()}
 
 
 def _rule(name: str, weight: Any, config: OptimizerConfig) -> Rule:
@@ -91,9 +91,7 @@ def _rule(name: str, weight: Any, config: OptimizerConfig) -> Rule:
     return rules.pop()
 
 
-def _transformation(
-    rule: Rule, is_stack: bool, config: OptimizerConfig
-) -> optax.GradientTransformation:
+def _transformation(rule: Rule, config: OptimizerConfig) -> optax.GradientTransformation:
     decay = optax.add_decayed_weights(config.weight_decay if rule.decays else 0.0)
     beta1, beta2 = config.adam_beta1, config.adam_beta2
     match rule.algorithm:
@@ -105,29 +103,33 @@ def _transformation(
         case Algorithm.sgd:
             return optax.chain(decay, optax.trace(config.momentum))
         case Algorithm.muon:
-            return optax.chain(_muon(config.momentum, is_stack), decay)
+            return optax.chain(_muon(config.momentum), decay)
         case Algorithm.adafactor:
             raise ValueError("backend=jax has no adafactor that equals torch's")
 
 
-def _muon(momentum: float, is_stack: bool) -> optax.GradientTransformation:
+def _muon(momentum: float) -> optax.GradientTransformation:
     mean = optax.ema(momentum, debias=False)
 
-    def update(gradient: Array, state: Any, weights: Array | None = None) -> tuple[Array, Any]:
-        moved, state = mean.update(gradient, state)
-        move = (1 - momentum) * gradient + momentum * moved
-        size = 0.2 * math.sqrt(max(gradient.shape[-2:]))
-        each = jax.vmap(_orthogonal) if is_stack else _orthogonal
-        return each(move) * jnp.asarray(size, move.dtype), state
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        moved: Any
+        moved, state = mean.update(updates, state)
+        return _orthogonal((1 - momentum) * updates + momentum * moved), state
 
     return optax.GradientTransformation(mean.init, update)
 
 
 def _orthogonal(matrix: Array) -> Array:
+    """As `optimizer.orthogonal`."""
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.mT if is_tall else matrix
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + MUON_EPSILON)
+    a, b, c = MUON_COEFFICIENTS
     with jax.default_matmul_precision("highest"):
-        return optax.contrib._muon.orthogonalize_via_newton_schulz(
-            matrix, jnp.asarray(MUON_COEFFICIENTS, matrix.dtype), eps=MUON_EPSILON
-        )
+        for _ in range(5):
+            square = x @ x.mT
+            x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if is_tall else x) * (0.2 * math.sqrt(max(matrix.shape[-2:])))
 
 
 class JaxUpdater:
@@ -316,6 +318,7 @@ def updated(
     new_states = dict(states)
     for name, (transformation, part) in rules.items():
         weight = arrays[name]
+        move: Any
         move, new_states[name] = transformation.update(gradients[name], states[name], weight)
         new[name] = weight - jnp.asarray(rate * part, weight.dtype) * move
     return nested(new), new_states

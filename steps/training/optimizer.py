@@ -272,7 +272,8 @@ def _optimizer(algorithm: Algorithm, groups: list[Any], config: OptimizerConfig)
     betas = (float(config.adam_beta1), float(config.adam_beta2))  # torch refuses integers
     if config.eight_bit:
         require_bitsandbytes("optimizer.eight_bit")
-        from bitsandbytes.optim import AdamW8bit, Lion8bit
+        from bitsandbytes.optim.adamw import AdamW8bit
+        from bitsandbytes.optim.lion import Lion8bit
 
         if algorithm is Algorithm.lion:
             return Lion8bit(groups, lr=rate, betas=betas)
@@ -295,7 +296,7 @@ class _Rule(Optimizer):
 
     mean: str
 
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:

@@ -37,10 +37,10 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     """The learning rate of the 0-based `step` of `total_steps`.
 
     In a warm-up over w steps, the rate is (step + 1) / (w + 1) of the full rate; step w is the
-    first one with the full rate. With `warmup_from_zero`, it is step / w. The schedules then fall from the full rate to `final_fraction` of
-    it at step `total_steps`, which is no longer executed, so no step has a rate of zero. `wsd`
-    (warm-up, stable, decay: Hu et al. 2024) falls linearly over the last `decay_fraction` of all
-    steps.
+    first one with the full rate. With `warmup_from_zero`, it is step / w. The schedules then fall
+    from the full rate to `final_fraction` of it at step `total_steps`, which is no longer executed,
+    so no step after a warm-up has a rate of zero. `wsd` (warm-up, stable, decay: Hu et al. 2024)
+    falls linearly over the last `decay_fraction` of all steps.
     """
     warmup = warmup_steps(config, total_steps)
     if step < warmup and config.warmup_from_zero:

@@ -324,6 +324,6 @@ def test_parts_have_rates_of_their_own_or_are_frozen() -> None:
     moved = {n: (before[n] - p.detach()).mean().item() for n, p in model.named_parameters()}
     expected = {"0.weight": 0.1, "0.bias": 0.0, "1.weight": 0.05, "1.bias": 0.05}
     assert moved == pytest.approx(expected, rel=1e-5)
-    for rates, said in (({"lm_head": 1}, "in no trained parameter"), ({".": 0}, "freezes all")):
+    for rates, said in (({"lm_head": 1.0}, "in no trained parameter"), ({".": 0.0}, "freezes all")):
         with pytest.raises(ValueError, match=said):
             freeze(nn.Linear(2, 2), OptimizerConfig(rates=rates))
