@@ -9,6 +9,7 @@ losses that most runs use. The others are in folders:
     ``reference_free``   pairs without a reference
     ``unpaired``         single responses labelled good or bad
     ``imitation``        single responses that are imitated
+    ``distillation``     single responses, at each token with a teacher's distribution
 
 A config can name every loss in these folders (``registry``). Steps do not import the registry, so
 an edit of one loss changes only the keys of steps that use it.

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from steps import losses
 from steps.losses.base import Loss, PreferenceLoss, SftLoss, UnpairedLoss
+from steps.losses.distillation.divergence import DistillationLoss
 from steps.shared.named import members_of
 
 Family = TypeVar("Family", bound=Loss)
@@ -23,3 +24,4 @@ def losses_of(family: type[Family]) -> dict[str, type[Family]]:
 PAIR_LOSSES: Mapping[str, type] = losses_of(PreferenceLoss)
 UNPAIRED_LOSSES: Mapping[str, type] = losses_of(UnpairedLoss)
 SFT_LOSSES: Mapping[str, type] = losses_of(SftLoss)
+DISTILLATION_LOSSES: Mapping[str, type] = losses_of(DistillationLoss)
