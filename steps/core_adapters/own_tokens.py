@@ -28,8 +28,8 @@ def demonstrations_for(model: Artifact, tokens: Artifact) -> Iterator[Mapping[st
     preference pairs the chosen responses. Raises ValueError as :func:`tokens_for` does."""
     from steps.scoring.examples import chosen_as_demonstration
 
-    for record in rows_with_images(tokens_for(model, tokens)):
-        yield chosen_as_demonstration(record) if "chosen_ids" in record else record
+    rows = rows_with_images(tokens_for(model, tokens))
+    return (chosen_as_demonstration(row) if "chosen_ids" in row else row for row in rows)
 
 
 def with_template_of(tokens: Artifact, place: "Workplace", metrics: Metrics) -> Metrics:

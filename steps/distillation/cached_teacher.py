@@ -122,6 +122,11 @@ class Teacher:
     _spans: Mapping[str, slice]
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """How many tokens are kept at each place, and of how many."""
+        return self.ids.shape[1], self.vocabulary
+
+    @property
     def is_whole(self) -> bool:
         """Whether every token is kept, so that there is no rest."""
         return self.ids.shape[1] == self.vocabulary

@@ -44,19 +44,22 @@ class TokenLogps:
     lengths: int64 [n, k]; the number of scored tokens of each response. 0 means that the group has
         no such response, as groups may have fewer than k.
     hits: 1 for each token that has the largest logit, else 0, float64 [S]; if the readout tells.
+    others: what else the readout gives for each token, float64 [S, m], with gradients.
     """
 
     tokens: Tensor
     lengths: Tensor
     hits: Tensor | None = field(default=None, kw_only=True)
+    others: Tensor | None = field(default=None, kw_only=True)
 
     @classmethod
     def of_values(cls, values: Tensor, lengths: Tensor) -> "TokenLogps":
-        """From what a readout gives: logps [S], or with hits beside them [S, 2]."""
+        """From what a readout gives: logps [S], or with hits and others beside them [S, 2 + m]."""
         values = values.double()
         if values.ndim == 1:
             return cls(values, lengths)
-        return cls(values[:, 0], lengths, hits=values[:, 1].detach())
+        others = values[:, 2:] if values.shape[1] > 2 else None
+        return cls(values[:, 0], lengths, hits=values[:, 1].detach(), others=others)
 
     def sums(self) -> Tensor:
         """The log-probability of each response, float64 [n, k]; 0 where there is no response."""

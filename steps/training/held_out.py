@@ -58,7 +58,7 @@ def require_metric(objective: Objective, config: TrainConfig) -> None:
     """Raise ValueError, which lists the metrics, if `config.keep_best` is not one of those that
     `evaluate` will give: before the steps of the first evaluation have been paid for."""
     others = objective.baseline_groups
-    logps = _made_up(objective.groups)
+    logps = _made_up(objective.groups, objective.width)
     if objective.diverges:
         logps = DivergentLogps(logps.tokens, logps.lengths, logps.tokens)
     _, metrics = _losses(objective, logps, None if others is None else _made_up(others))
@@ -73,10 +73,10 @@ def _losses(objective: Objective, logps: TokenLogps, baseline: TokenLogps | None
     return objective.batch_loss(everything, baseline)(logps, torch.tensor(everything))
 
 
-def _made_up(groups: Sequence[TokenGroup]) -> TokenLogps:
+def _made_up(groups: Sequence[TokenGroup], width: int = 2) -> TokenLogps:
     """Logps of the responses as if all tokens were equally likely."""
     lengths = lengths_of(groups)
-    return TokenLogps.of_values(torch.full((int(lengths.sum()), 2), -1.0), lengths)
+    return TokenLogps.of_values(torch.full((int(lengths.sum()), width), -1.0), lengths)
 
 
 def best_step(log: Sequence[StepMetrics], config: TrainConfig) -> int | None:

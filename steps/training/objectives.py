@@ -40,6 +40,7 @@ class Objective:
     diverges: the loss is given `DivergentLogps`.
     continued: a batch's loss that knows what was logged of the step before.
     following: how the reference follows the policy, if it does.
+    width: how many numbers the readout gives for a token.
     """
 
     groups: Sequence[TokenGroup]
@@ -49,6 +50,7 @@ class Objective:
     following: "Following | None" = None
     aligned: bool = False
     diverges: bool = False
+    width: int = 2
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def unpaired_objective(
     return Objective(groups, batch_loss, baseline_groups if loss.needs_baseline else None)
 
 
-class _OnDevice:
+class OnDevice:
     """A mixin for dataclasses that moves their tensors to a device."""
 
     def to(self, device: torch.device) -> Self:
@@ -256,7 +258,7 @@ class _OnDevice:
 
 
 @dataclass(frozen=True)
-class _SftBatch(_OnDevice):
+class _SftBatch(OnDevice):
     loss: SftLoss
     totals: Totals
     weights: Tensor
@@ -271,7 +273,7 @@ class _SftBatch(_OnDevice):
 
 
 @dataclass(frozen=True)
-class _PairBatch(_OnDevice):
+class _PairBatch(OnDevice):
     """The loss of a batch of pairs. `reference_tokens` [S], and `policy` [n, 2], the logps before
     the step, are set only for losses that need them."""
 
@@ -313,7 +315,7 @@ class _PairBatch(_OnDevice):
 
 
 @dataclass(frozen=True)
-class _UnpairedBatch(_OnDevice):
+class _UnpairedBatch(OnDevice):
     loss: UnpairedLoss
     totals: Totals
     weights: Tensor
