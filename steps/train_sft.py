@@ -6,7 +6,7 @@ from steps.core_adapters.own_tokens import demonstrations_for, with_template_of
 from steps.core_adapters.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens, TeacherLogps
 from steps.losses.base import SftLoss
-from steps.losses.distillation.divergence import DistillationLoss
+from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.losses.imitation.sft import Sft
 from steps.training.config import TrainConfig
 

@@ -19,7 +19,7 @@ from steps.data.vocabularies import require_whole_vocabulary
 from steps.distillation.cached_teacher import Teacher, read_teacher
 from steps.distillation.distributions import student_scores, student_values
 from steps.losses.base import Totals
-from steps.losses.distillation.divergence import DistillationLoss
+from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.models.workplace import Workplace
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.examples import TokenGroup, read_demonstrations

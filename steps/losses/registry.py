@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from steps import losses
 from steps.losses.base import Loss, PreferenceLoss, SftLoss, UnpairedLoss
-from steps.losses.distillation.divergence import DistillationLoss
+from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.shared.named import members_of
 
 Family = TypeVar("Family", bound=Loss)

@@ -25,7 +25,7 @@ from steps.distillation.config import Precision, TeacherConfig
 from steps.distillation.distilled import run_distilled
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.kinds import Artifact
-from steps.losses.distillation.divergence import DistillationLoss
+from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.losses.distillation.forward_kl import ForwardKl
 from steps.losses.distillation.jsd import Jsd
 from steps.losses.distillation.reverse_kl import ReverseKl

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from steps.distillation.distributions import values_at
 from steps.losses.base import Totals
-from steps.losses.distillation.divergence import DistillationLoss
+from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.losses.distillation.forward_kl import ForwardKl
 from steps.losses.distillation.jsd import Jsd
 from steps.losses.distillation.reverse_kl import ReverseKl

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.losses.distillation.divergence import DistillationLoss, kl, mixture
+from steps.losses.distillation.distillation_loss import DistillationLoss, kl, mixture
 from steps.shared.checks import require
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.losses.distillation.divergence import DistillationLoss, kl, mixture, require_skew
+from steps.losses.distillation.distillation_loss import DistillationLoss, kl, mixture, require_skew
 
 if TYPE_CHECKING:
     from torch import Tensor
