@@ -36,29 +36,41 @@ def train_sft(
             :func:`steps.teacher_logprobs.teacher_logprobs`, for a loss such as ``ForwardKl()``.
         held_out_teacher: the same at the tokens of ``held_out``.
     """
+    _require_teacher(loss, teacher, held_out, held_out_teacher)
     with at_work(out) as place:
         records = demonstrations_for(init, tokens)
         evaluated = None if held_out is None else demonstrations_for(init, held_out)
-        if isinstance(loss, SftLoss):
-            from steps.training.recipes import run_sft
-
-            if teacher is not None or held_out_teacher is not None:
-                raise TemperError(
-                    f"the loss {loss.name} needs no teacher; leave teacher out, or give a loss of "
-                    "steps.losses.distillation"
-                )
-            metrics = run_sft(init.path, records, config, place, evaluated, loss)
-        else:
+        if isinstance(loss, DistillationLoss) and teacher is not None:
             from steps.distillation.distilled import run_distilled
 
-            if teacher is None or (held_out is None) != (held_out_teacher is None):
-                missing = "teacher" if teacher is None else "held_out_teacher, or held_out,"
-                raise TemperError(
-                    f"{missing} is missing for the loss {loss.name}; compute it by "
-                    "teacher_logprobs from the same tokens"
-                )
             both = None
             if evaluated is not None and held_out_teacher is not None:
                 both = evaluated, held_out_teacher.path
             metrics = run_distilled(init.path, records, config, place, loss, teacher.path, both)
+        else:
+            from steps.training.recipes import run_sft
+
+            assert isinstance(loss, SftLoss)
+            metrics = run_sft(init.path, records, config, place, evaluated, loss)
         return with_template_of(tokens, place, metrics)
+
+
+def _require_teacher(
+    loss: SftLoss | DistillationLoss,
+    teacher: TeacherLogps | None,
+    held_out: PairTokens | ConversationTokens | None,
+    held_out_teacher: TeacherLogps | None,
+) -> None:
+    """Raise TemperError unless there is a teacher for what a loss reads, and for nothing else."""
+    if isinstance(loss, SftLoss):
+        if teacher is not None or held_out_teacher is not None:
+            raise TemperError(
+                f"the loss {loss.name} needs no teacher; leave teacher out, or give a loss of "
+                "steps.losses.distillation"
+            )
+    elif teacher is None or (held_out is None) != (held_out_teacher is None):
+        missing = "teacher" if teacher is None else "held_out_teacher, or held_out,"
+        raise TemperError(
+            f"{missing} is missing for the loss {loss.name}; compute it by teacher_logprobs from "
+            "the same tokens"
+        )
