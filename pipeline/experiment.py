@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_type_hints
 
 import hydra
 import yaml
@@ -60,7 +60,6 @@ from pipeline.base.text import visible
 from pipeline.configs.demo_rows import refuse_mixed_rows
 from pipeline.configs.field_types import as_text
 from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
-from pipeline.configs.own_command import Called
 from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.launchers.config import LauncherConfig
@@ -134,8 +133,23 @@ class ExperimentConfig:
             raise ValueError(f"jobs must be at least 1, got {self.jobs}")
 
 
+class Called(NamedTuple):
+    """How an experiment was called: the words of the command, without its arguments, and the file
+    that holds its settings, if there is one."""
+
+    words: Sequence[str]
+    file: str = ""
+
+    def placed(self, message: str) -> str:
+        """The message about some setting, with the file that may hold it."""
+        return f"{message} (with the settings of {self.file})" if self.file else message
+
+
 CALLED: list[Called] = []
 """The call of the experiment, if it was not ``python SCRIPT``."""
+_OF_HYDRA = (HydraException, OmegaConfBaseException)
+_REFUSALS = (*_OF_HYDRA, yaml.YAMLError, ValueError, RecursionError, AssertionError, AttributeError)
+"""What Hydra raises while it composes a config."""
 
 
 def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = None) -> None:
@@ -155,27 +169,10 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             _fail("; ".join(call.failures))
     except TemperError as error:
         _fail(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
+    except _REFUSALS as error:
+        if call.has_begun and not isinstance(error, _OF_HYDRA):
+            raise
         _fail(call.explain(error))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        if call.has_begun or call.folder is None:
-            raise
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        _fail(f"a YAML file in {call.folder} cannot be read, or names itself: {said}")
-    except ValueError as error:
-        if call.has_begun:
-            raise
-        from pipeline.configs.suggestions import composing_error
-
-        _fail(call.called.placed(composing_error(error, call.known(), call.settings)))
-    except (AssertionError, AttributeError):
-        from pipeline.configs.suggestions import set_within_null
-
-        if call.has_begun:
-            raise
-        if not (fault := set_within_null(call.settings, call.schema, call.known())):
-            raise
-        _fail(call.called.placed(fault))
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # a terminal that has closed
             print(STOPPED, file=sys.stderr)
@@ -208,7 +205,6 @@ class _Call:
         store_schema(self.schema, choices)
         script = Path(build.__code__.co_filename)
         self.folder, self.name = choose_config(script, self.schema, choices)
-        self.own = self.folder and self.folder / f"{script.stem}.yaml"
 
     def go(self) -> None:
         """Run the study or the jobs that the command line asks for."""
@@ -276,7 +272,8 @@ class _Call:
         except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(f"{job}{error}")
         except TemperError as error:
-            self.failures.append(job + self.placed(str(error), is_of_settings=not config))
+            said = str(error) if config else self.called.placed(str(error))
+            self.failures.append(job + said)
         except OmegaConfBaseException as error:
             self.failures.append(job + self.explain(error))
 
@@ -307,40 +304,10 @@ class _Call:
         """The message for an error of Hydra or OmegaConf."""
         from pipeline.configs.suggestions import config_error
 
-        known = self.known()
-        unknown = self._unknown_settings(error)
-        if len(unknown) > 1:
-            from pipeline.configs.suggestions import unknown_settings
-
-            return self.placed(unknown_settings(unknown, known, self.settings))
-        return self.placed(config_error(error, known, self.settings))
-
-    def _unknown_settings(self, error: Exception) -> list[str]:
-        """The settings that Hydra does not know: it names one, so the others are composed again."""
-        from pipeline.configs.suggestions import unknown_of
-
-        found: list[str] = []
-        left = self._overrides()
-        while (key := unknown_of(error)) and key not in found:
-            found.append(key)
-            left = [o for o in left if o.lstrip("+~").partition("=")[0] != key]
-            try:
-                with _initialized(self.folder):
-                    compose(self.name, [*left, *_HYDRA_UNUSED])
-            except (HydraException, OmegaConfBaseException) as further:
-                error = further
-            except Exception:  # one of another kind, which the next attempt shows
-                break
-            else:
-                break
-        return found
-
-    def placed(self, message: str, is_of_settings: bool = True) -> str:
-        """The message, after the place of the setting that it is about: in a recipe's file, or in
-        the experiment's own config."""
-        if self.called.file or not is_of_settings or self.own is None or not self.own.is_file():
-            return self.called.placed(message, is_of_settings)
-        return Called.of_file(self.own, self.settings).placed(message, is_of_settings=False)
+        said = config_error(error, self.known(), self.settings)
+        if isinstance(error, yaml.YAMLError | UnicodeDecodeError | RecursionError):
+            said += f" (in {self.folder})"
+        return self.called.placed(said)
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:

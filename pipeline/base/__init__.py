@@ -4,7 +4,7 @@
 - ``text`` and ``html`` format text; ``redaction`` keeps secrets out of it.
 - ``annotations``: which values fit a type annotation.
 - ``references`` to definitions that a worker imports; ``cells`` writes the definitions of a
-  notebook to a module; ``taken_names`` refuses a user's package with the name of one of ours.
+  notebook to a module.
 - ``installed`` tells libraries from a project's code; ``extras``: optional packages.
 - ``processes``: whether a process exists.
 - ``user_cache``: a folder of small results that any process of a user may keep or lose.

@@ -27,10 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.base.errors import TemperError
-from pipeline.base.taken_names import require_ours
 from pipeline.base.text import did_you_mean
 from pipeline.configs.demo_rows import DEMO
-from pipeline.configs.own_command import Called
 from pipeline.configs.shipped import (
     CONF,
     EXPERIMENTS,
@@ -40,6 +38,7 @@ from pipeline.configs.shipped import (
     read_yaml,
 )
 from pipeline.configs.yaml_files import read_settings
+from pipeline.launchers.environment import require_ours
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 _QUOTE = re.compile(r"(\\*)('|$)")
@@ -140,10 +139,11 @@ def run_recipe(words: Sequence[str]) -> None:
     """
     from pipeline import experiment
 
-    asked = _asked(words)
-    called, settings = Called(["temper", "run", asked.recipe]), {}
+    asked, settings = _asked(words), {}
+    called = experiment.Called(["temper", "run", asked.recipe])
     if asked.recipe.endswith((".yaml", ".yml")):
-        asked, settings, called = _from_file(asked, called)
+        called = called._replace(file=asked.recipe)
+        asked, settings = _from_file(asked)
     try:
         recipe = find_recipe(asked.recipe)
         own = recipe.arguments(asked.data, asked.model)
@@ -400,10 +400,10 @@ def _option_for(word: str) -> str:
     return "--model" if path.suffix == ".gguf" or (path / "config.json").exists() else "--data"
 
 
-def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Called]:
+def _from_file(asked: Asked) -> tuple[Asked, dict[str, str]]:
     """The recipe and the settings of a file; what is typed overrides the file."""
     file = Path(asked.recipe)
-    content, lines = _read(file)
+    content = _read(file)
     if content["recipe"].endswith((".yaml", ".yml")):
         raise TemperError(
             f"{file}: recipe: {content['recipe']}; name one that temper recipes lists"
@@ -414,7 +414,6 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
             "`dpo/loss: ipo`"
         )
     settings = {str(name): value for name, value in content.items() if name != "recipe"}
-    paths = {name: value for name, value in settings.items() if isinstance(value, str)}
     if empty := [name for name in ("data", "model") if settings.get(name, "") is None]:
         raise TemperError(f"{file}: {empty[0]} has no value; write a path, or delete the line")
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
@@ -434,22 +433,20 @@ def _from_file(asked: Asked, called: Called) -> tuple[Asked, dict[str, str], Cal
     try:
         told = dict(_settings(settings))
     except TemperError as error:
-        of_file = Called((), (), str(file), dict.fromkeys(lines, ""), lines)
-        raise TemperError(of_file.placed(str(error))) from None
+        raise TemperError(f"{file}: {error}") from None
     overridden = {argument.partition("=")[0] for argument in typed}
     told = {name: value for name, value in told.items() if name not in overridden}
-    called = Called(called.words, typed, str(file), {**paths, **told}, lines)
-    return Asked(content["recipe"], **found, others=asked.others), told, called
+    return Asked(content["recipe"], **found, others=asked.others), told
 
 
-def _read(file: Path) -> tuple[Mapping[str, Any], dict[str, int]]:
-    """The content of a recipe's file, and the line of each name in it."""
+def _read(file: Path) -> Mapping[str, Any]:
+    """The content of a recipe's file."""
     if not file.exists():
         raise TemperError(f"there is no file {file}; temper recipes copy dpo {file}")
-    content, lines = read_settings(file)
+    content = read_settings(file)
     if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
         raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
-    return content, lines
+    return content
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

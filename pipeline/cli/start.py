@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 from pipeline.base.errors import TemperError
-from pipeline.base.taken_names import OURS
 from pipeline.configs.shipped import EXPERIMENTS
+from pipeline.uncaught.user_errors import SHIPPED
 
 TEMPLATE = EXPERIMENTS / "template"
 _RENAMED = {"gitignore": ".gitignore", "github": ".github"}
@@ -28,7 +28,7 @@ def make_project(folder: Path) -> list[Path]:
     name = folder.resolve().name
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
         raise TemperError(f"{name!r} is no name for a project: use letters, digits and - _ .")
-    if name in OURS:
+    if name in (*SHIPPED, EXPERIMENTS.name):
         raise TemperError(f"Temper has a package {name}, too; name the project otherwise")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TemperError(f"{folder} is there already, and is not empty; name another folder")

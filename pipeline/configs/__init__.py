@@ -4,9 +4,9 @@
 provides config groups for experiments that have no YAML of their own. ``schemas`` registers an
 experiment's dataclass with Hydra. ``setting_docs`` reads the meaning of each setting from the
 docstrings of config dataclasses, and ``help_page`` prints it for ``--help``; ``field_types`` reads
-their annotations. ``suggestions`` adds to Hydra's errors the setting that was probably meant, and
-``own_command`` where it stands in a recipe's file or in the experiment's own config, which
-``yaml_files`` reads. ``demo_rows`` keeps the demo's rows apart from the user's.
+their annotations. ``suggestions`` names the setting that was probably meant by one that does not
+exist. ``yaml_files`` reads the files that users write. ``demo_rows`` keeps the demo's rows apart
+from the user's.
 
 Uses Hydra, ``text``, ``redaction`` and ``errors``; ``experiment`` and ``cli`` use this package.
 """

@@ -128,7 +128,7 @@ def _defaults_of(file: Path) -> Sequence[Any]:
     Raises:
         TemperError: it is no list, or the file no YAML.
     """
-    defaults = read_settings(file)[0]["defaults"]
+    defaults = read_settings(file)["defaults"]
     if not isinstance(defaults, list) or not all(isinstance(e, str | dict) for e in defaults):
         raise TemperError(
             f"{file}: defaults is a list of names and choices, as in defaults: [schema, launcher: "

@@ -1,10 +1,6 @@
-"""Reads YAML files of settings that users write; a file that cannot be read is named with its line.
-
-It is stricter than Hydra's loader and explains more: it knows the line of each setting.
-"""
+"""Reads YAML files of settings that users write; one that cannot be read is named with its line."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +43,15 @@ def text_of(file: Path) -> str:
         raise TemperError(f"{file}{target} cannot be read: {error.strerror}") from None
 
 
-def read_settings(file: Path) -> tuple[Any, dict[str, int]]:
-    """The content of a file, and the line of each name in it, as a command line names it.
+def read_settings(file: Path) -> Any:
+    """The content of a file.
 
     Raises:
         TemperError: it is no YAML.
     """
     text = text_of(file)
     try:
-        loader = _EachKeyOnce(text)
-        node = loader.get_single_node()
-        return loader.construct_document(node) if node else None, dict(_lines(node))
+        return yaml.load(text, _EachKeyOnce)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise TemperError(
@@ -68,9 +62,3 @@ def read_settings(file: Path) -> tuple[Any, dict[str, int]]:
         raise TemperError(f"{file} cannot be read; save it as text, in UTF-8") from None
     except RecursionError:
         raise TemperError(f"{file}: a group contains itself, by an anchor; leave it out") from None
-
-
-def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        yield f"{prefix}{key.value}", key.start_mark.line + 1
-        yield from _lines(value, f"{prefix}{key.value}.")

@@ -26,7 +26,6 @@ from pipeline.base.redaction import meet, shown
 from pipeline.dag.canonical import Json, added_field, execution_detail, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.dag.files import describe_stream
-from pipeline.uncaught.user_errors import LET_READ
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.\w+(\.(?i:gz|zst|bz2|xz))?$")
@@ -347,8 +346,6 @@ def _reason_and_remedy(error: Exception, kind: str) -> str:
 
 
 def _remedy(error: Exception, url: str) -> str:
-    if isinstance(error, PermissionError) and "://" not in url:
-        return f"; {LET_READ}"
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return "; delete the link, which leads to itself"
     return "; check the address, the network and the credentials" if "://" in url else ""

@@ -10,24 +10,37 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.machinery import FileFinder
+from importlib.machinery import FileFinder, PathFinder
 from itertools import takewhile
 from pathlib import Path
 
 from pipeline.base import cells, processes
+from pipeline.base.errors import TemperError
 from pipeline.base.installed import in_library
 from pipeline.base.redaction import may_hold_key
-from pipeline.base.taken_names import require_ours
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.devices import VISIBLE
 from pipeline.observed.path_filter import names_a_cache
 from pipeline.trace.modules import is_core
+from pipeline.uncaught.user_errors import ROOT
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 UNOPTIMISED = {"PYTHONOPTIMIZE": ""}
 """Makes a worker run assertions, as they are code of the step: no key says whether they ran."""
+
+
+def require_ours(folders: Sequence[str]) -> None:
+    """Refuse folders in which another process, which looks through them in this order, finds
+    another ``pipeline``.
+
+    Raises:
+        TemperError: it does.
+    """
+    found = PathFinder.find_spec("pipeline", [*folders])
+    if found and found.origin and not os.path.samefile(found.origin, ROOT / "pipeline/__init__.py"):
+        raise TemperError(f"{found.origin} would be imported for Temper's pipeline; rename it")
 
 
 def users_environment(settings: Mapping[str, str]) -> dict[str, str]:

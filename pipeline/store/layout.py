@@ -56,7 +56,6 @@ from pipeline.store.objects import (
     target_within,
 )
 from pipeline.store.untrusted_input import is_step, parse_json
-from pipeline.uncaught.user_errors import permit
 
 LAYOUT_VERSION = 2
 """Version 2 added generations, marks, leases, accepted code, index; 1 is readable."""
@@ -203,7 +202,7 @@ class Store:
             remedy = f"is store={self.url} right?"
             if isinstance(error, PermissionError) and error.filename:  # a local file
                 path = str(error.filename)
-                remedy = f"{permit(Path(path))}; users who share a store need umask 002"
+                remedy = "users who share a store need umask 002"
             elif not self.is_local:
                 known = _CREDENTIALS.get(self.url.partition("://")[0], "")
                 remedy = f"check that address, the network and the credentials{known}"

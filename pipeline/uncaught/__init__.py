@@ -4,6 +4,6 @@ A message is one line, as Ctrl-C is. ``user_errors`` decides which exceptions ar
 ``excepthook`` shows what nobody has caught. It needs other modules, so until these are imported
 ``early`` shows Ctrl-C; it also opens the streams that a program was started without.
 
-Uses ``extras``, ``installed``, ``redaction``, ``taken_names`` and ``text``;
+Uses ``extras``, ``installed``, ``redaction`` and ``text``;
 ``pipeline`` installs both hooks when it is imported.
 """

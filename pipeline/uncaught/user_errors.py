@@ -7,8 +7,6 @@ An exception is a message if its text was written for the user:
   libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
-- an error of Python's while a config dataclass of Temper checks its values;
-- a module of Temper that another package with the name of ours hides;
 - an error of the operating system that Temper's own code met, directly or through libraries;
 - a full disk or memory, or a missing package of one of our extras, wherever it is raised.
 
@@ -27,7 +25,6 @@ from types import FrameType
 from pipeline.base.errors import TemperError, text_of
 from pipeline.base.extras import how_to_install, is_extra
 from pipeline.base.installed import in_library
-from pipeline.base.taken_names import taken
 from pipeline.base.text import cut
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,18 +68,13 @@ def message_of(
             )
     if isinstance(error, ModuleNotFoundError) and is_extra(package := str(error.name)):
         return f"the package {package} is not installed here: {how_to_install(package)}"
-    if isinstance(error, ImportError) and (told := taken(error)):
-        return told
     if isinstance(error, OSError) and error.errno and _is_met_by_temper(error):
         if not isinstance(error.filename, str | bytes):  # none, or a descriptor
             return sentence(error)
         place = os.fsdecode(error.filename)
-        advice = f"; {permit(Path(place))}" if isinstance(error, PermissionError) else ""
-        return f"{place}: {error.strerror}{advice}"
+        return f"{place}: {error.strerror}"
     raised_by = _raising_frame(error)
-    if raised_by is not None and (is_ours or is_shipped)(raised_by):
-        return _missing_method(error, raised_by) or sentence(error)
-    return _of_a_check(error)
+    return sentence(error) if raised_by and (is_ours or is_shipped)(raised_by) else None
 
 
 def sentence(error: BaseException) -> str:
@@ -110,27 +102,6 @@ def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
         place = place.tb_next
 
 
-LET_READ = "let this user read it (chmod), or copy it"
-"""What to do about a file that may not be read."""
-
-
-def permit(file: Path) -> str:
-    """What permits an access that was refused. It was for reading, unless the user may read the
-    file, or could see that there is none."""
-    is_there = _may(file, os.F_OK)
-    if not _may(file, os.R_OK) and (is_there or not _may(file.parent, os.X_OK)):
-        return LET_READ
-    place = "it" if is_there else f"in {file.parent}"
-    return f"let this user write {place} (chmod), or name another folder"
-
-
-def _may(file: Path, mode: int) -> bool:
-    try:
-        return os.access(file, mode, effective_ids=os.access in os.supports_effective_ids)
-    except OSError:  # a name that is too long
-        return False
-
-
 def _is_met_by_temper(error: BaseException) -> bool:
     """Whether Temper's own code called what raised an exception, directly or through libraries."""
     frames = [frame for frame, _ in frames_of(error)]
@@ -156,18 +127,6 @@ def _raising_frame(error: BaseException) -> FrameType | None:
     return place.tb_frame if dis.opname[instruction] == "RAISE_VARARGS" else None
 
 
-def _missing_method(error: BaseException, raised_by: FrameType) -> str:
-    """The message if a class leaves out a method of its base class; empty for other errors."""
-    if (
-        not isinstance(error, NotImplementedError)
-        or text_of(error)
-        or "self" not in raised_by.f_locals
-    ):
-        return ""
-    name, method = type(raised_by.f_locals["self"]).__name__, raised_by.f_code.co_name
-    return f"the class {name} has no method {method}; write one, as the docs of its base class say"
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An exception, followed by its causes and by what it groups."""
     ahead: list[BaseException | None] = [error]
@@ -181,18 +140,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         ahead.append(link.__cause__)
         if isinstance(link, BaseExceptionGroup):
             ahead.extend(link.exceptions)
-
-
-def _of_a_check(error: BaseException) -> str | None:
-    """The message if Python refuses what a check of a config of Temper's does with a value, such as
-    to compare a text with a number; ``None`` for other errors."""
-    frames = [frame for frame, _ in frames_of(error)]
-    if not isinstance(error, TypeError) or not frames or not is_shipped(frames[-1]):
-        return None
-    for frame in frames:
-        if frame.f_code.co_name == "__post_init__" and is_shipped(frame):
-            return f"a setting of {type(frame.f_locals.get('self')).__name__}: {text_of(error)}"
-    return None
 
 
 def _is_no_room(error: BaseException) -> bool:

@@ -72,7 +72,7 @@ from steps.report import report
 from steps.sources import data_at, refuse_no_model
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_sft import train_sft
-from steps.training.config import DpoConfig, OptimizerConfig
+from steps.training.config import DpoConfig
 
 LONGEST_MESSAGE = 500
 BROKEN_MODELS = {
@@ -170,63 +170,22 @@ def require_message(text: str, *remedies: str) -> None:
 
 COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
-    (["dpo.loss.beta=much"], ["dpo.loss.beta=much"]),
-    (["dpo.loss.beta="], ["dpo.loss.beta=", "a number is needed"]),
-    (["dpo.loss.beta=0,1"], ["several values; -m dpo.loss.beta=0,1 tries each"]),
-    (["only=a,b"], ["only takes a list: only=[a,b]"]),
-    (["dpo/lora=qlora"], ["did you mean dpo/lora=lora with dpo.lora.quantization?"]),
-    (
-        ["num_epochs=3", "dpo.bta=1", "dpo.loss.nope=2"],
-        ["unknown config keys: num_epochs (did you mean", "dpo.bta (did you", "dpo.loss.nope ("],
-    ),
-    (["data.path=a=(b"], ["data.path=a=(b cannot be read as a setting", "in quotes"]),
+    (["dpo.loss.beta=much"], ["override dpo.loss.beta=much; Value 'much' of type 'str' could not"]),
+    (["dpo.loss.beta=0,1"], ["the settings cannot be read: Ambiguous value for argument"]),
+    (["data.path=a=(b"], ["the settings cannot be read: data.path=a=(b; "]),
     (["+dpo.bta=1"], ["dpo.bta"]),
     (["dpo.loss.beta", "0.1"], ["did you mean dpo.loss.beta=0.1?"]),
     (["pairs.jsonl"], ["did you mean data.path=pairs.jsonl?"]),
-    (["dpo.loss.beta=null"], ["dpo.loss.beta cannot be null; leave it out"]),
-    (["~dpo.loss.beta"], ["a setting cannot be deleted; leave it out"]),
-    (["~dpo"], ["~dpo: a setting cannot be deleted"]),
     (["dpo=1"], ["dpo is no single setting; set one of it, as in dpo."]),
-    (["=1"], ["=1 names no setting"]),
-    (["="], ["= names no setting"]),
-    (["-p"], ["--plan shows what would run"]),
-    (["--help=dpo"], ["write --help dpo"]),
+    (["=1"], ["unknown config key ''"]),
     (["dpo/optimizer=adam"], ["set one of it, as in dpo.optimizer.learning_rate="]),
-    (["dpo.loss.beta==1"], ["write dpo.loss.beta=1"]),
-    (["dpo.loss.beta = 1"], ["write dpo.loss.beta=1"]),
-    (["dpo.loss.beta:1"], ["did you mean dpo.loss.beta=1?"]),
-    (["dpo.loss.beta=“1”"], ["write dpo.loss.beta=1"]),
-    (["dpo..loss.beta=1"], ["write dpo.loss.beta=1"]),
     (["dpo.loss.Beta=1"], ["did you mean dpo.loss.beta=1?"]),
-    (["dpo.loss.beta=1 dpo.epochs=2"], ["several settings in one pair of quotes"]),
-    (["data.path=~/pairs.jsonl"], ["only a shell knows ~; write data.path=/"]),
-    (["data.path=[a,b]"], ["data.path takes one text"]),
-    (["data.fields=prompt"], ["data.fields takes names with values"]),
-    (["data.fields=[]"], ["data.fields takes names with values"]),
-    (
-        ["data.fields={1: prompt}"],
-        ["data.fields takes texts as names: 1 is written data.fields.1="],
-    ),
-    (["data.fields={1.5: a}"], ["data.fields takes texts as names: 1.5 can be one in a file"]),
-    (["data.fields={null: a}"], ["data.fields takes texts as names: None can be one in a file"]),
-    (["+dpo/loss=ipo"], ["leave out the +"]),
     (["launcher.use=[]"], ["use names no engine"]),
-    (["—plan"], ["did you mean --plan?"]),
     (["tokenize.max_length=0"], ["must be a whole number of at least 1, got 0"]),
-    (["dpo/loss/beta=1"], ["no choice but a setting: dpo.loss.beta=1"]),
     (["dpo/los=ipo"], ["did you mean dpo/loss=ipo?"]),
-    (["dpo/loss=ipo,dpo"], ["-m dpo/loss=ipo,dpo tries each"]),
     (["dpo/loss="], ["unknown choice dpo/loss=; known: "]),
-    (["dpo.loss.beta=choice(1,2)"], ["-m dpo.loss.beta=choice(1,2) tries each"]),
-    (["-m", "dpo.loss.beta=interval(0,1)"], ["temper tune searches an interval"]),
-    (["force={a: b}"], ["force takes a list: force=[a]"]),
-    (["dpo.dtype=bf16"], ["choose from float32, bfloat16, float64; did you mean bfloat16?"]),
-    (["dpo.lora=true"], ["with settings: dpo/lora=lora"]),
-    (["dpo.loss.beta=${sft.nope}"], ["dpo.loss.beta refers to sft.nope", "no such setting"]),
-    (["dpo.loss.beta=${oc.env:NOPE}"], ["needs the environment variable NOPE"]),
-    (["dpo.loss.beta=${oc.env:PATH}"], ["dpo.loss.beta=${oc.env:PATH} is no value for it"]),
-    (["dpo.loss.beta=${env:NOPE}"], ["there is no ${env:…}", "${oc.env:NAME}"]),
-    (["dpo.loss.beta=${dpo.loss.beta}"], ["dpo.loss.beta refers to itself"]),
+    (["dpo.dtype=bf16"], ["Invalid value 'bf16', expected one of [float32, bfloat16, float64]"]),
+    (["dpo.lora=true"], ["dpo.lora is a choice: dpo/lora=lora"]),
     (["--dry-run"], ["--plan shows what would run"]),
     (["--resume"], ["goes on by itself"]),
     (["packing=true"], ["leave it out, since rows are packed without padding"]),
@@ -248,14 +207,13 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["rpo_alpha=1"], ["did you mean dpo.loss.nll_weight=1?"]),
     (["fp16=true"], ["dtype is float32, or bfloat16"]),
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
-    (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
+    (["dpo.loss=simpo"], ["dpo.loss is a choice: dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
-    (["dpo/lora=8"], ["unknown choice dpo/lora=8; known: lora"]),
-    (["dpo.lora.r=8"], ["dpo.lora is null", "choose one first: dpo/lora=NAME"]),
+    (["dpo.lora.r=8"], ["did you mean dpo/lora=lora dpo.lora.r=8?"]),
     (["scale=huge"], ["scale=huge", "demo, full, own, smoke"]),
     (["jobs=0"], ["jobs must be at least 1"]),
     (["jobs=many"], ["jobs=many"]),
-    (["force=train_dpo"], ["force takes a list: force=[train_dpo]"]),
+    (["force=train_dpo"], ["str is not a ListConfig", "full_key: force"]),
     (["force=[train]"], ["no step train", "train_dpo"]),
     (["only=[train]"], ["no step train", "train_dpo"]),
     (["sinks=[mlflow]"], ["mlflow", "known: wandb, tensorboard"]),
@@ -446,10 +404,6 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "an uncalled input": (lambda: use(as_any(mistaken)), ["call it, as in mistaken(…)"]),
     "a part for a result": (lambda: run({"r": as_any(tokens()["test"])}), ["name a whole step"]),
     "a number for a step": (lambda: run({"r": as_any(3)}), ["which is no step"]),
-    "a text for a number": (
-        lambda: as_any(OptimizerConfig)(learning_rate="1e-5"),
-        ["a setting of OptimizerConfig:", "'<' not supported"],
-    ),
     "a dict for a config": (
         lambda: evaluate(tokens()["test"], model=model(), config=as_any({"seed": 1})),
         ["takes EvaluateConfig", "write EvaluateConfig(NAME=VALUE)"],
@@ -671,7 +625,7 @@ def test_a_disk_that_is_full_for_the_driver_is_told_with_the_remedy(
 
 
 @pytest.mark.parametrize("closed", ["config.json", "model.safetensors", "."])
-def test_a_model_that_this_user_may_not_read_is_told_with_the_remedy(closed: str) -> None:
+def test_a_model_that_this_user_may_not_read_is_named(closed: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         model = model_for_plans(Path(folder, "model"))
@@ -682,11 +636,11 @@ def test_a_model_that_this_user_may_not_read_is_told_with_the_remedy(closed: str
             said = message_of(caught.value)
         Path(model, closed).chmod(0o755)
     file = f"{model}/{closed if closed != '.' else 'config.json'}"
-    assert said == f"{file}: Permission denied; let this user read it (chmod), or copy it"
+    assert said == f"{file}: Permission denied"
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_file_that_this_user_may_not_write_is_told_with_the_remedy(there: bool) -> None:
+def test_a_file_that_this_user_may_not_write_is_named(there: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         rows = Path(folder, "rows.jsonl")
@@ -696,8 +650,7 @@ def test_a_file_that_this_user_may_not_write_is_told_with_the_remedy(there: bool
             with pytest.raises(PermissionError) as caught:
                 write_json_lines(rows, PAIRS)
             said = message_of(caught.value) or ""
-    remedy = f"let this user write {'it' if there else f'in {folder}'} (chmod), or name another"
-    require_message(said, f"{rows}: Permission denied", remedy)
+    assert said == f"{rows}: Permission denied"
 
 
 def test_a_file_that_own_code_may_not_read_is_left_to_python(tmp_path: Path) -> None:
@@ -714,7 +667,7 @@ def test_a_folder_of_data_that_this_user_may_not_list_is_named() -> None:
         for path in (closed, closed / "*.jsonl", closed / "rows.jsonl"):
             with not_as_root(), pytest.raises(TemperError) as caught:
                 data_at(str(path))
-            require_message(str(caught.value), f"{path} cannot be read", "chmod")
+            require_message(str(caught.value), f"{path} cannot be read")
         (closed / "rows.jsonl").write_text("{}")
         closed.chmod(0o711)  # a file may be read by its name
         with not_as_root():
@@ -882,9 +835,9 @@ def test_a_file_that_takes_the_name_of_the_core_is_named(
     for name in ("pipeline.py", "mine.py"):
         (tmp_path / name).touch()
     told = CliRunner().invoke(app, ["plan", str(tmp_path / "mine.py")]).exception
-    require_message(str(told), "rename", "pipeline.py, as in my_pipeline")
+    require_message(str(told), "pipeline.py would be imported for Temper's pipeline; rename it")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TemperError, match=r"pipeline\.py would be imported for pipeline"):
+    with pytest.raises(TemperError, match=r"pipeline\.py would be imported for Temper"):
         import_path()
 
 
