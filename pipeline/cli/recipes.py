@@ -432,7 +432,7 @@ def _from_file(asked: Asked) -> tuple[Asked, dict[str, str]]:
             settings.pop(name, None)
     try:
         told = dict(_settings(settings))
-    except TemperError as error:
+    except (TemperError, RecursionError) as error:  # the latter of a group that contains itself
         raise TemperError(f"{file}: {error}") from None
     overridden = {argument.partition("=")[0] for argument in typed}
     told = {name: value for name, value in told.items() if name not in overridden}

@@ -60,5 +60,3 @@ def read_settings(file: Path) -> Any:
         ) from None
     except yaml.YAMLError:
         raise TemperError(f"{file} cannot be read; save it as text, in UTF-8") from None
-    except RecursionError:
-        raise TemperError(f"{file}: a group contains itself, by an anchor; leave it out") from None
