@@ -9,9 +9,16 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.base.text import cut, visible
 from pipeline.show.metrics import marked
-from pipeline.show.terminal import named
 from pipeline.store.manifest import Manifest
+
+LONGEST_NAME = 80
+
+
+def named(name: str, style: str = "") -> Text:
+    """A user's name for something, as one line of limited length."""
+    return Text(visible(cut(name, LONGEST_NAME)), style)
 
 
 @dataclass(frozen=True)

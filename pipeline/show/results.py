@@ -22,6 +22,7 @@ from pipeline.base.text import hint
 from pipeline.plan import variants
 from pipeline.plan.labels import recorded_labels
 from pipeline.show.artifact_handle import Made
+from pipeline.show.comparison import Comparison
 from pipeline.show.metrics import comparable_metrics, is_interval, metric_text, without_p_values
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store, open_store
@@ -30,8 +31,6 @@ from pipeline.store.runs import Run, names_of_runs, read_run, read_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from pipeline.show.comparison import Comparison
 
 
 Columns = dict[str, list[Any]]
@@ -280,8 +279,6 @@ def compare(
     Raises:
         TemperError: no result has one of ``metrics``, or ``of`` holds no results.
     """
-    from pipeline.show.comparison import Comparison
-
     if metrics is not None and (isinstance(metrics, str) or not isinstance(metrics, Sequence)):
         raise TemperError(f"compare: metrics={metrics!r}; give a list of names, as in ['loss']")
     chosen = _manifests(of) if not isinstance(of, str) else _apart(of, store)

@@ -25,6 +25,7 @@ from pipeline.dag.artifact import Kind
 from pipeline.dag.canonical import reference_to, resolve_reference
 from pipeline.plan.planning import Plan, State, display_names
 from pipeline.show.artifact_handle import Made
+from pipeline.show.comparison import named
 from pipeline.show.metrics import (
     LEGEND,
     MARK,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:  # imported late: a cached plan has no estimates, and few resu
 
     from pipeline.estimate.estimates import Estimate, Estimates
 
-LONGEST_NAME = 80
 LONGEST_SUMMARY = 6000
 MOST_METRICS = 40
 """The most metrics printed of one step; ``temper show`` prints all."""
@@ -343,11 +343,6 @@ def _markdown(text: str) -> "Markdown":
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     shown.parsed = parser.disable(["link", "image", "autolink", "reference"]).parse(lines)
     return shown
-
-
-def named(name: str, style: str = "") -> Text:
-    """A user's name for something, as one line of limited length."""
-    return Text(visible(cut(name, LONGEST_NAME)), style)
 
 
 def _results_of_one_kind(
