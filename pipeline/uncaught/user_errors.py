@@ -3,7 +3,7 @@
 An exception is a message if its text was written for the user:
 
 - a :class:`TemperError`;
-- any exception that a ``raise`` statement in code of the project or of Temper raises. So the
+- any exception with a text that a ``raise`` statement of the project or of Temper raises. So the
   libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
@@ -74,7 +74,8 @@ def message_of(
         place = os.fsdecode(error.filename)
         return f"{place}: {error.strerror}"
     raised_by = _raising_frame(error)
-    return sentence(error) if raised_by and (is_ours or is_shipped)(raised_by) else None
+    is_message = raised_by and text_of(error) and (is_ours or is_shipped)(raised_by)
+    return sentence(error) if is_message else None
 
 
 def sentence(error: BaseException) -> str:

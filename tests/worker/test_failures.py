@@ -53,7 +53,7 @@ def test_a_library_s_raise_statement_is_a_message_and_its_bug_is_none() -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("PermissionError(13, 'Permission denied', 'rows.jsonl')", "Permission denied; let this"),
+        ("PermissionError(13, 'Permission denied', 'rows.jsonl')", "Permission denied"),
         ("OSError(30, 'Read-only file system', 'rows.jsonl')", "Read-only file system"),
     ],
 )
@@ -82,12 +82,11 @@ def test_a_step_s_raise_statement_is_a_message_and_an_expression_s_error_is_a_bu
         assert any("test_failures.py, line" in line for line in failure.excerpt)
 
 
-def test_a_method_that_a_class_leaves_out_is_named() -> None:
+def test_a_method_that_a_class_leaves_out_is_a_bug_and_no_message() -> None:
     class Mine(ReferenceFreeLoss):
         def per_pairs(self, logps: object) -> None: ...
 
-    told = str(message_of(raised_by(lambda: Mine().per_pair(cast(Any, None)))))
-    assert told.startswith("the class Mine has no method per_pair; write one")
+    assert message_of(raised_by(lambda: Mine().per_pair(cast(Any, None)))) is None
 
 
 def test_a_full_disk_is_known_whoever_has_met_it() -> None:
