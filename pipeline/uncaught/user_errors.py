@@ -10,8 +10,7 @@ An exception is a message if its text was written for the user:
 - an error of the operating system that Temper's own code met, directly or through libraries;
 - a full disk or memory, or a missing package of one of our extras, wherever it is raised.
 
-A message keeps the words of Python, of the operating system or of the library.
-Any other exception is a bug, or a problem that nobody foresaw.
+A message keeps the words of its source. Any other exception is a bug, or nobody foresaw it.
 """
 
 import dis
