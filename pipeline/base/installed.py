@@ -30,7 +30,7 @@ def in_library(file: str) -> bool:
     """Whether a file belongs to the interpreter or to an installed package."""
     if file.startswith(f"{SHIPPED_STEPS}{os.sep}"):
         return False
-    return file.startswith(_OF_THE_INTERPRETER) or bool(folder_of_packages(file))
+    return file.startswith(OF_THE_INTERPRETER) or bool(folder_of_packages(file))
 
 
 def folder_of_packages(path: str) -> str:
@@ -138,7 +138,7 @@ def _has(path: str, digest: str, *_state: int) -> bool:
 
 
 # now: inside the import hook, sysconfig would import its data half-initialised
-_OF_THE_INTERPRETER = tuple(
+OF_THE_INTERPRETER = tuple(
     f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _RECORDS = _Records()

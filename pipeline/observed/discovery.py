@@ -19,7 +19,8 @@ input is known by its content, so another one may lie beside other files.
 import inspect
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -28,7 +29,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import cells
+from pipeline.base import cells, user_cache
 from pipeline.base.errors import TemperError
 from pipeline.base.installed import SHIPPED_STEPS, in_library, releases
 from pipeline.base.processes import working_folder
@@ -64,6 +65,7 @@ _RELATIVE = "./"
 """Begins the name of a file that a step opened relative to its working folder."""
 
 Accepted = Mapping[str, Sequence[Discovered]]
+_RULE = f"{user_cache.version_of('*.py', folder=Path(sources.__file__).parent)} {sys.version}"
 
 
 @dataclass(frozen=True)
@@ -486,7 +488,6 @@ class Present:
         self._places: dict[str, Modules] = {}
         self._states: dict[tuple[Home, int], tuple[Discovered, Discovered]] = {}
         self._releases: Mapping[str, str] | None = None
-        self._code_seen: dict[tuple[str, tuple[str, ...]], Mapping[str, str]] = {}
 
     def changes(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Accepted] = dict
@@ -516,7 +517,8 @@ class Present:
         return known[1]
 
     def _state(self, home: Home, discovered: Discovered) -> Discovered:
-        code = self._released(home, discovered.code, self._code(home, discovered.code))
+        places = self._places.setdefault(home.module.partition(".")[0], Modules(home.module))
+        code = self._released(home, discovered.code, _present_code(discovered, places))
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file
             for name, digest in discovered.files.items()
@@ -541,14 +543,6 @@ class Present:
         shipped = f"{home.module.partition('.')[0]}."
         kept = {name: digest for name, digest in was.items() if name.startswith(shipped)}
         return kept | {name: d for name, d in now.items() if not name.startswith(shipped)}
-
-    def _code(self, home: Home, units: Mapping[str, str]) -> Mapping[str, str]:
-        """The present digests of the code that counts; steps that ran the same code share them."""
-        where = f"{home.folder} {home.module}", tuple(units)
-        if where not in self._code_seen:
-            places = self._places.setdefault(home.module, Modules(home.module))
-            self._code_seen[where] = _present_code(units, places)
-        return self._code_seen[where]
 
     def _of(self, look: Any, path: str | None) -> str:
         if path is None:
@@ -599,18 +593,37 @@ def _entry_changes(was: Sequence[str], now: Sequence[str]) -> list[str]:
     return phrases + [f"{name} is new" for name in new.values()]
 
 
-def _present_code(units: Collection[str], places: Modules) -> Mapping[str, str]:
-    loaded: dict[str, Loaded] = {}
-    gone: dict[str, str] = {}
-    for name, (ran, asked) in seen_in(units).items():
-        path = places.file(name)
+def _present_code(trace: Discovered, places: Modules) -> Mapping[str, str]:
+    """The present digests of the code that counts. They depend on the sources of its modules, and
+    on which modules there are: while both are as when the trace last held, it holds."""
+    kept = user_cache.place("held", f"{_RULE} {trace.state}".encode())
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        held, had = user_cache.load(kept)
+        if all(places.has(name) == was for name, was in had.items()) and held == {
+            name: _file_of_module(name, places) for name in held
+        }:
+            return trace.code
+    asked, loaded, gone = dict[str, int](), dict[str, Loaded](), dict[str, str]()
+    for name, (ran, names) in seen_in(trace.code).items():
         try:
-            source = sources.parsed(Path(path or "").read_bytes())
+            source = sources.parsed(places.content(name))
         except (OSError, SyntaxError, ValueError, RecursionError):
-            gone[f"{name}:{ALL}"] = ABSENT if path is None else UNREADABLE
+            gone[f"{name}:{ALL}"] = ABSENT if places.file(name) is None else UNREADABLE
         else:
-            loaded[name] = Loaded(source, _is_package(str(path)), ran, asked)
-    return {**digests(loaded, places.has), **gone}
+            loaded[name] = Loaded(source, _is_package(str(places.file(name))), ran, names)
+
+    def has(name: str) -> int:
+        return asked.setdefault(name, places.has(name))
+
+    now = {**digests(loaded, has), **gone}
+    if now == trace.code:
+        user_cache.save(kept, [{name: _file_of_module(name, places) for name in loaded}, asked])
+    return now
+
+
+def _file_of_module(name: str, places: Modules) -> list[str | bool]:
+    content = sources.digest_of(places.content(name))
+    return [content, _is_package(str(places.file(name)))]
 
 
 def _present_file(path: str) -> str:

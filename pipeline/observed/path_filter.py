@@ -6,17 +6,15 @@ prefix wins: code in ``/tmp/project`` counts although ``/tmp`` does not, and a s
 project does not count. What lies beside an input file counts like code.
 """
 
-import contextlib
 import json
 import os
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.installed import folder_of_packages
+from pipeline.base.installed import OF_THE_INTERPRETER, folder_of_packages
 from pipeline.base.processes import working_folder
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
@@ -95,10 +93,7 @@ def _variants(folders: Iterable[str]) -> Iterator[str]:
 def _elsewhere() -> Iterator[str]:
     """Folders of the machine, the interpreter and the user on which no result depends."""
     yield from (*_SYSTEM, *_TEMPORARY, tempfile.gettempdir())
-    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-        with contextlib.suppress(Exception):  # Python 3.13.0 raises in some cases
-            yield sysconfig.get_path(name)
-    yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+    yield from (*OF_THE_INTERPRETER, sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
     for name, value in os.environ.items():
         if names_a_cache(name) and os.path.isabs(value):
             yield value

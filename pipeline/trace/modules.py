@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from pipeline.base.installed import in_library
@@ -35,7 +36,8 @@ class Modules:
     def __init__(self, home: str):
         self.home = home
         self._specs: dict[str, ModuleSpec | None] = {}
-        self._tops: dict[str, bool] = {}
+        self._had: dict[str, int] = {}
+        self._contents: dict[str, bytes] = {}
 
     def file(self, name: str) -> str | None:
         """The source file of a module; ``None`` if there is none."""
@@ -45,12 +47,18 @@ class Modules:
     def has(self, name: str) -> int:
         """Whether the project has a module of this name: 1 for a folder that stands for a package
         without an ``__init__.py``, 2 for a file."""
-        top = name.partition(".")[0]
-        if top not in self._tops:
-            self._tops[top] = self._is_project(top)
-        if not self._tops[top] or self._spec(name) is None:
-            return 0
-        return 1 if self.file(name) is None else 2
+        if name not in self._had:
+            top = name.partition(".")[0]
+            is_project = self._is_project(top) if name == top else self.has(top)
+            is_there = is_project and self._spec(name) is not None
+            self._had[name] = is_there and (1 if self.file(name) is None else 2)
+        return self._had[name]
+
+    def content(self, name: str) -> bytes:
+        """The bytes of a module's file, read once. Raise `OSError` if there is none."""
+        if name not in self._contents:
+            self._contents[name] = Path(self.file(name) or "").read_bytes()
+        return self._contents[name]
 
     def _is_project(self, top: str) -> bool:
         if is_core(top) or top in sys.builtin_module_names:

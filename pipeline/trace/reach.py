@@ -1,7 +1,6 @@
 """Which modules of a project others may import, by their source."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from pipeline.trace import sources
 from pipeline.trace.counted import Loaded, imported_by
@@ -32,7 +31,7 @@ def reached(
             continue
         if not places.has(name) or not path.endswith(".py"):
             continue
-        source = sources.parsed(Path(path).read_bytes())
+        source = sources.parsed(places.content(name))
         loaded[name] = Loaded(source, path.endswith("__init__.py"), frozenset())
         waiting += imported_by(name, loaded[name], parts(loaded[name]))
     return loaded

@@ -121,7 +121,8 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
         paths[name] = path
     every = list(paths.values())
     with ThreadPoolExecutor(FLUSHERS) as pool:
-        list(pool.map(_flush, (every[first::FLUSHERS] for first in range(FLUSHERS))))
+        parts = (every[first::FLUSHERS] for first in range(min(FLUSHERS, len(every))))
+        list(pool.map(_flush, parts))
     for name, path in paths.items():
         states[name] = _state(path)
         files[name] = describe(path)

@@ -34,7 +34,7 @@ from pipeline.observed.file_fingerprints import state_of
 from pipeline.observed.path_filter import Rules
 from pipeline.wire import forking
 from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
-from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
+from pipeline.worker import torchrun
 from pipeline.worker.calling import project_roots
 from pipeline.worker.libraries.certain_imports import certain_imports
 from pipeline.worker.libraries.hidden_packages import STARTED_WITH, Imported
@@ -55,6 +55,8 @@ WORKER = "pipeline.worker.attempt"
 
 def main(wanted: Mapping[str, Any]) -> NoReturn:
     """Import the libraries, then fork workers until the driver ends."""
+    importlib.import_module(WORKER)  # with all that a worker imports anyway
+    del sys.modules[WORKER]  # each worker runs it as its main module
     torchrun.forget_other_ranks()  # as its workers do, which find the environment unchanged
     functions, without = wanted["functions"], wanted["without"]
     lifeline = int(os.environ[ENVIRONMENT])
