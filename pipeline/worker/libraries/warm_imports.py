@@ -41,10 +41,6 @@ _IMPORTED_HERE = 0.8
 """The time of an import without garbage collections; a fresh interpreter has the usual ones."""
 _LOADS = {"transformers": ("torch", "safetensors", "numpy")}
 """Packages most of which imports others, where these are installed."""
-_FIRST_CALLS = {
-    "transformers": ("transformers.conversion_mapping", "get_checkpoint_conversion_mapping")
-}
-"""Functions that compile a thousand patterns at their first call, for a name; no file is read."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,6 @@ def import_all(
         with witnessed(rules) as seen, noting(imported, package):
             for item in items:
                 _import(item)
-            _call_first(package)
         _end_threads()
         imported.listed_in_vain[package] = [path for kind, path in seen if kind == "list"]
         is_used = any(kind != "list" or os.path.lexists(path) for kind, path in seen)
@@ -201,13 +196,6 @@ def _import(item: str) -> None:
         found = importlib.import_module(module)
         if name and not hasattr(found, name):
             importlib.import_module(f"{module}.{name}")
-
-
-def _call_first(package: str) -> None:
-    """Spare each worker what the first call of a function of this package makes."""
-    module, name = _FIRST_CALLS.get(package, ("", ""))
-    with contextlib.suppress(Exception):  # another version has no such function
-        getattr(sys.modules[module], name)("no model")
 
 
 def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
