@@ -4,9 +4,14 @@ from pipeline import Artifact
 
 
 class Model(Artifact):
-    """A Hugging Face model folder: safetensors, config, tokenizer, chat template."""
+    """A Hugging Face model folder: safetensors, config, tokenizer, chat template.
+
+    One that was trained with adapters has these in place of weights, and ``adapted.json``, which
+    names the model on which it rests. Steps and commands get it whole.
+    """
 
     views = "steps.views:model"
+    assemble = "steps.models.adapted:assemble"
 
 
 class Tokens(Artifact):

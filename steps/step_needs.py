@@ -251,6 +251,8 @@ def of_model(call: Call) -> Needs:
     dtype = Dtype(_first({**call.arguments, **vars(config)}, "dtype"))
     is_trained = hasattr(config, "optimizer")
     disk = model.folder(dtype) if is_trained and model is not None else None
+    if model is not None and is_trained and config.lora is not None and config.lora.is_alone:
+        disk = trained_parameters(model, config.lora) * _BYTES[dtype] + model.vocabulary * _A_NAME
     is_tpu = call.hardware.model.endswith(" chip")
     if model is None or is_tpu or getattr(config, "backend", None) is not None:
         return Needs(work, disk=disk)

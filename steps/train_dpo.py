@@ -9,7 +9,11 @@ from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
 
 
-@step(makes=Model, estimate="steps.step_needs:of_model")
+@step(
+    makes=Model,
+    estimate="steps.step_needs:of_model",
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
+)
 def train_dpo(
     out: Output,
     tokens: PairTokens,
@@ -31,7 +35,7 @@ def train_dpo(
     """
     from steps.training.recipes import run_dpo
 
-    with at_work(out) as place:
+    with at_work(out, policy) as place:
         metrics = run_dpo(
             policy.path,
             rows_with_images(tokens_for(policy, tokens)),

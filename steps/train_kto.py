@@ -14,7 +14,11 @@ from steps.shared.execution_detail import execution_detail
 from steps.training.config import KtoConfig
 
 
-@step(makes=Model, estimate="steps.step_needs:of_model")
+@step(
+    makes=Model,
+    estimate="steps.step_needs:of_model",
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
+)
 def train_kto(
     out: Output,
     tokens: UnpairedTokens,
@@ -32,7 +36,7 @@ def train_kto(
     """
     from steps.training.recipes import run_kto
 
-    with at_work(out) as place:
+    with at_work(out, policy) as place:
         metrics = run_kto(
             policy.path,
             iter_rows(tokens_for(policy, tokens)),

@@ -13,6 +13,7 @@ from steps.online.config import RlConfig
     makes=OnlineTraining,
     estimate="steps.step_needs:of_model",
     refuses="steps.train_on_rollouts:refuse_other_distribution",
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
 )
 def train_on_rollouts(
     out: Output,
@@ -35,7 +36,7 @@ def train_on_rollouts(
     from steps.online.online_run import Folders, run_replay
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
-    with at_work(out) as place:
+    with at_work(out, policy) as place:
         metrics = run_replay(folders, config, rollouts.path, place)
         of_model = replace(place, output=place.output / "model")
         return with_template_of(rollouts, of_model, metrics)

@@ -11,7 +11,11 @@ from steps.kinds import Model, OnlineRun, OnlineState, Prompts
 from steps.online.config import RlConfig
 
 
-@step(makes=OnlineRun, estimate="steps.step_needs:of_model")
+@step(
+    makes=OnlineRun,
+    estimate="steps.step_needs:of_model",
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
+)
 def train_online(
     out: Output,
     prompts: Prompts,
@@ -47,7 +51,7 @@ def train_online(
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     with (
-        at_work(out) as place,
+        at_work(out, policy) as place,
         checking(checker, judging, out.scratch, None if environment else prompts.path) as reward,
         replying(environment, judging) as replies,
     ):

@@ -14,7 +14,11 @@ from steps.online.config import RlConfig
 from steps.reward_models.model_rewards import ModelRewards
 
 
-@step(makes=OnlineRun, estimate="steps.step_needs:of_model")
+@step(
+    makes=OnlineRun,
+    estimate="steps.step_needs:of_model",
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
+)
 def train_online_with_reward_model(
     out: Output,
     prompts: Prompts,
@@ -55,7 +59,11 @@ def train_online_with_reward_model(
             )
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     rewards, scorer = [], None
-    with at_work(out) as place, replying(environment, judging) as replies, ExitStack() as opened:
+    with (
+        at_work(out, policy) as place,
+        replying(environment, judging) as replies,
+        ExitStack() as opened,
+    ):
         if checker is not None:
             rewards.append(opened.enter_context(checking(checker, judging, out.scratch)))
         if place.ranks.is_first:  # which alone gives rewards

@@ -8,7 +8,11 @@ from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
 
 
-@step(makes=Model, estimate="steps.step_needs:of_model")
+@step(
+    makes=Model,
+    estimate="steps.step_needs:of_model",
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
+)
 def train_reference_free(
     out: Output,
     tokens: PairTokens,
@@ -25,7 +29,7 @@ def train_reference_free(
     """
     from steps.training.recipes import run_reference_free
 
-    with at_work(out) as place:
+    with at_work(out, policy) as place:
         metrics = run_reference_free(
             policy.path,
             rows_with_images(tokens_for(policy, tokens)),

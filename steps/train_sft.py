@@ -13,7 +13,12 @@ from steps.training.config import TrainConfig
 _ADDED = {"loss": Sft(), "teacher": None, "held_out_teacher": None}
 
 
-@step(makes=Model, estimate="steps.step_needs:of_model", added=_ADDED)
+@step(
+    makes=Model,
+    estimate="steps.step_needs:of_model",
+    added=_ADDED,
+    rests_on="steps.core_adapters.workplace_of:base_of_adapters",
+)
 def train_sft(
     out: Output,
     tokens: PairTokens | ConversationTokens,
@@ -37,7 +42,7 @@ def train_sft(
         held_out_teacher: the same at the tokens of ``held_out``.
     """
     _require_teacher(loss, teacher, held_out, held_out_teacher)
-    with at_work(out) as place:
+    with at_work(out, init) as place:
         records = demonstrations_for(init, tokens)
         evaluated = None if held_out is None else demonstrations_for(init, held_out)
         if isinstance(loss, DistillationLoss) and teacher is not None:

@@ -59,6 +59,11 @@ class Artifact(FolderPath):
         parts: declared by a kind: the kind of each part (a top-level folder), or of every part.
         views: declared by a kind: ``module:name`` of the function that makes views of an artifact;
             see :mod:`pipeline.show.views`.
+        assemble: declared by a kind whose artifacts may rest on another: they hold what differs,
+            and its digest. ``module:function`` is called with the folder of an artifact, an empty
+            folder, and a function from the digest of an artifact to its folder, which is whole. It
+            writes the whole artifact and returns true; or returns false if the first folder is
+            whole. So steps and commands only see whole ones.
         viewer: declared by a kind: ``module:function`` that prints one row of an artifact. Its
             arguments are the URL of the artifact's files, the row's name, the name of a split or
             ``None``, and a rich console. It raises ``LookupError`` if there is no such row.
@@ -70,6 +75,7 @@ class Artifact(FolderPath):
 
     parts: ClassVar["type[Artifact] | Mapping[str, type[Artifact]] | None"] = None
     views: ClassVar[str | None] = None
+    assemble: ClassVar[str | None] = None
     viewer: ClassVar[str | None] = None
 
 

@@ -32,7 +32,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Protocol, overload
@@ -93,6 +93,7 @@ def step(
     needs_packages: Sequence[str] = (),
     refuses: str | None = None,
     converts: str | None = None,
+    rests_on: str | None = None,
 ) -> Callable[[StepBody], "StepFunction"]: ...
 def step(function: StepBody | None = None, **settings: Any) -> Any:
     """Make a function a step function: ``@step`` or ``@step(makes=Model)``.
@@ -115,6 +116,8 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
             exception if they cannot work. It is in no key.
         converts: ``module:function`` that is called with the arguments of each call first, and
             returns those that the step gets in their place, such as a File for a library's object.
+        rests_on: ``module:function`` that is called with the arguments of each call, and returns
+            the input on which its artifact rests (see :attr:`Artifact.assemble`), or ``None``.
 
     A step is identified by its name in keys, and by its module and function in traces.
     """
@@ -142,6 +145,7 @@ class StepFunction:
         needs_packages: Sequence[str] = (),
         refuses: str | None = None,
         converts: str | None = None,
+        rests_on: str | None = None,
     ):
         _check_declaration(function, version, makes, added, retries, estimate)
         self.function = function
@@ -154,6 +158,7 @@ class StepFunction:
         self.needs_packages = tuple(needs_packages)
         self.refuses = refuses
         self.converts = converts
+        self.rests_on = rests_on
         self._load = inspect.unwrap(function).__globals__.get("__spec__")  # another after a reload
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -189,14 +194,14 @@ class StepFunction:
             raise TemperError(f"step {self.name}: {error}; it takes {names or 'none'}") from None
         bound.apply_defaults()
         if self.converts is not None:
-            bound.arguments |= self._checked_by(self.converts, bound.arguments)
+            bound.arguments |= self.checked_by(self.converts, bound.arguments)
         annotations = annotations_of(self.function)
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
             default = self.signature.parameters[name].default
             check_kinds(value, expected, f"{self.name}({name})", _kind_of, default=default)
         if self.refuses is not None:
-            self._checked_by(self.refuses, bound.arguments)
+            self.checked_by(self.refuses, bound.arguments)
         return Step(self, bound.arguments, self.makes)
 
     def _require_its_name(self) -> None:
@@ -216,8 +221,8 @@ class StepFunction:
             where = self.function.__module__
             raise TemperError(f"{where} defines several steps {self.name}; rename one of them")
 
-    def _checked_by(self, reference: str, arguments: Mapping[str, Any]) -> Any:
-        """Call ``refuses`` or ``converts`` with arguments, some of which may not work."""
+    def checked_by(self, reference: str, arguments: Mapping[str, Any]) -> Any:
+        """Call one of ``refuses``, ``converts``, ``rests_on`` with arguments that may not work."""
         try:
             return resolve_reference(reference)(**arguments)
         except (TemperError, ValueError, OSError) as error:
@@ -299,6 +304,8 @@ class Step:
         label: the name that its author gave it; see :meth:`named`.
         expected: what its author expects of it and of the steps above it, as pairs of a step's
             fingerprint and a tag; see :meth:`expect`.
+        inputs: the inputs among its arguments, and after them those on which these rest.
+        base: the input on which its artifact rests, if it does.
     """
 
     function: StepFunction
@@ -310,6 +317,7 @@ class Step:
     inputs: tuple[Input, ...] = field(init=False)
     files: tuple[File, ...] = field(init=False)
     types: frozenset[type] = field(init=False)
+    base: "Input | None" = field(init=False, repr=False)
     fingerprint: str = field(init=False)
     portable_arguments: Mapping[str, Json] = field(init=False, repr=False)
     """The arguments for a worker, as they were at the call; each input is replaced by its position
@@ -336,6 +344,10 @@ class Step:
         if ambiguous := {name for name, count in names.items() if count > 1}:
             arguments = self._arguments(note, types, ambiguous)
         self._refuse_keys_in(arguments)
+        rests_on = self.function.rests_on
+        resting = None if rests_on is None else self.function.checked_by(rests_on, self.arguments)
+        inputs |= dict.fromkeys(base for reference in inputs for base in bases_of(reference))
+        vars(self).update(base=as_input(resting))
         if above := [step.expected for step in (i.step for i in inputs) if step.expected]:
             vars(self).update(expected=self.expected.union(*above))
         vars(self).update(inputs=tuple(inputs), files=tuple(files), types=frozenset(types))
@@ -580,6 +592,15 @@ def as_input(value: Any) -> Input | None:
     if isinstance(value, Input):
         return value
     return Input(value) if isinstance(value, Step) else None
+
+
+def bases_of(reference: Input) -> Iterator[Input]:
+    """The input on which an input rests, that on which this one rests, and so on. Whoever reads the
+    files of the first needs all of them."""
+    base = reference.step.base
+    while reference.kind.assemble is not None and base is not None:
+        yield base
+        reference, base = base, base.step.base
 
 
 def _kind_of(value: Any) -> Kind | None:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pipeline.base.errors import TemperError
 from pipeline.dag.canonical import Json
-from pipeline.dag.step import Input, Step, StepFunction
+from pipeline.dag.step import Input, Step, StepFunction, bases_of
 from pipeline.observed.discovery import Present, home_of
 from pipeline.observed.scratch_dependencies import what_results_need
 from pipeline.plan.labels import labels
@@ -289,9 +289,11 @@ class _Planner:
             planned[step.fingerprint] = self._missing(step, resolved, planned, resolver)
         return planned
 
-    def lost(self, planned: Mapping[str, PlannedStep], roots: Iterable[str]) -> dict[str, str]:
+    def lost(self, planned: Mapping[str, PlannedStep], roots: Collection[str]) -> dict[str, str]:
         """Cached artifacts whose bytes are needed and missing: the reason, by attempt."""
         needed = dict.fromkeys(roots, "it is a result")
+        for reference in [base for root in roots for base in bases_of(Input(planned[root].step))]:
+            needed.setdefault(reference.step.fingerprint, "a result rests on it")
         for step in planned.values():
             if step.state in (State.RUN, State.BLOCKED) and not step.may_match:
                 for reference in step.step.inputs:

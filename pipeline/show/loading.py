@@ -18,7 +18,9 @@ from pipeline.base.text import hint
 from pipeline.dag.canonical import resolve_reference
 from pipeline.show.artifact_handle import Made
 from pipeline.show.views import Loader, loader_of
+from pipeline.store.catalog import Catalog
 from pipeline.store.kinds import known_kind
+from pipeline.store.wholes import whole_content
 
 _SHARD = re.compile(r"-\d{5,}(-of-\d{5,})?$")
 
@@ -27,7 +29,11 @@ def load(made: Made, name: str = "") -> Any:
     """Load a whole artifact, or its file or folder ``name``; see :meth:`Made.load`."""
     if not name and (loader := _loader(made)) is not None:
         made.require_intact(made.files)
-        return loader(made.path)
+        kind = known_kind(made.manifest)
+        if kind.assemble is None:
+            return loader(made.path)
+        with whole_content(Catalog(made.store), made.manifest, None, kind) as folder:
+            return loader(folder)
     chosen = _chosen(made, name)
     tables: dict[str, list[str]] = {}
     for file in chosen:

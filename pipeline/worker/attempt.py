@@ -33,6 +33,7 @@ from pipeline.store.layout import Store
 from pipeline.store.network_timeouts import despite_outages
 from pipeline.store.objects import make_folder
 from pipeline.store.scratch_snapshots import Staging
+from pipeline.store.wholes import whole_inputs
 from pipeline.wire.launcher import FOLDER, PREEMPTED, REFUSED
 from pipeline.wire.lifeline import exit_with_driver
 from pipeline.wire.presence import beating, begin, join
@@ -206,6 +207,8 @@ def _run(
         stack.enter_context(_local_input(store, position, entry))
         for position, entry in enumerate(spec.inputs)
     ]
+    room = Path(spec.attempt) if store.is_local else None
+    inputs = stack.enter_context(whole_inputs(inputs, room))
     scratch, staging = store.scratch_path(spec.step, spec.key, spec.epoch), None
     with contextlib.ExitStack() as keeping:
         if not store.is_local:

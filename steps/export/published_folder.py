@@ -9,13 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steps.data.tokens.rendering import load_bare_tokenizer
 from steps.generation.sampling import as_list, end_tokens
+from steps.models.adapted import ADAPTER, EXCESS
 from steps.models.adapters import BASE
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
 from steps.scoring.scored_by import model_digest
-
-ADAPTER = "adapter"
-"""The folder in which training saves adapters separately."""
 
 
 def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) -> dict[str, Any]:
@@ -27,7 +25,8 @@ def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) 
     save_model(exported, output, tokenizer_from=model)
     _name_ends(exported, load_bare_tokenizer(model), output / "generation_config.json")
     if keep_adapters and (model / ADAPTER).is_dir():
-        shutil.copytree(model / ADAPTER, output / ADAPTER, copy_function=shutil.copyfile)
+        beside = shutil.ignore_patterns(EXCESS)
+        shutil.copytree(model / ADAPTER, output / ADAPTER, False, beside, shutil.copyfile)
     return {"parameters": exported.num_parameters(), "dtype": str(dtype)}
 
 
@@ -49,7 +48,7 @@ def export_adapters(model: Path, output: Path, base: Path, base_model: str) -> d
             f"{base_model}, perhaps on the model of an earlier stage; with adapters=kept the whole "
             "model is exported"
         )
-    beside = shutil.ignore_patterns(BASE)
+    beside = shutil.ignore_patterns(BASE, EXCESS)
     shutil.copytree(model / ADAPTER, output, False, beside, shutil.copyfile, dirs_exist_ok=True)
     config = output / "adapter_config.json"
     described = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": base_model}

@@ -33,7 +33,7 @@ from steps.jax_backend.jax_updates import JaxUpdater, frozen_apart
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.param_tree import NOTHING, Tree, adapters_of, beside, by_name
 from steps.jax_backend.static_batches import Round, RoundsBatch
-from steps.models.adapters import merge_adapter, save_adapter
+from steps.models.adapters import merge_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.folders import save_model
 from steps.models.ranks import ALONE, Ranks
@@ -42,11 +42,11 @@ from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import Scored, loss_gradients
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import Reference
-from steps.scoring.scored_by import ScoredBy, model_digest
+from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import Role, put_weights
+from steps.training.policy import Role, put_weights, save_trained
 from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result
 from steps.training.usage import PackCosts, Usage
 
@@ -293,7 +293,7 @@ class JaxPolicy:
     def trained(self) -> Mapping[str, Tensor]:
         return self.trainer.get_weights().result()
 
-    def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
+    def save(self, trained: Mapping[str, Tensor], output: Path, base: str | None = None) -> None:
         if self._config.lora is None:
             model: PreTrainedModel = self._load()
             put_weights(trained, model)
@@ -302,7 +302,8 @@ class JaxPolicy:
             for name, value in trained.items():
                 parameters[name].copy_(value)
             if self._role.keeps_adapter:
-                save_adapter(adapted, output / "adapter", model_digest(self._folder))
+                save_trained(adapted, output, self._folder, self._config, base)
+                return
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 

@@ -61,6 +61,10 @@ ADAPTER_ALONE = (
 """What is wrong with a model that has the file of an adapter and no config, and what to do."""
 
 
+ADAPTED = "adapted.json"
+"""The file of a model folder that has adapters in place of weights: it names their base."""
+
+
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class LoraConfig:
     """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), trained in place of all
@@ -80,6 +84,9 @@ class LoraConfig:
             ``[embed_tokens, lm_head]`` if tokens were added; the folder of the adapters holds them.
         quantization: round the weights of linear layers, except the head, to 4 bits (QLoRA); the
             reference of preference training is then the rounded model. null: as they are.
+        merged: write all weights, with the adapters in them. False: write the adapters, and the
+            digest of the model that they were trained on; steps and commands merge the two when
+            they read them. Weights rounded to 4 bits are always written merged.
     """
 
     r: int = 16
@@ -90,6 +97,7 @@ class LoraConfig:
     rslora: bool = added_field(False, before=False)
     dora: bool = added_field(False, before=False)
     modules_to_save: list[str] = field(default_factory=list, metadata={"before": []})
+    merged: bool = added_field(False, before=True)
 
     def __post_init__(self) -> None:
         if self.quantization is not None:
@@ -100,6 +108,11 @@ class LoraConfig:
         for name in ("target_modules", "modules_to_save"):
             value = getattr(self, name)
             require(not isinstance(value, str), f"{name} must be a list of names", value)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether adapters are written without their base."""
+        return not self.merged and self.quantization is None
 
     @property
     def scale(self) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,9 +23,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
-from steps.models.config import ADAPTER_FILE, Dtype, Quantization
+from steps.models.config import ADAPTED, ADAPTER_FILE, Dtype, Quantization
 from steps.models.quantized import four_bit, prepare_four_bit
-from steps.models.write_errors import writing
 from steps.shared.execution_detail import execution_detail
 
 _TOKENIZER_FILES = (
@@ -131,6 +131,11 @@ def load_as(
     """
     folder = Path(path)
     require_folder(folder)
+    if (folder / ADAPTED).is_file() and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} has adapters, and their base is another artifact: export_hf writes a whole "
+            "model, and lora.merged=true trains one"
+        )
     require_no_adapter((folder / ADAPTER_FILE).is_file(), folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if quantization is not None:
@@ -212,6 +217,19 @@ def _is_finite(parameter: torch.Tensor, may_mask: bool) -> bool:
         return True
     lowest, highest = torch.aminmax(parameter.detach())
     return bool(highest.isfinite()) and (may_mask or bool(lowest.isfinite()))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of safetensors, as on a full disk, into an OSError that names the file or
+    folder."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(
+            f"cannot write {path} ({error}); what was saved before is kept: make room, and run "
+            "again to go on from there"
+        ) from error
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from steps.models.write_errors import writing
+from steps.models.folders import writing
 
 _ROWS = "rows"
 

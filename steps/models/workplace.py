@@ -36,6 +36,7 @@ class Workplace:
     scratch: the folder for checkpoints and shards, from which an interrupted run resumes.
     on_progress: called as the run proceeds.
     stopping: asked whether the run must stop early.
+    base: the digest of the artifact from which training starts, if its result may refer to it.
     """
 
     output: Path
@@ -43,3 +44,4 @@ class Workplace:
     on_progress: OnProgress = ignore_progress
     stopping: Stopping = never
     ranks: Ranks = ALONE
+    base: str | None = None

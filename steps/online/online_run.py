@@ -138,7 +138,7 @@ def run_online(
         earlier.save(state)
         reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **meaning}
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
-        policy.save(weights, place.output / "model")
+        policy.save(weights, place.output / "model", place.base)
         write_json_lines(place.output / "metrics.jsonl", log)
         (place.output / "summary.md").write_text(_first_and_final(log))
     before, after = (1 - log[n]["completions/clipped_ratio"] for n in (0, -1))

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from steps.models.config import Dtype, Quantization
+from steps.models.config import ADAPTED, Dtype, Quantization
 from steps.models.quantized import quantization_of
 from steps.scoring.config import Attention
 
@@ -108,12 +108,16 @@ class ScoredBy:
 
 
 def model_digest(folder: Path) -> str:
-    """A digest of a model folder's weights and config, as 16 hexadecimal digits."""
+    """A digest of a model folder's weights and config, as 16 hexadecimal digits; of one that was
+    assembled, of its adapters and of what they rest on."""
     digest = hashlib.sha256()
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for file in sorted(folder.glob("*.safetensors")):
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / ADAPTED).is_file():
+        files = [folder / ADAPTED, *sorted(folder.glob("adapter/*.safetensors"))]
+    for file in files:
         with file.open("rb") as weights:
             digest.update(hashlib.file_digest(weights, "sha256").digest())
     return digest.hexdigest()[:16]

@@ -19,6 +19,8 @@ from pipeline.cli.naming import find, require_unmarked
 from pipeline.dag.files import FileEntry, describe
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.store.wholes import whole_content
+from steps.kinds import Model
 from steps.models.folder_check import fault_of
 
 ModelName = Annotated[
@@ -46,7 +48,8 @@ class NamedModel:
     Attributes:
         name: the name to show.
         before: ``STEP@KEY`` of the model from which its training started, if that is known.
-        committed: the files of an artifact with their manifest entries; None for a plain folder.
+        committed: the files of an artifact with their manifest entries; None for a plain folder,
+            and for what was put together from several artifacts, whose files were checked then.
     """
 
     name: str
@@ -87,7 +90,7 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
             model, or a file of a whole model is missing or cut off.
     """
     if Path(name).is_dir():
-        yield NamedModel(name, _model_within(name, Path(name), forms))
+        yield NamedModel(name, _intact(name, _model_within(name, Path(name), forms), forms))
         return
     if name.startswith(("/", "./", "../", "~")) or Path(name).is_file():
         raise TemperError(f"there is no folder {name}{_OTHER_FORMS}")
@@ -110,20 +113,27 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
         shown = manifest.name if "@" in name else name  # with a short key in place of a full one
         committed = {folder / file: entry for file, entry in manifest.files.items()}
         model = _model_within(name, folder, forms)
-        yield NamedModel(shown, model, _before(catalog, manifest), committed)
+        before, part = _before(catalog, manifest), None if model == folder else model.name
+        with whole_content(catalog, manifest, part, Model, model) as whole:
+            known = committed if whole == model else None
+            yield NamedModel(shown, _intact(name, whole, forms), before, known)
 
 
 def _model_within(name: str, folder: Path, forms: Sequence[str]) -> Path:
     """The folder itself, or its subfolder ``model``, which online training writes."""
     for candidate in (folder, folder / "model"):
         if any(found.is_file() for form in forms for found in candidate.glob(form)):
-            if forms == (WHOLE,) and (fault := fault_of(candidate, trains=False)):
-                raise TemperError(
-                    f"{name} cannot be used: it {fault}; copy its files again from the model it "
-                    "was made from"
-                )
             return candidate
     raise TemperError(f"{name} is no model: it has no {' or '.join(forms)}{_OTHER_FORMS}")
+
+
+def _intact(name: str, model: Path, forms: Sequence[str]) -> Path:
+    if forms == (WHOLE,) and (fault := fault_of(model, trains=False)):
+        raise TemperError(
+            f"{name} cannot be used: it {fault}; copy its files again from the model it was made "
+            "from"
+        )
+    return model
 
 
 def _before(catalog: Catalog, manifest: Manifest) -> str | None:

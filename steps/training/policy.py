@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from steps.models.activation_checkpointing import checkpoint_activations
-from steps.models.adapters import add_adapter, merge_adapter, save_adapter
+from steps.models.adapted import save_adapted
+from steps.models.adapters import add_adapter, merge_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import became_blind, load_model, save_model, vocabulary_size
 from steps.models.positions import beyond_training
@@ -79,8 +80,13 @@ class Policy(Protocol):
         """The weights that `save` needs after the trainer is closed; all ranks must call this."""
         ...
 
-    def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
-        """Write the trained model as a folder; only the first rank calls this."""
+    def save(self, trained: Mapping[str, Tensor], output: Path, base: str | None = None) -> None:
+        """Write the trained model as a folder; only the first rank calls this.
+
+        Args:
+            base: the digest of the artifact that training began from; if it is known, adapters may
+                be written without their base.
+        """
         ...
 
 
@@ -205,18 +211,17 @@ class TorchPolicy:
     def trained(self) -> Mapping[str, Tensor]:
         return self.trainer.get_weights().result() if self._is_saved_by_another else {}
 
-    def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
-        """Write the model with merged adapters and, if the role keeps them, the adapters."""
+    def save(self, trained: Mapping[str, Tensor], output: Path, base: str | None = None) -> None:
         model, adapted = self._model, self._adapted
         if self._is_saved_by_another:
             model = self._role.load(self._folder, self._config.dtype, True, None)
             put_rounded_weights(self._model, model)
             adapted = self._adapt(model)
             put_weights(trained, model)
-        if adapted is not None:
-            if self._role.keeps_adapter:
-                save_adapter(adapted, output / "adapter", model_digest(self._folder))
-            model = merge_adapter(adapted)
+        if adapted is not None and self._role.keeps_adapter:
+            save_trained(adapted, output, self._folder, self._config, base)
+            return
+        model = model if adapted is None else merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 
     def _beside(self) -> "LiveReference | None":
@@ -237,6 +242,15 @@ class TorchPolicy:
     def _adapt(self, model: PreTrainedModel) -> "PeftModel | None":
         lora = self._config.lora
         return None if lora is None else self._role.adapt(model, lora, self._config.seed)
+
+
+def save_trained(
+    adapted: "PeftModel", output: Path, folder: Path, config: UpdateConfig, base: str | None
+) -> None:
+    """`save_adapted` for a model that was trained from a `folder` with a `config`."""
+    assert config.lora is not None
+    weights = model_digest(folder)
+    save_adapted(adapted, output, folder, weights, base, config.lora, config.dtype)
 
 
 @execution_detail

@@ -123,7 +123,7 @@ class Run:
         notices = [*self._notices, *filter(None, found)]
         summary |= {"notices": notices} if notices else {}
         if place.ranks.is_first:
-            self._policy.save(trained, place.output)
+            self._policy.save(trained, place.output, place.base)
             write_json_lines(place.output / "metrics.jsonl", log)
             if loss is not None:
                 table = first_and_final(loss, summary)
