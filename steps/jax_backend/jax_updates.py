@@ -68,17 +68,17 @@ def frozen_apart(weights: Tree, config: OptimizerConfig) -> tuple[Tree, Tree]:
     require_rates_found([name for name, _ in by_name(weights)], config)
     trained, frozen = {}, {}
     for name, weight in flat(weights).items():
-        (trained if _rule(name, weight, config).part else frozen)[name] = weight
+        (trained if rule_for(name, weight, config).part else frozen)[name] = weight
     return nested(trained), nested(frozen)
 
 
 def rules_of(weights: Tree, config: OptimizerConfig) -> Rules:
     """The rules for a tree of weights."""
-    found = {name: _rule(name, weight, config) for name, weight in flat(weights).items()}
-    return {name: (_transformation(rule, config), rule.part) for name, rule in found.items()}
+    found = {name: rule_for(name, weight, config) for name, weight in flat(weights).items()}
+    return {name: (transformation_of(rule, config), rule.part) for name, rule in found.items()}
 
 
-def _rule(name: str, weight: Any, config: OptimizerConfig) -> Rule:
+def rule_for(name: str, weight: Any, config: OptimizerConfig) -> Rule:
     is_stack = name.startswith(_STACK)
     layers = range(weight.shape[0]) if is_stack else (0,)
     one = jax.ShapeDtypeStruct(weight.shape[is_stack:], weight.dtype)
@@ -91,7 +91,7 @@ def _rule(name: str, weight: Any, config: OptimizerConfig) -> Rule:
     return rules.pop()
 
 
-def _transformation(rule: Rule, config: OptimizerConfig) -> optax.GradientTransformation:
+def transformation_of(rule: Rule, config: OptimizerConfig) -> optax.GradientTransformation:
     decay = optax.add_decayed_weights(config.weight_decay if rule.decays else 0.0)
     beta1, beta2 = config.adam_beta1, config.adam_beta2
     match rule.algorithm:

@@ -262,7 +262,8 @@ def build_optimizers(
     parts: dict[Algorithm, list[dict[str, Any]]] = {}
     for rule, some in groups.items():
         decay = config.weight_decay if rule.decays else 0.0
-        group = {"params": some, "weight_decay": decay, "part": rule.part}
+        rate = config.learning_rate * rule.part
+        group = {"params": some, "lr": rate, "weight_decay": decay, "part": rule.part}
         parts.setdefault(rule.algorithm, []).append(group)
     return [_optimizer(algorithm, some, config) for algorithm, some in parts.items()]
 

@@ -28,15 +28,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.adapters import draw_by_example
+from steps.models.call_queue import SerialQueue
 from steps.models.ranks import Ranks
-from steps.models.sharded_tensors import Pieces, Stored, Whole, on_host, pieces_of
+from steps.models.sharded_tensors import Pieces, Stored, Whole, on_host, pieces_of, put, whole
 from steps.scoring.architectures.batching import rows_of
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing
@@ -54,7 +55,7 @@ from steps.scoring.logps import (
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch, Logps, Readout, Scorer
 from steps.training.config import OptimizerConfig
-from steps.training.optimizer import Updater, freeze
+from steps.training.optimizer import Updater, freeze, of_same_names
 from steps.training.usage import PackCosts, Usage
 
 GroupLosses = tuple[Tensor, dict[str, Tensor]]
@@ -164,7 +165,10 @@ class StepResult:
 class Updates(Protocol):
     """The interface of an optimiser; `optimizer.Updater` documents its methods."""
 
-    def step(self, rate: float) -> float: ...
+    @property
+    def rate(self) -> float: ...
+    def gradient_norm(self) -> float: ...
+    def step(self, rate: float | None) -> float: ...
     def state(self) -> dict[str, Tensor]: ...
     def load_state(self, tensors: Mapping[str, Whole]) -> None: ...
     def weights(self) -> dict[str, Tensor]: ...
@@ -177,64 +181,40 @@ class Measures(Protocol):
     def report(self, batch: Batch, seconds: float) -> dict[str, float]: ...
 
 
-class Trainer:
-    """Trains the model of a scorer.
+class Engine:
+    """What all backends share: calls on weights, executed in their order in one thread.
 
-    Args:
-        dropout: whether the model's own dropout is on in `forward_backward`. It is off for
-            preference losses, because references are computed without dropout. The dropout of
-            adapters is always on.
-        readout: the readout of the scorer.
-
-    balancing: if set, the load-balancing loss of a mixture of experts is added to every batch's
-        loss.
+    A backend of your own writes `_forward_backward`, and begins with an `Updates`.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        optimizer: OptimizerConfig,
-        master_weights: bool = True,
-        dropout: bool = False,
-        readout: TrainedReadout = TRAINED_LOGPS,
-    ) -> None:
-        self._readout = readout
-        self._begin_module(scorer, Updater(scorer.model, optimizer, master_weights), dropout)
+    _model: Any = None
 
-    def _begin_module(self, scorer: Scorer, updater: Updates, dropout: bool) -> None:
-        """Begin with the scorer's model, whose parameters `updater` updates."""
-        self._model = scorer.model
-        costs = PackCosts.of(self._model)
-        usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
-        self._begin(scorer, updater, usage)
-        self._model.train(dropout)
-        self._noise = draw_by_example(self._model)
-
-    def _begin(self, scorer: Scorer, updater: Updates, usage: Measures) -> None:
-        self.scorer = scorer
-        self.balancing: Balancing | None = None
-        self._queue = scorer.queue
-        self._updater = updater
-        self._usage = usage
+    def _begin_queue(self, queue: SerialQueue, updater: Updates) -> None:
+        self._queue, self._updater = queue, updater
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer-writer")
 
-    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
-        """Lay out the examples of one step, like the scorer's method."""
-        return self.scorer.prepare(groups, noise)
-
-    def logps(self, batch: Batch) -> Future[Logps]:
-        """Queue the scoring of a batch without gradients or dropout, like the scorer's method."""
-        return self.scorer.logps(batch)
-
-    def forward_backward(self, batch: Batch, loss: BatchLoss) -> Future[StepResult]:
+    def forward_backward(self, batch: Any, loss: Any) -> Future[StepResult]:
         """Add the batch's gradient to the gradient accumulated since the last update.
 
         The future raises FloatingPointError, as `require_finite`.
         """
         return self._queue.submit(lambda: self._forward_backward(batch, loss))
 
-    def optim_step(self, learning_rate: float) -> Future[float]:
+    def _forward_backward(self, batch: Any, loss: Any) -> StepResult:
+        raise NotImplementedError
+
+    def gradient_norm(self) -> Future[float]:
+        """The global 2-norm of the gradient that has accumulated."""
+        return self._queue.submit(lambda: self._updater.gradient_norm())
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the last step, or of the next one if it is given none."""
+        return self._updater.rate
+
+    def optim_step(self, learning_rate: float | None) -> Future[float]:
         """Update the weights and clear the gradient; the future is its global norm before clipping.
+        Without a rate, it is that of the optimiser.
 
         The future raises FloatingPointError if the norm is not finite; then no weight has changed.
         """
@@ -276,6 +256,110 @@ class Trainer:
         The future raises ValueError if the state belongs to a model with other parameters.
         """
         return self._queue.submit(lambda: self._updater.load_state(Stored(files)))
+
+    def state(self) -> Future[dict[str, Tensor]]:
+        """A copy, on the host, of the whole state, by the names of `Updates.state`."""
+
+        def copied() -> dict[str, Tensor]:
+            return {name: on_host(tensor) for name, tensor in self._updater.state().items()}
+
+        return self._queue.submit(copied)
+
+    def load_state(self, tensors: Mapping[str, Whole]) -> Future[None]:
+        """Restore a result of `state`, beside which there may be weights that are not trained."""
+
+        def load() -> None:
+            kept = {f"model/{name}" for name in self._updater.weights()}
+            some = {n: t for n, t in tensors.items() if n in kept or not n.startswith("model/")}
+            self._updater.load_state(some)
+
+        return self._queue.submit(load)
+
+    def whole_weights(self) -> Future[dict[str, Tensor]]:
+        """A copy, on the host, of all weights and buffers, also of those that are not trained."""
+        return self._queue.submit(self._whole_weights)
+
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> Future[None]:
+        """Replace all weights; the optimiser's state does not change."""
+        return self._queue.submit(lambda: self._load_whole_weights(weights))
+
+    def close(self) -> None:
+        """Wait for queued work, then end the threads."""
+        self._queue.close()
+        self._writer.shutdown()
+
+    def _whole_weights(self) -> dict[str, Tensor]:
+        others = {} if self._model is None else self._model.state_dict()
+        return {name: on_host(whole(tensor)) for name, tensor in others.items()} | self._weights(
+            True
+        )
+
+    def _load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
+        trained = self._updater.weights().keys()
+        others = {} if self._model is None else self._model.state_dict()
+        others = {name: tensor for name, tensor in others.items() if name not in trained}
+        of_same_names(weights, "", dict.fromkeys([*trained, *others]))
+        for name, tensor in others.items():
+            put(weights[name], tensor)
+        self._updater.load_weights({name: weights[name] for name in trained})
+
+    def _weights(self, everywhere: bool) -> dict[str, Tensor]:
+        return {name: on_host(tensor) for name, tensor in self._updater.weights().items()}
+
+    def _save(self, path: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Future[None]:
+        copied = self._queue.submit(lambda: self._pieces(tensors()))
+        return self._writer.submit(lambda: copied.result().write(path))
+
+    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        return pieces_of(tensors)
+
+
+class Trainer(Engine):
+    """Trains the model of a scorer.
+
+    Args:
+        dropout: whether the model's own dropout is on in `forward_backward`. It is off for
+            preference losses, because references are computed without dropout. The dropout of
+            adapters is always on.
+        readout: the readout of the scorer.
+
+    balancing: if set, the load-balancing loss of a mixture of experts is added to every batch's
+        loss.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        optimizer: OptimizerConfig,
+        master_weights: bool = True,
+        dropout: bool = False,
+        readout: TrainedReadout = TRAINED_LOGPS,
+    ) -> None:
+        self._readout = readout
+        self._begin_module(scorer, Updater(scorer.model, optimizer, master_weights), dropout)
+
+    def _begin_module(self, scorer: Scorer, updater: Updates, dropout: bool) -> None:
+        """Begin with the scorer's model, whose parameters `updater` updates."""
+        self._model = scorer.model
+        costs = PackCosts.of(self._model)
+        usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
+        self._begin(scorer, updater, usage)
+        self._model.train(dropout)
+        self._noise = draw_by_example(self._model)
+
+    def _begin(self, scorer: Scorer, updater: Updates, usage: Measures) -> None:
+        self.scorer = scorer
+        self.balancing: Balancing | None = None
+        self._usage = usage
+        self._begin_queue(scorer.queue, updater)
+
+    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
+        """Lay out the examples of one step, like the scorer's method."""
+        return self.scorer.prepare(groups, noise)
+
+    def logps(self, batch: Batch) -> Future[Logps]:
+        """Queue the scoring of a batch without gradients or dropout, like the scorer's method."""
+        return self.scorer.logps(batch)
 
     def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
         """Measurements of a step of `batch` that took `seconds`; see `usage.Usage`."""
@@ -354,16 +438,6 @@ class Trainer:
             return None
         return Auxiliary(self.balancing.coefficient, routing.batch_loss())
 
-    def _weights(self, everywhere: bool) -> dict[str, Tensor]:
-        return {name: on_host(tensor) for name, tensor in self._updater.weights().items()}
-
-    def _save(self, path: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Future[None]:
-        copied = self._queue.submit(lambda: self._pieces(tensors()))
-        return self._writer.submit(lambda: copied.result().write(path))
-
-    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
-        return pieces_of(tensors)
-
 
 def build_trainer(
     model: PreTrainedModel,
@@ -425,6 +499,13 @@ def require_finite(
         if rows := [group.row for group, good in zip(groups, finite, strict=True) if not good]:
             what = name if name == "loss" else f"metric {name}"
             raise FloatingPointError(f"the {what} of {which}{rows[:8]} is not finite")
+
+
+def require_finite_loss(loss: Tensor) -> StepResult:
+    """The result of a batch with one loss; raises FloatingPointError if that is not finite."""
+    if not loss.isfinite():
+        raise FloatingPointError(f"the loss is {loss.item()}")
+    return StepResult(loss.double().cpu()[None], torch.empty(1, 0), {})
 
 
 def step_result(
