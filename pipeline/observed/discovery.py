@@ -50,7 +50,7 @@ from pipeline.observed.path_filter import Rules
 from pipeline.store.manifest import Discovered
 from pipeline.trace import sources
 from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, digests_and_looks, seen_in
-from pipeline.trace.modules import Modules
+from pipeline.trace.modules import Modules, is_core
 from pipeline.trace.source_parts import Source
 
 UNREADABLE = "unreadable"
@@ -101,8 +101,11 @@ class Home:
         return cls(module, str(path.parents[module.count(".")]))
 
     def entry(self, types: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """The step function and the classes; ``types`` are the classes if they are not known."""
-        return f"{self.module}:{self.function}", *(types if self.types is None else self.types)
+        """The step function and the classes; ``types`` are the classes if they are not known. A
+        class of the core counts by its name: the core is no code of a project."""
+        classes = types if self.types is None else self.types
+        named = (f"pipeline:{t.partition(':')[2]}" if is_core(t) else t for t in classes)
+        return f"{self.module}:{self.function}", *sorted(named)
 
     def name(self, path: str, roots: tuple[str, ...], imported: Mapping[str, str]) -> str:
         """The name of a file: its path within the project, or else its absolute path.
@@ -518,7 +521,6 @@ class Present:
 
     def _state(self, home: Home, discovered: Discovered) -> Discovered:
         places = self._places.setdefault(home.module.partition(".")[0], Modules(home.module))
-        code = self._released(home, discovered.code, _present_code(discovered, places))
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file
             for name, digest in discovered.files.items()
@@ -528,21 +530,25 @@ class Present:
         if home.inputs.folders is None:  # where they lie now is not known
             files |= {n: d for n, d in discovered.files.items() if InputFolders.has(n)}
             folders |= {n: d for n, d in discovered.folders.items() if InputFolders.has(n)}
-        return Discovered(code, files, folders, entry=home.entry(discovered.entry[1:]))
+        entry = home.entry(discovered.entry[1:])
+        now = Discovered(_present_code(discovered, places), files, folders, entry=entry)
+        return self._released(home, discovered, now)
 
-    def _released(
-        self, home: Home, was: Mapping[str, str], now: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        """Code of the release of a shipped step counts as it was, while that release is here."""
-        if (unit := f"{home.module}:{RELEASE}") not in was:
+    def _released(self, home: Home, was: Discovered, now: Discovered) -> Discovered:
+        """Code of the release of a shipped step counts as it was, while that release is here, and
+        so do the places of its classes."""
+        if (unit := f"{home.module}:{RELEASE}") not in was.code:
             return now
         self._releases = releases() if self._releases is None else self._releases
         release = self._releases.get(home.module, "") if _is_shipped(home) else ""
-        if release != was[unit]:  # in a checkout, its code counts by itself
-            return {**now, unit: release or was[unit]}
+        if release != was.code[unit]:  # in a checkout, its code counts by itself
+            return replace(now, code={**now.code, unit: release or was.code[unit]})
         shipped = f"{home.module.partition('.')[0]}."
-        kept = {name: digest for name, digest in was.items() if name.startswith(shipped)}
-        return kept | {name: d for name, d in now.items() if not name.startswith(shipped)}
+        code = {name: digest for name, digest in was.code.items() if name.startswith(shipped)}
+        code |= {name: d for name, d in now.code.items() if not name.startswith(shipped)}
+        classes = [name for name in was.entry[1:] if name.startswith(shipped)]
+        classes += [name for name in now.entry[1:] if not name.startswith(shipped)]
+        return replace(now, code=code, entry=(*now.entry[:1], *sorted(classes)))
 
     def _of(self, look: Any, path: str | None) -> str:
         if path is None:

@@ -46,8 +46,11 @@ print(json.dumps({"keys": found, "home": str(Path(pipeline.__file__).parents[1])
 """
 
 
-def build(folder: Path, edits: Mapping[str, tuple[str, str]] | None = None) -> Path:
-    """The wheel, built from a copy of what is tracked, with a text replaced in each edited file."""
+def build(
+    folder: Path, edits: Mapping[str, tuple[str, str]] | None = None, *moved: tuple[str, str]
+) -> Path:
+    """The wheel, built from a copy of what is tracked, with a text replaced in each edited file,
+    and modules that lie elsewhere; all public names can still be imported from the old place."""
     source = folder / "source"
     for name in ("pipeline", "steps", "experiments", "conf"):
         shutil.copytree(REPOSITORY / name, source / name)
@@ -55,6 +58,10 @@ def build(folder: Path, edits: Mapping[str, tuple[str, str]] | None = None) -> P
         shutil.copy(REPOSITORY / name, source / name)
     for name, (old, new) in (edits or {}).items():
         replace_in(source / name, old, new)
+    for old, new in moved:
+        files = [source / f"{name.replace('.', '/')}.py" for name in (old, new)]
+        files[0].rename(files[1])
+        files[0].write_text(f"from {new} import *\n")
     wheels = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     done = subprocess.run(
         [*wheels, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True
@@ -185,34 +192,45 @@ from steps.load_preferences import load_preferences
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
 from steps.training.config import PreferenceConfig
+from mine import count_lines
 
 columns = FormatChoice("preference", {"prompt": "question", "chosen": "good", "rejected": "bad"})
 base = init_model(LlamaShape(hidden_size=16, layers=1, heads=2, feed_forward=32))
 pairs = load_preferences(File("pairs.jsonl"), config=LoadConfig(test_fraction=0.2, format=columns))
 tokens = tokenize_preferences(pairs, base, TokenizeConfig(max_length=64, max_prompt_length=32))
 model = train_on_pairs(tokens["train"], base, PreferenceConfig())
-roots = {"after DPO": evaluate(tokens["test"], model, EvaluateConfig(sample_prompts=0))}
+evaluation = evaluate(tokens["test"], model, EvaluateConfig(sample_prompts=0))
+roots = {"after DPO": evaluation, "lines": count_lines(File("pairs.jsonl"))}
 store = Store("store")
 missing = [p.step.name for p in make_plan(roots, store).steps if p.state.name != "CACHED"]
 if "run" in sys.argv:
     run(roots, store, verbosity=-1)
 print(json.dumps(missing))
 """
+_MINE = """
+from pipeline import File, Metrics, Output, step
+
+@step
+def count_lines(out: Output, file: File) -> Metrics:
+    return {"lines": len(open(file.url).readlines())}
+"""
 _LOSS = "logistic(chosen - rejected,"
 
 
 @pytest.mark.slow
 def test_an_upgrade_reruns_the_steps_whose_release_was_raised(wheel: Path, tmp_path: Path) -> None:
-    """And no other, however their code has changed; an edited installation counts by its code."""
+    """And no other, however their code has changed, and wherever the classes of arguments lie; an
+    edited installation counts by its code."""
     python, site = new_environment(tmp_path / "installed")
     shutil.copy(REPOSITORY / "examples/data/pairs.jsonl", tmp_path / "pairs.jsonl")
     (tmp_path / "dpo.py").write_text(_DPO)
+    (tmp_path / "mine.py").write_text(_MINE)
 
     def missing(*words: str) -> list[str]:
         return json.loads(called(python, "dpo.py", *words, folder=tmp_path).splitlines()[-1])
 
     install(wheel, site)
-    assert len(missing("run")) == 6
+    assert len(missing("run")) == 7
     assert missing() == []
     loss = site / "steps/losses/dpo.py"
     replace_in(loss, _LOSS, f"logistic(  {_LOSS.partition('(')[2]}  # as in equation 7\n")
@@ -221,7 +239,11 @@ def test_an_upgrade_reruns_the_steps_whose_release_was_raised(wheel: Path, tmp_p
     assert missing() == ["train_dpo", "evaluate"]
 
     refactored = {"steps/losses/dpo.py": (_LOSS, "logistic(-(rejected - chosen),")}
-    install(build(tmp_path / "refactored", refactored), site)
+    moved = (
+        ("steps.evaluation.config", "steps.evaluation.settings"),
+        ("pipeline.dag.inputs", "pipeline.dag.sources"),
+    )
+    install(build(tmp_path / "refactored", refactored, *moved), site)
     assert missing() == []
     changed = {
         "steps/losses/dpo.py": (_LOSS, "logistic(2 * (chosen - rejected),"),
