@@ -179,8 +179,7 @@ class IgnoredKeys:
         """Names as above."""
         return {n for n, v in record.items() if self._matters(n, v, record)} | {
             f"{name}[].{key}{' of others than the assistant' if key in self._told else ''}"
-            for name in self._names
-            for key in unread_keys(record.get(name), self._told)
+            for name, key in unread_keys(record, self._names, self._told)
         }
 
     def _matters(self, name: Any, value: Any, record: Mapping[str, Any]) -> bool:

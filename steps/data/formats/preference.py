@@ -37,21 +37,20 @@ from typing import Any, ClassVar, Self
 
 from steps.data.formats import ChatRecords
 from steps.data.formats.layouts import pair_layout
-from steps.data.records.conversations import question, read_system, response_messages, with_system
+from steps.data.records.conversations import with_system
+from steps.data.records.pair_sides import whole_sides
 from steps.data.records.record_fields import (
     are_texts,
     for_template,
     found,
     is_number,
-    score,
+    scores_of,
     show,
-    texts_in,
     weight,
 )
-from steps.data.rows.reasons import MalformedRow, Reason
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
-from steps.data.rows.turn_order import check_question, ordered
-from steps.shared.common_prefix import shared_length
+from steps.data.rows.turn_order import parted
 
 BY_SCORE = "scores"
 _FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)")
@@ -91,71 +90,22 @@ class PreferenceFormat(ChatRecords):
         return None if layout is None else cls(**layout)
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
-        prompt, several = None, self._several_turns(record)
-        if several is None and found(record, self.prompt) is not None:
-            prompt = question(record, self.prompt, self.input)
-        record = several or record
-        own_system = read_system(record, self.system_field)
-        missing: dict[str, Reason] = {self.chosen: "no chosen", self.rejected: "no rejected"}
-        given = {
-            field: response_messages(found(record, field), field, reason)
-            for field, reason in missing.items()
-        }
-        if prompt is None:
-            texts = [isinstance(found(record, field), str) for field in given]
-            prompt = _prompt_of_one_side(texts, *given.values())
-        if prompt is not None and self._is_told_again(record, given):
-            prompt = None
-        whole = {
-            field: with_system(
-                side if prompt is None else _after(prompt, side, field, self.prompt), own_system
-            )
-            for field, side in given.items()
-        }
+        names = self.prompt, self.chosen, self.rejected
+        chosen, rejected = whole_sides(record, names, self.input, self.system_field)
+        scores = scores_of(record, (self.score_chosen, self.score_rejected))
         pair = paired(
             row,
-            whole[self.chosen],
-            whole[self.rejected],
+            chosen,
+            rejected,
             names=(self.chosen, self.rejected),
             system=self.system,
             turns=self.turns,
             **for_template(record, self),
-            score_chosen=score(record, self.score_chosen),
-            score_rejected=score(record, self.score_rejected),
-            weight=weight(record, self.weight),
+            score_chosen=scores[0],
+            score_rejected=scores[1],
+            weight=weight(record, self.weight) if self.weight else None,
         )
         return pair if self._first_is_better(record, pair) else _swapped(pair)
-
-    def _several_turns(self, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The record with whole conversations as sides, if prompt and sides are lists of as many
-        texts: the questions, and the answers of either side."""
-        names = (self.prompt, self.chosen, self.rejected)
-        asked = texts_in(found(record, self.prompt))
-        if asked is None:
-            return None
-        sides = [texts_in(found(record, name)) for name in names[1:]]
-        if any(side is None or len(side) != len(asked) for side in sides):
-            return None
-        whole = {
-            name: [
-                {"role": role, "content": said}
-                for turn in zip(asked, side or (), strict=True)
-                for role, said in zip(("user", "assistant"), turn, strict=True)
-            ]
-            for name, side in zip(names[1:], sides, strict=True)
-        }
-        return {**record, **whole}
-
-    def _is_told_again(self, record: Mapping[str, Any], given: Mapping[str, Messages]) -> bool:
-        """Whether both sides are whole conversations and the prompt, a single text, repeats a user
-        message that they share (as in Capybara)."""
-        said = found(record, self.prompt)
-        chosen, rejected = given.values()
-        if not isinstance(said, str) or "assistant" in (chosen[0]["role"], rejected[0]["role"]):
-            return False
-        shared = chosen[: shared_length(chosen, rejected)]
-        asked = [m["content"].strip() for m in shared if m["role"] == "user"]
-        return any(text and (text in said or said.strip() in text) for text in asked)
 
     def _first_is_better(self, record: Mapping[str, Any], pair: PreferenceRow) -> bool:
         """Whether the side called chosen is the better one.
@@ -181,7 +131,7 @@ class PreferenceFormat(ChatRecords):
 
     def other_verdict(self, record: Mapping[str, Any]) -> str | None:
         """The value that means the second side only because it is not `first`, if it is one."""
-        if self.first is None or self.first in _SIGNS or self.second is not None:
+        if self.first in _SIGNS or self.second is not None:
             return None
         value = None if self.better in (None, BY_SCORE) else found(record, self.better)
         said = "" if value is None else _spelled(value)
@@ -233,13 +183,6 @@ def _is_tie(said: str) -> bool:
     return not _TIES.isdisjoint(re.split("[^a-z]+", said))
 
 
-def _prompt_of_one_side(texts: list[bool], one: Messages, other: Messages) -> Messages | None:
-    """The prompt, if one side is a whole conversation and the other only the text of an answer."""
-    if texts[0] == texts[1]:
-        return None
-    return (other if texts[0] else one)[:-1] or None
-
-
 def paired(
     row: str,
     chosen: Messages,
@@ -255,22 +198,9 @@ def paired(
         MalformedRow: one is not a valid conversation, or they first differ in messages that are not
             both the assistant's.
     """
-    chosen, rejected = ordered(chosen, names[0], turns), ordered(rejected, names[1], turns)
-    if chosen == rejected:
-        raise MalformedRow("identical responses", "chosen and rejected hold the same text")
-    shared = shared_length(chosen, rejected)
-    parted = (*chosen[shared : shared + 1], *rejected[shared : shared + 1])
-    if [message["role"] for message in parted] != ["assistant", "assistant"]:
-        raise MalformedRow(
-            "different prompts",
-            f"the first messages in which {names[0]} and {names[1]} differ (number {shared + 1}) "
-            "are not both the assistant's",
-        )
-    prompt = chosen[:shared]
-    check_question(prompt, names[0])
-    return PreferenceRow(
-        row, with_system(prompt, system), chosen[shared:], rejected[shared:], **other
-    )
+    prompt, chosen, rejected = parted(chosen, rejected, names, turns)
+    prompt = prompt if system is None else with_system(prompt, system)
+    return PreferenceRow(row, prompt, chosen, rejected, **other)
 
 
 def _swapped(pair: PreferenceRow) -> PreferenceRow:
@@ -280,19 +210,4 @@ def _swapped(pair: PreferenceRow) -> PreferenceRow:
         rejected=pair.chosen,
         score_chosen=pair.score_rejected,
         score_rejected=pair.score_chosen,
-    )
-
-
-def _after(prompt: Messages, given: Messages, field: str, prompt_field: str) -> Messages:
-    """The whole conversation: `given` may repeat the prompt, with or without a system message."""
-    if given[: len(prompt)] == prompt:
-        return given
-    if given[0]["role"] == "assistant":
-        return (*prompt, *given)
-    if prompt[0]["role"] == "system" and given[: len(prompt) - 1] == prompt[1:]:
-        return (prompt[0], *given)
-    if given[0]["role"] == "system" and given[1 : len(prompt) + 1] == prompt:
-        return given
-    raise MalformedRow(
-        "different prompts", f"{field} does not start with the messages of {prompt_field}"
     )

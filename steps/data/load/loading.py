@@ -246,7 +246,7 @@ class _Work:
         """Read, write and commit one chunk."""
         rows: dict[str, list[tuple[Row, str]]] = {}
         entries: list[Entry] = []
-        size = 0
+        size, dropped = 0, self.tally.dropped_rows
         while len(entries) < ROWS_PER_SHARD and size + self._image_bytes < CHUNK_BYTES:
             if (drawn := self.mixture.draw()) is None:
                 if not self._next_reading():
@@ -254,12 +254,12 @@ class _Work:
                 continue
             for entry, row, characters in self._judge(*drawn):
                 entries.append(entry)
-                self.tally.add(entry)
+                dropped = self.tally.add(entry)
                 if row is not None:
                     rows.setdefault(entry.split, []).append((row, entry.row))
                     size += characters
             self.state["read"] += 1
-            self.progress(self.state["read"], {"dropped": self.tally.dropped_rows})
+            self.progress(self.state["read"], {"dropped": dropped})
         written = self._write(rows, entries)
         self._note_place()
         self.resumed.commit(self.state, written)

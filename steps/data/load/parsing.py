@@ -122,7 +122,9 @@ class Parser:
             None,
             pictures,
             unread,
-            bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
+            bare.other_verdict(record)
+            if isinstance(bare, PreferenceFormat) and bare.first is not None
+            else None,
             tuple(name for name in self.named if has_named(record, name)),
             isinstance(bare, UnpairedFormat) and bare.is_number(record),
             judged_by(record) if isinstance(bare, PromptFormat) else None,

@@ -5,7 +5,7 @@ Each is a text or a list of messages. A list may also hold questions with their 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -148,16 +148,20 @@ def _exchanged(item: Any, keys: tuple[str, str], field: str) -> Messages:
     )
 
 
-def unread_keys(turns: Any, told: Sequence[str]) -> Iterator[str]:
-    """The keys of messages that are not read, `told` apart, which say what is trained on."""
-    for turn in turns if is_list(turns) else ():
+def unread_keys(
+    record: Mapping[str, Any], names: Iterable[str], told: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """The columns of messages, of `names`, with each key of a message that is not read; without
+    `told`, which say what is trained on."""
+    listed = ((name, turns) for name in names if is_list(turns := record.get(name)))
+    for name, turn in ((name, turn) for name, turns in listed for turn in turns):
         if not isinstance(turn, Mapping) or (len(turn) <= 2 and turn.keys() <= READ_KEYS):
             continue
         exchanged = () if "role" in turn or "from" in turn else _EXCHANGED_KEYS
         for key, value in turn.items():
             is_read = (key in READ_KEYS and not is_second(key, turn)) or key in exchanged
             if not is_read and value is not None and not tells(key, turn, told):
-                yield from (key,) if str(key).isprintable() else ()
+                yield from ((name, key),) if str(key).isprintable() else ()
 
 
 def dialogue(value: Any, field: str) -> Messages:

@@ -71,6 +71,10 @@ def score(record: Mapping[str, Any], field: str) -> float | None:
     return _number(found(record, field), field, "score not a number")
 
 
+def scores_of(record: Mapping[str, Any], fields: Sequence[str]) -> list[float | None]:
+    return [score(record, field) for field in fields]
+
+
 def weight(record: Mapping[str, Any], field: str | None) -> float | None:
     """A row's weight, a number of at least 0; `None` if the format has no such field."""
     if field is None:

@@ -55,7 +55,8 @@ class Tally:
     truncated: int = 0
     dropped: dict[Reason, DroppedRows] = field(default_factory=dict)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> int:
+        """Count a row; return how many have been dropped."""
         if entry.outcome == "kept":
             self.kept += 1
         elif entry.outcome == "truncated":
@@ -63,6 +64,7 @@ class Tally:
         else:
             assert entry.reason is not None
             self._drop(entry.reason, 1, [entry.row], entry.detail or "")
+        return self.dropped_rows
 
     def merge(self, later: "Tally") -> None:
         """Add the rows of `later`, which follow these."""

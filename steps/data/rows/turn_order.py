@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages
+from steps.shared.common_prefix import shared_length
 
 TURNS = ("alternating", "merged", "any")
 """How turns out of order are handled: drop the row; merge consecutive turns of one role; or accept
@@ -35,6 +36,30 @@ def ordered(conversation: Messages, field: str, turns: str, may_end_open: bool =
     conversation = merged(conversation) if turns == "merged" else conversation
     check_conversation(conversation, field, turns, may_end_open)
     return conversation
+
+
+def parted(
+    chosen: Messages, rejected: Messages, names: tuple[str, str], turns: str
+) -> tuple[Messages, Messages, Messages]:
+    """The prompt that two conversations share, and what follows it in either.
+
+    Raises:
+        MalformedRow: one is not a valid conversation, or they first differ in messages that are not
+            both the assistant's.
+    """
+    chosen, rejected = ordered(chosen, names[0], turns), ordered(rejected, names[1], turns)
+    if chosen == rejected:
+        raise MalformedRow("identical responses", "chosen and rejected hold the same text")
+    shared = shared_length(chosen, rejected)
+    parting = (*chosen[shared : shared + 1], *rejected[shared : shared + 1])
+    if [message["role"] for message in parting] != ["assistant", "assistant"]:
+        raise MalformedRow(
+            "different prompts",
+            f"the first messages in which {names[0]} and {names[1]} differ (number {shared + 1}) "
+            "are not both the assistant's",
+        )
+    check_question(chosen[:shared], names[0])
+    return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
 def merged(conversation: Messages) -> Messages:
