@@ -192,12 +192,7 @@ def paired(
     turns: str = "alternating",
     **other: Any,
 ) -> PreferenceRow:
-    """Make a pair from two whole conversations; the prompt ends where they first differ.
-
-    Raises:
-        MalformedRow: one is not a valid conversation, or they first differ in messages that are not
-            both the assistant's.
-    """
+    """Make a pair from two whole conversations; raises as `parted` does."""
     prompt, chosen, rejected = parted(chosen, rejected, names, turns)
     prompt = prompt if system is None else with_system(prompt, system)
     return PreferenceRow(row, prompt, chosen, rejected, **other)
