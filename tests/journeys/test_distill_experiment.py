@@ -1,0 +1,32 @@
+"""The recipe of distillation: a teacher is run once for several students."""
+
+import json
+from pathlib import Path
+
+from experiment_desk import Desk
+
+SMALL = ("distill.max_steps=2", "distill.batch_size=2", "scoring.top_k=4")
+
+
+def test_another_loss_and_rate_do_not_run_the_teacher_again(
+    tiny_model: Path, repository: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = (
+        f"model.path={tiny_model}", "model.package=null", f"teacher.path={tiny_model}",
+        "data=mine", f"data.path={tmp_path}/rows.jsonl", "data.test_fraction=0.4",
+    )  # fmt: skip
+    desk = Desk(repository, "distill", tmp_path, (*own, *SMALL))
+    desk.run_here()
+    (teacher,) = desk.made("teacher_logprobs")
+    assert teacher.metrics["rows"] >= 2
+    (student,) = desk.made("train_sft")
+    assert student.metrics["final"]["teacher/agreement"] > 0.9  # it is its own teacher
+    others = ("loss=reverse_kl", "loss.temperature=2", "distill.optimizer.learning_rate=1e-3")
+    for other in others:
+        assert desk.plan(other).keys() == {"train_sft"}
+    assert {"teacher_logprobs", "train_sft"} <= desk.plan("scoring.top_k=3").keys()
+    without = Desk(repository, "distill", tmp_path, own[:2] + own[3:])
+    said = without.here("--plan", check=False)
+    assert "set teacher.path to a folder, or teacher.hub and teacher.revision" in said.stderr
