@@ -154,8 +154,7 @@ class JaxUpdater:
         shapes = state_shapes(self._rules, self.trained, devices)
         spread = jax.tree.map(lambda leaf: leaf.sharding, shapes)
         self._begin = jax.jit(partial(first_states, self._rules), out_shardings=spread)
-        self._states: States = self._begin(self.trained)
-        self._is_new = True
+        self._states: States | None = None
         self.rate = config.learning_rate
         self.gradient: Tree | None = None
         self._spare: Tree | None = None
@@ -185,15 +184,16 @@ class JaxUpdater:
         if not math.isfinite(norm := float(norm)):
             raise FloatingPointError(f"the gradient norm is {norm}")
         self.rate = self.rate if rate is None else rate
-        self.trained, self._states = self._update(self.trained, self._states, gradient, self.rate)
-        self._is_new, self._spare = False, gradient
+        states = self._begin(self.trained) if self._states is None else self._states
+        self.trained, self._states = self._update(self.trained, states, gradient, self.rate)
+        self._spare = gradient
         return norm
 
     def state(self) -> dict[str, Tensor]:
         """As `Updater.state`, on the host."""
         tensors = {f"model/{name}": to_torch(array) for name, array in by_name(self.trained)}
         trees: dict[str, dict[str, Any]] = {}
-        for name, states in self._states.items() if not self._is_new else ():
+        for name, states in (self._states or {}).items():
             for key, value in _fields(states):
                 trees.setdefault(key, {})[name] = value
         counts = trees.pop(_STEP, {})
@@ -207,21 +207,21 @@ class JaxUpdater:
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
         """As `Updater.load_state`."""
         trained = self._tree(below(tensors, "model/"), self._shapes)
-        states = self._begin(trained)
         kept = below(tensors, "optimizer/")
+        states = self._begin(trained) if kept else {}
         steps = {name: int(count[...]) for name, count in below(kept, f"{_STEP}/").items()}
         if len(set(steps.values())) > 1:
             counts = sorted(set(steps.values()))
             raise ValueError(f"its parameters were updated {counts} times, not all equally")
         count = max(steps.values(), default=0)
         for key in sorted(set(_NAMES.values())):
-            holders = {n for n, s in states.items() if key in dict(_fields(s))} if kept else set()
+            holders = {n for n, s in states.items() if key in dict(_fields(s))}
             shapes = {n: s for n, s in self._shapes.items() if self._stack_of(n) in holders}
             if shapes:
                 means = flat(self._tree(below(kept, f"{key}/"), shapes))
                 for name, mean in means.items():
                     states[name] = _with(states[name], key, mean, count)
-        self.trained, self._states, self._is_new = trained, states, not kept
+        self.trained, self._states = trained, states or None
 
     def weights(self) -> dict[str, Tensor]:
         """As `Updater.weights`, on the host."""
