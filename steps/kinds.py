@@ -175,6 +175,10 @@ class GgufModel(Artifact):
     """One ``.gguf`` file: weights, tokenizer and chat template."""
 
 
+class ExportCheck(Artifact):
+    """``README.md``, the card with the divergence of an export, and ``tokens.jsonl``."""
+
+
 class RewardModel(Artifact):
     """A Hugging Face folder of a sequence classifier with one label: the score of a response."""
 
