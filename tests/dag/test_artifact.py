@@ -151,6 +151,7 @@ as_any: Any = lambda value: value  # noqa: E731
             "build(shape).width takes a whole number (int), and was given the text '3'; write 3",
         ),
         (lambda: build(Shape(width=as_any(1e3))), "and was given 1000.0; write 1000"),
+        (lambda: build(as_any(Frozen())), "build(shape) takes Shape, and was given a Frozen"),
         (
             lambda: build(Shape(dropout=as_any("1e-5"))),
             "dropout takes a number (float) or None, and was given the text '1e-5'; write 1e-05",
