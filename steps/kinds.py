@@ -6,12 +6,16 @@ from pipeline import Artifact
 class Model(Artifact):
     """A Hugging Face model folder: safetensors, config, tokenizer, chat template.
 
-    One that was trained with adapters has these in place of weights, and ``adapted.json``, which
+    Training can write snapshots, which are its parts: ``model["step-200"]``. One that was trained
+    with adapters has these in place of weights, and ``adapted.json``, which
     names the model on which it rests. Steps and commands get it whole.
     """
 
     views = "steps.views:model"
     assemble = "steps.models.adapted:assemble"
+
+
+Model.parts = Model
 
 
 class Tokens(Artifact):

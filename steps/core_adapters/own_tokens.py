@@ -35,7 +35,9 @@ def demonstrations_for(model: Artifact, tokens: Artifact) -> Iterator[Mapping[st
 def with_template_of(tokens: Artifact, place: "Workplace", metrics: Metrics) -> Metrics:
     """The metrics of a training run, once its model has the chat template that wrote ``tokens``: by
     another, it would be asked in ways that it was not trained on. A notice tells of a change."""
-    if not place.ranks.is_first or not hand_template_on(tokens.path, place.output):
+    folders = [place.output, *sorted(place.output.glob("step-*"))] if place.ranks.is_first else []
+    changed = [hand_template_on(tokens.path, folder) for folder in folders]
+    if not any(changed):
         return metrics
     told = (
         "the trained model has the chat template that wrote its tokens; that of the model from "

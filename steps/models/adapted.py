@@ -85,7 +85,8 @@ def assemble(folder: Path, target: Path, whole: Callable[[str], Path]) -> bool:
     for name, value in _trained(adapted).items():
         if name in saved or _MAGNITUDES not in name:  # which stay 0 if their rate was 0
             value.copy_(saved[name])
-    shutil.copytree(folder, target, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    snapshots = shutil.ignore_patterns("step-*")
+    shutil.copytree(folder, target, False, snapshots, shutil.copyfile, dirs_exist_ok=True)
     save_model(merge_adapter(adapted), target)
     return True
 

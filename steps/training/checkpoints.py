@@ -6,6 +6,7 @@
                           checkpoint.json      the step, and size and CRC-32 of each file above
               best-000008/weights.safetensors  the best weights so far, by `keep_best`
                           checkpoint.json
+              snapshot-000010/…           weights that the run writes as a model at its end
 
 A folder is written under a temporary name, forced to disk and renamed. So a crash leaves either a
 complete folder, or one that does not verify and is ignored. Nothing is pickled. The order of data
@@ -48,7 +49,7 @@ from steps.training.trainer import Trainer
 
 _STATE, _WEIGHTS, _REFERENCE = "state", "weights", "reference"
 _METRICS, _MANIFEST = "metrics.jsonl", "checkpoint.json"
-_STEP, _BEST = "step", "best"
+_STEP, _BEST, _SNAPSHOT = "step", "best", "snapshot"
 _UNFINISHED = "unfinished"
 _READ_BYTES = 8 * 2**20
 
@@ -126,6 +127,13 @@ class Checkpoints:
 
     def save_best(self, step: int, trainer: Trainer) -> None:
         """Save the weights after `step` steps as the best so far, in the background like `save`."""
+        self._save_weights(_BEST, step, trainer)
+
+    def save_snapshot(self, step: int, trainer: Trainer) -> None:
+        """Save the weights after `step` steps, in the background like `save`; they stay."""
+        self._save_weights(_SNAPSHOT, step, trainer)
+
+    def _save_weights(self, kind: str, step: int, trainer: Trainer) -> None:
         self.wait()
         file = self._file(_WEIGHTS)
         weights = trainer.save_weights(file)
@@ -135,7 +143,7 @@ class Checkpoints:
             return [file]
 
         self._writing = self._writer.submit(
-            lambda: self._commit(write_files, self._folder(_BEST, step), {"step": step})
+            lambda: self._commit(write_files, self._folder(kind, step), {"step": step})
         )
 
     def best_weights(self, step: int) -> Stored:
@@ -143,8 +151,15 @@ class Checkpoints:
 
         Raises ValueError if a file is damaged.
         """
+        return self._weights(_BEST, step)
+
+    def snapshot(self, step: int) -> Stored:
+        """The weights that `save_snapshot` saved; raises as `best_weights` does."""
+        return self._weights(_SNAPSHOT, step)
+
+    def _weights(self, kind: str, step: int) -> Stored:
         self.wait()
-        folder = self._folder(_BEST, step)
+        folder = self._folder(kind, step)
         if not self._verifies(folder):
             raise ValueError(f"{folder} is damaged; delete {self.directory} to train afresh")
         return Stored(_files(folder, _WEIGHTS))

@@ -305,6 +305,8 @@ class TrainConfig(UpdateConfig):
             keeps the last model.
         early_stop_patience: end the run after this many consecutive evaluations without an
             improvement of `keep_best` (or of `eval_loss`).
+        snapshot_every_steps: also write the model as it is after every so many steps, in folders
+            ``step-N``, which are parts of the artifact.
         compile_layers: compile the layers of a packed model, and the softmax of its head, with
             torch.compile, on one device. A step is faster on a GPU, the first ones take a minute,
             and rounding differs.
@@ -319,6 +321,7 @@ class TrainConfig(UpdateConfig):
     early_stop_patience: int | None = None
     compile_layers: bool = added_field(False, before=False)
     backend: TrainingBackend | None = added_field(None, before=None)
+    snapshot_every_steps: int | None = added_field(None, before=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -327,6 +330,7 @@ class TrainConfig(UpdateConfig):
         )
         require_count(self, "batch_size")
         require_count(self, "max_steps", "eval_every_steps", "early_stop_patience", or_null=True)
+        require_count(self, "snapshot_every_steps", or_null=True)
         if self.keep_best is not None:
             named = self.keep_best.startswith("eval_")
             require(named, "keep_best must be of an evaluation, as in eval_loss", self.keep_best)

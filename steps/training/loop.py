@@ -101,6 +101,8 @@ def _steps(
         best = best_step(log, config)
         if best == done:
             checkpoints.save_best(done, trainer)
+        if config.snapshot_every_steps and done % config.snapshot_every_steps == 0:
+            checkpoints.save_snapshot(done, trainer)
         since = done - saved_step, time.monotonic() - saved_at
         leaving, due = ranks.any(stopping(), is_due(config, *since))
         # The last state becomes the model folder, so it needs no checkpoint.

@@ -77,7 +77,8 @@ class Policy(Protocol):
         ...
 
     def trained(self) -> Mapping[str, Tensor]:
-        """The weights that `save` needs after the trainer is closed; all ranks must call this."""
+        """The weights that `save` needs after the trainer is closed; all ranks must call this.
+        Empty where it takes those of the model itself."""
         ...
 
     def save(self, trained: Mapping[str, Tensor], output: Path, base: str | None = None) -> None:
@@ -213,7 +214,7 @@ class TorchPolicy:
 
     def save(self, trained: Mapping[str, Tensor], output: Path, base: str | None = None) -> None:
         model, adapted = self._model, self._adapted
-        if self._is_saved_by_another:
+        if trained:
             model = self._role.load(self._folder, self._config.dtype, True, None)
             put_rounded_weights(self._model, model)
             adapted = self._adapt(model)

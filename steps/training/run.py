@@ -112,6 +112,14 @@ class Run:
                 place.ranks,
             )
             trained = self._policy.trained()
+            every = config.snapshot_every_steps or len(log)
+            if steps := range(every, len(log), every):
+                trained = trainer.get_weights().result()
+            for step in steps:  # the weights of the last step are the model's
+                trainer.load_weights(checkpoints.snapshot(step)).result()
+                weights = trainer.get_weights().result()
+                if place.ranks.is_first:
+                    self._policy.save(weights, place.output / f"step-{step}", place.base)
         finally:
             trainer.close()
         best = best_step(log, config)

@@ -19,8 +19,11 @@ from steps.kinds import Model
 from steps.make_arithmetic import make_arithmetic
 from steps.models.config import LoraConfig
 from steps.models.folders import load_model
+from steps.sample_completions import sample_completions
 from steps.sample_rollouts import sample_rollouts
+from steps.score_completions import score_completions
 from steps.scoring.scored_by import model_digest
+from steps.select_model import select_snapshot
 from steps.serving.named_models import opened
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_sft import train_sft
@@ -37,8 +40,8 @@ def copied(out: Output, model: Model) -> Metrics:
 
 
 def sft(tokens: Input | Step, init: Step, **lora: Any) -> Step:
-    adapters = LoraConfig(r=2, **lora)
-    return train_sft(tokens, init, TrainConfig(max_steps=2, optimizer=FAST, lora=adapters))
+    every = {"max_steps": 2, "snapshot_every_steps": 1, "optimizer": FAST}
+    return train_sft(tokens, init, TrainConfig(**every, lora=LoraConfig(r=2, **lora)))
 
 
 def dag(**lora: Any) -> dict[str, Step]:
@@ -83,6 +86,7 @@ def test_steps_see_the_bytes_that_training_merged_would_have_written(
         assert not any(n.endswith("model.safetensors") and "/" not in n for n in alone[name].files)
         assert alone[name].metrics == merged[name].metrics
         seen, written = files(alone[f"of {name}"]), files(merged[name])
+        written = {n: data for n, data in written.items() if not n.startswith("step-")}
         described = json.loads(seen.pop("adapted.json"))
         assert seen.pop("adapter/excess.safetensors", None) is None or "dora" in lora
         if name == "first":
@@ -119,6 +123,22 @@ def test_a_base_that_was_evicted_is_made_again_before_what_reads_the_adapters(
     made = run({"other": other}, store=store)
     assert made["other"].metrics
     alone["first"].load()
+
+
+def test_the_best_snapshot_is_a_whole_model(store: str, alone: Mapping[str, Made]) -> None:
+    task, first = make_arithmetic(train=30, test=4), dag()["first"]
+
+    def judged(model: Step | Input) -> Step:
+        drawn = sample_completions(task["test"], model, SamplingConfig(max_new_tokens=4))
+        return score_completions(drawn)
+
+    best = select_snapshot(first, [1], judged)
+    made = run({"best": best, "seen": copied(first["step-1"])}, store=store)
+    assert made["best"].metrics == {"chosen": "step-1", "exact_match": 0.0}  # the first of equals
+    weights = "model.safetensors"
+    assert files(made["best"])[weights] == files(made["seen"])[weights]
+    assert files(made["best"])[weights] != files(alone["of first"])[weights]
+    assert "adapted.json" not in made["best"].files
 
 
 def test_adapters_without_their_base_among_the_inputs_are_refused(

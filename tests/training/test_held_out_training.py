@@ -28,6 +28,7 @@ from steps.losses.simpo import Simpo
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.losses.with_reference.wpo import Wpo
+from steps.models.config import LoraConfig
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.scoring.attention import use_packed_attention
@@ -314,3 +315,29 @@ def test_a_held_out_metric_that_is_no_number_is_an_error_and_never_the_best(init
         evaluate(
             Scorer(model, 64), objective, TrainConfig(keep_best="eval_ratio", eval_every_steps=1)
         )
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)])
+def test_snapshots_are_the_models_of_shorter_runs_also_after_a_kill(
+    init: Path, tmp_path: Path, lora: LoraConfig | None
+) -> None:
+    settings: dict[str, Any] = {"epochs": 1e6, "checkpoint_every_steps": 3, "lora": lora}
+    sft(init, tmp_path / "whole", max_steps=5, snapshot_every_steps=2, **settings)
+    whole = tmp_path / "whole" / "out"
+    assert sorted(folder.name for folder in whole.glob("step-*")) == ["step-2", "step-4"]
+    for steps, made in ((2, whole / "step-2"), (4, whole / "step-4"), (5, whole)):
+        sft(init, tmp_path / f"{steps}", max_steps=steps, **settings)
+        alone = folder_bytes(tmp_path / f"{steps}" / "out")
+        same = [n for n in alone if not n.endswith(("metrics.jsonl", "summary.md"))]
+        assert "model.safetensors" in same
+        assert [n for n in same if alone[n] != (made / n).read_bytes()] == []
+    config = TrainConfig(
+        batch_size=4, optimizer=EAGER, max_steps=5, snapshot_every_steps=2, **settings
+    )
+    place = Workplace(tmp_path / "o", tmp_path / "s", stopping=leaving_at(3))
+    with pytest.raises(Left):
+        run_sft(init, demonstration_records(8), config, place, HELD_OUT)
+    run_sft(
+        init, demonstration_records(8), config, replace(place, stopping=lambda: False), HELD_OUT
+    )
+    assert folder_bytes(tmp_path / "o") == folder_bytes(whole)
