@@ -14,6 +14,7 @@ from shipped_losses import shipped_losses
 
 from pipeline import File, Metrics, Output, Step, step
 from steps.build_pairs import PairConfig, build_pairs
+from steps.check_export import check_export
 from steps.checking.compared import Compared, PairJudge
 from steps.checking.verdicts import Judgement, judged
 from steps.compare_completions import compare_completions
@@ -32,6 +33,7 @@ from steps.evaluate import evaluate
 from steps.evaluate_reward_model import evaluate_reward_model
 from steps.evaluation.config import EvaluateConfig, KlConfig
 from steps.export.card import ModelCard
+from steps.export.config import ExportCheckConfig
 from steps.export_gguf import export_gguf
 from steps.export_hf import export_hf
 from steps.filter_pairs import FilterConfig, filter_pairs
@@ -222,9 +224,10 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
     asked = EvaluateConfig(sample_prompts=2, sampling=GREEDY)
     before = evaluate(test, base, asked)
     after = evaluate(test, dpo, asked, before)
-    card = ModelCard("tiny", "base", "pairs")
+    exported = export_hf(dpo, after, ModelCard("tiny", "base", "pairs"), before=before)
     return {
         "build_pairs": build_pairs(said, PairConfig()),
+        "check_export": check_export(dpo, exported, ExportCheckConfig()),
         "compare_completions": compare_completions(said, say(["2", "three", "no idea"]), Longer()),
         "decontaminate": decontaminate(pairs, known, 4),
         "decontaminate conversations": decontaminate_conversations(conversations, known, 4),
@@ -234,7 +237,7 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
         "evaluate": after,
         "evaluate_reward_model": evaluate_reward_model(score_with_reward_model(test, reward)),
         "export_gguf": export_gguf(import_model(File(str(data / "merging"))), title="tiny"),
-        "export_hf": export_hf(dpo, after, card, before=before),
+        "export_hf": exported,
         "filter_pairs": filter_pairs(pairs, FilterConfig(max_length_ratio=4.0)),
         "import_model": base,
         "init_model": init_model(LlamaShape(16, 1, 2, 32)),
