@@ -1,0 +1,1 @@
+"""A small experiment: rows become tokens, tokens train weights, weights get a score."""

@@ -1,0 +1,1 @@
+"""Metrics, each a module that a setting names."""
