@@ -71,6 +71,7 @@ from steps.score_influence import score_influence
 from steps.score_with_reward_model import score_with_reward_model
 from steps.scoring.config import ReferenceConfig
 from steps.select_demonstrations import select_demonstrations
+from steps.select_model import select_model
 from steps.select_pairs import select_pairs
 from steps.select_rows import SelectionConfig, select_rows
 from steps.teacher_logprobs import teacher_logprobs
@@ -96,6 +97,7 @@ from steps.training.config import (
 )
 from steps.unpair import unpair
 
+MERGED = LoraConfig(r=2, merged=True)  # adapters alone name the digest of their base
 NOT_CALLED = {
     "lm_eval": "its output is that of the harness, in the version that is installed",
     "report": "shows times and machines",
@@ -217,6 +219,7 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
     sft = train_sft(shown, base, TrainConfig(**settings))
     reward = train_reward_model(train, base, RewardConfig(**settings))
     said = say(["\\boxed{2}", "It is \\boxed{3}", "no idea"])
+    scores = score_completions(said)
     drawn = sample_rollouts(prompts["train"], base, DRAWN)
     by_model = judge_with_reward_model(drawn, reward, ModelRewards(of_cut=-1.0))
     online: dict[str, Any] = {"prompts": 2, "completions": 4, "max_new_tokens": 8}
@@ -259,11 +262,12 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
         ),
         "sample_completions": sample_completions(prompts["train"], base, GREEDY),
         "sample_rollouts": drawn,
-        "score_completions": score_completions(said),
+        "score_completions": scores,
         "score_influence": score_influence(train, test, base),
         "score_with_reward_model": score_with_reward_model(said, reward, tokenize=SHORT),
         "select_demonstrations": select_demonstrations(by_model, Best(least_reward=None)),
         "select_pairs": select_pairs(end(drawn)),
+        "select_model": select_model({"a": sft, "b": dpo}, {"a": scores, "b": scores}),
         "select_rows": select_rows(train, alternate(train), SelectionConfig(drop_share=0.3)),
         "teacher_logprobs": teacher_logprobs(shown, base),
         "tokenize_conversations": shown,
@@ -288,7 +292,7 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
         "train_sft functional": train_sft(
             shown, base, TrainConfig(backend=FunctionalTraining(), **settings)
         ),
-        "train_sft lora": train_sft(shown, base, TrainConfig(lora=LoraConfig(r=2), **settings)),
+        "train_sft lora": train_sft(shown, base, TrainConfig(lora=MERGED, **settings)),
         "unpair": unpair(pairs),
     }
 
