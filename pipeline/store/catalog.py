@@ -231,8 +231,7 @@ class Catalog:
             return None
         with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError, RecursionError):
             copy = shelf.indexed[object_name(*place)]
-            found = Manifest.from_dict(copy["manifest"])
-            found.require_place(step, *place)
+            found = Manifest.from_dict(copy["manifest"], (step, *place))
             return replace(found, discovered=_trace(shelf, copy["trace"]))
         return None
 

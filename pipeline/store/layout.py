@@ -226,12 +226,7 @@ class Store:
             if self.is_local and os.path.isdir(path):  # no commit could succeed
                 raise TemperError(f"{path} is a folder where a manifest lies; move it away")
             return None
-        found = Manifest.from_json(data, self.url_of(path))
-        try:
-            found.require_place(step, key, generation)
-        except ValueError as error:
-            raise TemperError(f"{self.url_of(path)} is damaged ({error}); delete it") from error
-        return found
+        return Manifest.from_json(data, self.url_of(path), (step, key, generation))
 
     def latest(self, step: str, key: str, after: int = -1) -> Manifest | None:
         """The latest generation of a key after generation ``after``; ``None`` if there is none."""

@@ -171,8 +171,10 @@ class Manifest:
         return exact_record({**data, CHECKSUM: hash_json(data)}, indent=1)
 
     @classmethod
-    def from_json(cls, data: bytes, url: str) -> "Manifest":
-        """Raise `TemperError`, which says what to do, if the data is no manifest."""
+    def from_json(
+        cls, data: bytes, url: str, place: tuple[str, str, int] | None = None
+    ) -> "Manifest":
+        """Raise `TemperError`, which says what to do, if the data is no manifest of this place."""
         try:
             found = parse_json(data)
             if not isinstance(found, dict):
@@ -180,16 +182,19 @@ class Manifest:
             checksum = found.pop(CHECKSUM, None)  # manifests of older versions have none
             if checksum is not None and checksum != hash_json(found):
                 raise ValueError("its checksum is not that of its content")
-            return cls.from_dict(found)
+            return cls.from_dict(found, place)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TemperError(
                 f"{url} is damaged ({_reason(error)}); delete it, and the step will be run again"
             ) from error
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
+    def from_dict(
+        cls, data: Mapping[str, Any], place: tuple[str, str, int] | None = None
+    ) -> "Manifest":
         """Raise `ValueError`, `TypeError`, `KeyError`, `AttributeError` or `RecursionError` for
-        what is no manifest, has an invalid name, or another key or digest than its content."""
+        what is no manifest, has an invalid name, another key or digest than its content, or
+        another step, key or generation than its place says."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
         known["files"] = file_entries(data["files"])
@@ -201,6 +206,8 @@ class Manifest:
             raise ValueError("its key is not that of its recipe")
         if files_digest(made.files) != made.digest:
             raise ValueError("its digest is not that of its files")
+        if place not in (None, (made.step, made.key, made.generation)):
+            raise ValueError(f"it is the manifest of {made.name}, generation {made.generation}")
         return made
 
     def _require_forms(self) -> None:
@@ -219,11 +226,6 @@ class Manifest:
         for name, is_wrong in problems:
             if is_wrong:
                 raise ValueError(f"its {name} is {getattr(self, name)!r:.80}")
-
-    def require_place(self, step: str, key: str, generation: int) -> None:
-        """Raise `ValueError` if this is the manifest of another artifact."""
-        if (self.step, self.key, self.generation) != (step, key, generation):
-            raise ValueError(f"it is the manifest of {self.name}, generation {self.generation}")
 
 
 def files_digest(files: Mapping[str, FileEntry]) -> str:
