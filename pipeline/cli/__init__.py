@@ -1,11 +1,10 @@
 """The ``temper`` command.
 
 ``app`` declares the commands; begin there. ``naming`` finds the artifact that a name means;
-``step_lookup`` and ``project`` find the present code of its step. ``compare``, ``run_diff``,
-``log_diff``, ``explanation`` and ``rows`` compute answers, and ``printing`` prints them.
-``reports`` selects what ``temper report`` and ``ui`` show. ``recipes`` runs the shipped
-experiments, ``start`` makes projects, ``tune`` starts a study. ``maintenance`` holds the commands
-that change a store.
+``step_lookup`` and ``project`` find the present code of its step. ``differences``, ``explanation``
+and ``rows`` compute answers, and ``printing`` prints them. ``reports`` selects what ``temper
+report`` and ``ui`` show. ``recipes`` runs the shipped experiments, ``start`` makes projects,
+``tune`` starts a study. ``maintenance`` holds the commands that change a store.
 
 Uses every package. Commands of other packages may use ``naming``; nothing else uses this package.
 """

@@ -27,9 +27,10 @@ import pipeline
 from pipeline.base.errors import TemperError
 from pipeline.base.text import counted, did_you_mean
 from pipeline.cli import printing
-from pipeline.cli.compare import compare
+from pipeline.cli.differences.compare import compare
+from pipeline.cli.differences.log_diff import diff_logs
+from pipeline.cli.differences.run_diff import diff_runs
 from pipeline.cli.explanation import explain_artifact
-from pipeline.cli.log_diff import diff_logs
 from pipeline.cli.maintenance import acceptance, eviction
 from pipeline.cli.maintenance.accepted import withdraw
 from pipeline.cli.maintenance.collect import delete
@@ -44,7 +45,6 @@ from pipeline.cli.recipes import (
     words_for,
 )
 from pipeline.cli.rows import show_row
-from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
 from pipeline.cli.tune import tune
 from pipeline.running.session import PLAN_ONLY
@@ -56,9 +56,9 @@ from pipeline.store.activity import Attempt, attempts, leases
 from pipeline.store.catalog import Catalog, Unread
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.result_names import forget_broken_links
+from pipeline.store.names.result_names import forget_broken_links
+from pipeline.store.names.tags import delete_tag, read_tags, set_tag, tags_of
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
-from pipeline.store.tags import delete_tag, read_tags, set_tag, tags_of
 from pipeline.uncaught.early import STOPPED
 from pipeline.uncaught.user_errors import message_of
 

@@ -9,7 +9,7 @@ from pipeline.observed.discovery import Present, discovered_lines
 from pipeline.plan.rerun_reasons import History
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
-from pipeline.store.tags import tags_of
+from pipeline.store.names.tags import tags_of
 
 
 @dataclass(frozen=True)

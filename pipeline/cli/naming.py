@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pipeline.base.errors import TemperError
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
-from pipeline.store.result_names import find_result
-from pipeline.store.tags import artifact_of, read_tag
+from pipeline.store.names.result_names import find_result
+from pipeline.store.names.tags import artifact_of, read_tag
 
 SHOWN_DIGITS = 8
 _MOST_NAMES = 8

@@ -20,14 +20,21 @@ from rich.text import Text
 
 from pipeline.base.errors import TemperError
 from pipeline.base.text import clock, counted, visible
-from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, compare, inputs, settings
+from pipeline.cli.differences.compare import (
+    RECIPE_FIELDS,
+    Comparison,
+    Difference,
+    compare,
+    inputs,
+    settings,
+)
+from pipeline.cli.differences.log_diff import LogDiff
+from pipeline.cli.differences.run_diff import RunDiff
 from pipeline.cli.explanation import Explanation
-from pipeline.cli.log_diff import LogDiff
 from pipeline.cli.maintenance.acceptance import Outdated
 from pipeline.cli.maintenance.garbage import Findings, Garbage
 from pipeline.cli.maintenance.verify import Damage
 from pipeline.cli.naming import SHOWN_DIGITS
-from pipeline.cli.run_diff import RunDiff
 from pipeline.plan.labels import recorded_labels
 from pipeline.show.metrics import is_number, metric_text
 from pipeline.show.step_progress import MOST_METRICS, progress_of
@@ -35,8 +42,8 @@ from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.tags import Tag
 from pipeline.store.runs import UNKNOWN, Run
-from pipeline.store.tags import Tag
 
 MOST_DIFFERENCES = 8
 """The most differences of one kind that are printed for a step of two runs."""

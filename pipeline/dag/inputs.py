@@ -35,7 +35,7 @@ _HUB_SECONDS = 30.0
 
 
 RESOLVERS: list[Callable[[str], str | None]] = []
-"""Functions that know addresses by name: of tags, in :mod:`pipeline.store.tags`."""
+"""Functions that know addresses by name: of tags, in :mod:`pipeline.store.names.tags`."""
 
 
 @dataclass(frozen=True)

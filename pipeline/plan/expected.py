@@ -6,7 +6,7 @@ from pipeline.base.errors import TemperError
 from pipeline.dag.step import Step
 from pipeline.plan.planning import Plan
 from pipeline.store.catalog import Catalog
-from pipeline.store.tags import artifact_of, no_tag, read_tag
+from pipeline.store.names.tags import artifact_of, no_tag, read_tag
 
 
 def require_expected(plan: Plan, catalog: Catalog, steps: Iterable[Step]) -> None:

@@ -26,7 +26,7 @@ from pipeline.show.sinks import require_sinks
 from pipeline.store.activity import unwritable
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.result_names import link_results
+from pipeline.store.names.result_names import link_results
 from pipeline.uncaught.excepthook import shorten_in_notebooks
 from pipeline.wire.spec import Pause
 

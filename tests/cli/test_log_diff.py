@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.log_diff import LogDiff, Parting, diff_logs
+from pipeline.cli.differences.log_diff import LogDiff, Parting, diff_logs
 
 LOG = [{"step": n, "loss": 1 / n, "state": "fine", "margin": 0.0} for n in (1, 2, 3, 4)]
 

@@ -17,7 +17,7 @@ from places import SUPPORT
 from toy_steps import Times, add, multiply, slow_count
 
 from pipeline import Output, Step, Store, TemperError, step
-from pipeline.cli.compare import compare
+from pipeline.cli.differences.compare import compare
 from pipeline.cli.maintenance.garbage import Kind, Policy, find_garbage
 from pipeline.dag.canonical import Json
 from pipeline.dag.step import StepFunction

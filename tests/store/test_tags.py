@@ -17,8 +17,8 @@ from pipeline.cli.maintenance.collect import delete
 from pipeline.cli.maintenance.garbage import Policy, find_garbage
 from pipeline.dag.inputs import forget_sources
 from pipeline.running.run_request import built
+from pipeline.store.names.tags import read_tag, set_tag
 from pipeline.store.runs import forget_run, names_of_runs
-from pipeline.store.tags import read_tag, set_tag
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 

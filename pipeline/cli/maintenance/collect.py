@@ -20,9 +20,9 @@ from pipeline.cli.maintenance.garbage import Findings, Garbage, Key, Kind, Uses
 from pipeline.store.activity import alone_with, forget_released, make_room, remove_if_empty
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
-from pipeline.store.result_names import forget_broken_links
+from pipeline.store.names.result_names import forget_broken_links
+from pipeline.store.names.tags import pinned
 from pipeline.store.runs import read_runs
-from pipeline.store.tags import pinned
 
 WORKERS = 16
 

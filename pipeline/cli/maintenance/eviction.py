@@ -15,7 +15,7 @@ from pipeline.store.activity import alone_with, attempts, leases, make_room
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss, Store
 from pipeline.store.manifest import Manifest
-from pipeline.store.tags import require_untagged
+from pipeline.store.names.tags import require_untagged
 from pipeline.store.untrusted_input import parse_json
 
 

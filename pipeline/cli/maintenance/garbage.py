@@ -55,8 +55,8 @@ from pipeline.store.activity import Attempt, Lease, attempts, holding_runs, leas
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import ASIDE, DataLoss, Store, parse_object_name
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.tags import pinned
 from pipeline.store.runs import Run, read_runs, stamp_seconds
-from pipeline.store.tags import pinned
 from pipeline.store.untrusted_input import is_key, is_step
 
 _WRITTEN_IN = ("accepted", "index", "jobs", "leases", "manifests", "progress", "runs", "tags")

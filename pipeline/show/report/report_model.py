@@ -20,7 +20,7 @@ from pipeline.store.activity import leases
 from pipeline.store.catalog import Catalog
 from pipeline.store.kinds import known_kind
 from pipeline.store.manifest import Manifest
-from pipeline.store.tags import tags_of
+from pipeline.store.names.tags import tags_of
 
 if TYPE_CHECKING:
     from pipeline.store.runs import Run

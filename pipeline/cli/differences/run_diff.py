@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cli.compare import Comparison, Difference, compare
+from pipeline.cli.differences.compare import Comparison, Difference, compare
 from pipeline.dag.canonical import Json
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
 from pipeline.show.report.report_model import ReportedStep, Story, story_of_runs

@@ -1,0 +1,1 @@
+"""Names of artifacts: ``tags`` that users gave, and ``EXPERIMENT/RESULT`` (``result_names``)."""
