@@ -87,7 +87,7 @@ def test_help_about_a_choice_explains_its_options() -> None:
 def test_help_about_a_word_shows_the_settings_that_have_it() -> None:
     out = script(DPO, "--help", "warmup").out
     settings = re.findall(r"^  (\S+) =", out, re.MULTILINE)
-    names = ("warmup_steps", "warmup_fraction")
+    names = ("warmup_steps", "warmup_fraction", "warmup_from_zero")
     assert settings == [f"{step}.optimizer.{name}" for step in ("sft", "dpo") for name in names]
 
 
