@@ -3,15 +3,16 @@
 A teacher of about a million weights learns two-digit addition from annotators, half of whom forget
 the carry, and then from its own answers, which a checker judges. A student with a quarter of its
 weights learns from the same annotators: by SFT, or from what the teacher would have said at each of
-their tokens.
+their tokens. In rounds, the student then learns from the teacher at the tokens of its own answers.
 
     python experiments/distill_arithmetic.py
     python experiments/distill_arithmetic.py loss=reverse_kl      the teacher is not run again
     python experiments/distill_arithmetic.py loss.temperature=2
+    python experiments/distill_arithmetic.py rounds=2             on the student's own answers
     python experiments/distill_arithmetic.py seed=1
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline import Input, Step
 from pipeline.experiment import ExperimentConfig, main
@@ -19,14 +20,18 @@ from steps.data.tokens.config import TokenizeConfig
 from steps.distillation.config import TeacherConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
+from steps.judge import judge
 from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.losses.distillation.forward_kl import ForwardKl
 from steps.losses.registry import DISTILLATION_LOSSES
 from steps.make_arithmetic import make_arithmetic
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
+from steps.online.selecting import Best
 from steps.sample_completions import sample_completions
+from steps.sample_rollouts import sample_rollouts
 from steps.score_completions import score_completions
+from steps.select_demonstrations import select_demonstrations
 from steps.teacher_logprobs import teacher_logprobs
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_online import train_online
@@ -48,6 +53,9 @@ class Config(ExperimentConfig):
         teaching: the supervised fine-tuning of the teacher.
         sft: that of the first student.
         distill: the distillation of the second student.
+        rounds: how often that student also learns from its own answers, right or wrong.
+        sampling: how it draws them.
+        round: the distillation of one round.
     """
 
     seed: int = 0
@@ -63,6 +71,9 @@ class Config(ExperimentConfig):
     scoring: TeacherConfig = field(default_factory=TeacherConfig)
     distill: TrainConfig = field(default_factory=TrainConfig)
     loss: DistillationLoss = field(default_factory=ForwardKl)
+    rounds: int = 0
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    round: TrainConfig = field(default_factory=TrainConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
 
 
@@ -77,18 +88,23 @@ def distill_arithmetic(cfg: Config) -> dict[str, Step]:
     def exact_match(model: Step | Input) -> Step:
         return score_completions(sample_completions(task["test"], model, cfg.answering))
 
-    distilled = train_sft(
-        shown,
-        init=small,
-        config=cfg.distill,
-        loss=cfg.loss,
-        teacher=teacher_logprobs(shown, teacher, cfg.scoring),
-    )
-    return {
+    def distilled(tokens: Step, init: Step, config: TrainConfig) -> Step:
+        scores = teacher_logprobs(tokens, teacher, cfg.scoring)
+        return train_sft(tokens, init=init, config=config, loss=cfg.loss, teacher=scores)
+
+    student = distilled(shown, small, cfg.distill)
+    results = {
         "teacher": exact_match(teacher),
         "SFT": exact_match(train_sft(shown, init=small, config=cfg.sft)),
-        "distilled": exact_match(distilled),
+        "distilled": exact_match(student),
     }
+    for number in range(1, cfg.rounds + 1):
+        sampling = replace(cfg.sampling, seed=cfg.sampling.seed + number)
+        drawn = judge(sample_rollouts(task["train"], student, sampling))
+        every = select_demonstrations(drawn, Best(least_reward=None, per_prompt=None))
+        student = distilled(every, student, cfg.round)
+        results[f"after round {number}"] = exact_match(student)
+    return results
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from experiment_desk import Desk
 
 SMALL = ("distill.max_steps=2", "distill.batch_size=2", "scoring.top_k=4")
@@ -30,3 +31,17 @@ def test_another_loss_and_rate_do_not_run_the_teacher_again(
     without = Desk(repository, "distill", tmp_path, own[:2] + own[3:])
     said = without.here("--plan", check=False)
     assert "set teacher.path to a folder, or teacher.hub and teacher.revision" in said.stderr
+
+
+@pytest.mark.slow
+def test_the_experiment_comes_to_its_end_with_a_round_on_the_students_own_answers(
+    repository: Path, tmp_path: Path
+) -> None:
+    of_each = ("max_steps=40", "batch_size=16", "optimizer.learning_rate=5e-3")
+    training = (f"{n}.{each}" for n in ("teaching", "sft", "distill") for each in of_each)
+    sizes = ("train_problems=20", "test_problems=5", "iterations=1", "rl.prompts=4", "rounds=1")
+    desk = Desk(repository, "distill_arithmetic", tmp_path, (*sizes, *training))
+    shown = desk.run_here().stdout
+    for name in ("teacher", "SFT", "distilled", "after round 1"):
+        assert name in shown
+    assert len(desk.made("teacher_logprobs")) == 2
