@@ -37,13 +37,8 @@ def known() -> Known:
         # what others call it
         ("dpo.lr=1e-6", "dpo.optimizer.learning_rate=1e-6?"),
         ("lr=1e-6", "sft.optimizer.learning_rate=1e-6 or dpo.optimizer.learning_rate=1e-6"),
-        ("dpo.per_device_train_batch_size=4", "dpo.batch_size=4?"),
-        ("sft.num_train_epochs=3", "sft.epochs=3?"),
         ("loss_type=ipo", "dpo/loss=ipo?"),
-        ("output_dir=out", "store=out?"),
         ("dpo.gradient_checkpointing=true", "dpo.activation_checkpointing=full?"),
-        ("model_name_or_path=DIR", "model.path=DIR?"),
-        ("val_set_size=0.2", "data.test_fraction=0.2?"),
         # spelling
         ("dpo.loss.betta=1", "dpo.loss.beta"),
         ("dpo.los.beta=1", "dpo.loss.beta=1?"),
