@@ -193,8 +193,7 @@ class Manifest:
         cls, data: Mapping[str, Any], place: tuple[str, str, int] | None = None
     ) -> "Manifest":
         """Raise `ValueError`, `TypeError`, `KeyError`, `AttributeError` or `RecursionError` for
-        what is no manifest, has an invalid name, another key or digest than its content, or
-        another step, key or generation than its place says."""
+        what is no manifest, has an invalid name, or another digest, key or place than it says."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
         known["files"] = file_entries(data["files"])
