@@ -65,7 +65,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, row in FILES.items():
         rows = (json.dumps(row).replace("{}", f"Question {n}") for n in range(20))
         (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
-    model_for_plans(tmp_path / "MODEL")
+    for name in ("MODEL", "STUDENT", "TEACHER"):
+        model_for_plans(tmp_path / name)
     (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "pairs.jsonl").symlink_to(tmp_path / "held_out.jsonl")
