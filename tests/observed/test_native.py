@@ -170,7 +170,7 @@ def test_without_the_library_a_step_that_starts_a_program_has_a_notice(
 def test_without_a_compiler_workers_start_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native.shelf, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(native.user_cache, "_folder", lambda: tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     native._library.cache_clear()
     assert native.preloaded({"A": "1"}) == {"A": "1"}
