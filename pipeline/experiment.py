@@ -302,12 +302,32 @@ class _Call:
 
     def explain(self, error: Exception) -> str:
         """The message for an error of Hydra or OmegaConf."""
-        from pipeline.configs.suggestions import config_error
+        from pipeline.configs.suggestions import config_error, unknown_settings
 
+        if len(unknown := self._unknown_settings(error)) > 1:
+            return self.called.placed(unknown_settings(unknown, self.known(), self.settings))
         said = config_error(error, self.known(), self.settings)
         if isinstance(error, yaml.YAMLError | UnicodeDecodeError | RecursionError):
             said += f" (in {self.folder})"
         return self.called.placed(said)
+
+    def _unknown_settings(self, error: Exception) -> list[str]:
+        """The settings that Hydra does not know: it names one, so the others are composed again."""
+        from pipeline.configs.suggestions import unknown_of
+
+        found: list[str] = []
+        left = self._overrides()
+        while (key := unknown_of(error)) and key not in found:
+            found.append(key)
+            left = [o for o in left if o.lstrip("+~").partition("=")[0] != key]
+            try:
+                with _initialized(self.folder):
+                    compose(self.name, [*left, *_HYDRA_UNUSED])
+            except Exception as further:
+                error = further
+            else:
+                break
+        return found
 
 
 def _schema_of(build: Callable[[Any], Any]) -> type:

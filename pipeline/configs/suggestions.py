@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.errors import TemperError
 from pipeline.base.text import did_you_mean
 from pipeline.configs.groups import Choices
+from pipeline.configs.setting_docs import meanings_of
 from pipeline.configs.shipped import EXPERIMENTS, names_of_options, read_yaml, shipped_groups
 
 MOST_SUGGESTIONS = 4
@@ -43,11 +44,13 @@ class Known:
         keys: the dotted names of settings.
         groups: the names of the options of each choice, by its path with slashes.
         unchosen: settings that only options have which are not chosen, with the names of these.
+        choices: the types of the options of each choice.
     """
 
     keys: Sequence[str]
     groups: Mapping[str, Sequence[str]]
     unchosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
 
     @classmethod
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
@@ -66,7 +69,17 @@ class Known:
                 keys = [key for key in keys if not key.startswith(f"{path}.")]
                 keys += _keys_of(types[chosen[-1]], path)
         unchosen = {k: c for k, c in unchosen.items() if k not in keys}
-        return cls(keys, groups, unchosen)
+        return cls(keys, groups, unchosen, choices)
+
+    def about(self, group: str, word: str) -> str:
+        """An option of a group with the setting of it whose meaning has this word; empty if there
+        is none."""
+        path = group.replace("/", ".")
+        for option, kind in self.choices.get(path, {}).items():
+            for name, meaning in meanings_of(kind).items():
+                if re.search(rf"\b{re.escape(word)}\b", meaning, re.IGNORECASE):
+                    return f"{group}={option} with {path}.{name}"
+        return ""
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
@@ -153,6 +166,21 @@ def unknown_setting(key: str, value: str, known: Known) -> str:
     return f"unknown config key {key!r}{meant}"
 
 
+def unknown_of(error: Exception) -> str:
+    """The setting that an error of Hydra's calls unknown; empty for other errors."""
+    found = re.search(r"Could not override '([\w.]+)'", str(error))
+    return found[1] if found else ""
+
+
+def unknown_settings(keys: Sequence[str], known: Known, arguments: Sequence[str]) -> str:
+    """The error for several settings that do not exist, each with what was probably meant."""
+    told = []
+    for key in keys:
+        said = unknown_setting(key, _value_of(key, arguments), known)
+        told.append(f"{key} ({said.removeprefix(f'unknown config key {key!r}; ')})")
+    return f"unknown config keys: {', '.join(told)}"
+
+
 def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> None:
     """Refuse arguments that are neither options nor settings.
 
@@ -203,7 +231,8 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         if not options:
             similar = did_you_mean(option[1], known.groups)
             return f"{option[1]}={option[2]}: there is no choice {option[1]}{similar}"
-        similar = did_you_mean(option[2].lower(), options)
+        meant = known.about(option[1], option[2])
+        similar = f"; did you mean {meant}?" if meant else did_you_mean(option[2].lower(), options)
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
     if unknown := re.search(r"Could not override '([^']+)'", first):
         key = unknown[1].partition("@")[0].replace("/", ".")

@@ -172,6 +172,11 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
     (["dpo.loss.beta=much"], ["override dpo.loss.beta=much; Value 'much' of type 'str' could not"]),
     (["dpo.loss.beta=0,1"], ["the settings cannot be read: Ambiguous value for argument"]),
+    (["dpo/lora=qlora"], ["did you mean dpo/lora=lora with dpo.lora.quantization?"]),
+    (
+        ["num_epochs=3", "dpo.bta=1", "dpo.loss.nope=2"],
+        ["unknown config keys: num_epochs (did you mean", "dpo.bta (did you", "dpo.loss.nope ("],
+    ),
     (["data.path=a=(b"], ["the settings cannot be read: data.path=a=(b; "]),
     (["+dpo.bta=1"], ["dpo.bta"]),
     (["dpo.loss.beta", "0.1"], ["did you mean dpo.loss.beta=0.1?"]),
