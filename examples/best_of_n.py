@@ -10,7 +10,7 @@ The method is Dong et al. 2023, arXiv:2304.06767; ``select_pairs`` in place of
 from pipeline import run
 from steps.generation.config import SamplingConfig
 from steps.judge import judge
-from steps.online.selecting import Best
+from steps.online.selection import Best
 from steps.sample_rollouts import sample_rollouts
 from steps.select_demonstrations import select_demonstrations
 from steps.train_sft import train_sft

@@ -27,7 +27,7 @@ from steps.losses.registry import DISTILLATION_LOSSES
 from steps.make_arithmetic import make_arithmetic
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
-from steps.online.selecting import Best
+from steps.online.selection import Best
 from steps.sample_completions import sample_completions
 from steps.sample_rollouts import sample_rollouts
 from steps.score_completions import score_completions

@@ -2,7 +2,7 @@
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.kinds import ConversationTokens, Judged
-from steps.online.selecting import Best
+from steps.online.selection import Best
 
 
 @step(makes=ConversationTokens)

@@ -2,7 +2,7 @@
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.kinds import Judged, PairTokens
-from steps.online.selecting import Pairs
+from steps.online.selection import Pairs
 
 
 @step(makes=PairTokens)

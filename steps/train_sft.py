@@ -43,6 +43,8 @@ def train_sft(
     """
     _require_teacher(loss, teacher, held_out, held_out_teacher)
     with at_work(out, init) as place:
+        from steps.training.recipes import run_sft
+
         records = demonstrations_for(init, tokens)
         evaluated = None if held_out is None else demonstrations_for(init, held_out)
         if isinstance(loss, DistillationLoss) and teacher is not None:
@@ -53,8 +55,6 @@ def train_sft(
                 both = evaluated, held_out_teacher.path
             metrics = run_distilled(init.path, records, config, place, loss, teacher.path, both)
         else:
-            from steps.training.recipes import run_sft
-
             assert isinstance(loss, SftLoss)
             metrics = run_sft(init.path, records, config, place, evaluated, loss)
         return with_template_of(tokens, place, metrics)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Artifact, Metrics
-from steps.data.images.images_of_rows import rows_with_images
 from steps.data.vocabularies import hand_template_on, require_tokens_of
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ def tokens_for(model: Artifact, tokens: Artifact) -> Path:
 def demonstrations_for(model: Artifact, tokens: Artifact) -> Iterator[Mapping[str, Any]]:
     """The records of ``tokens`` for ``model`` to imitate: conversations as they are, and of
     preference pairs the chosen responses. Raises ValueError as :func:`tokens_for` does."""
+    from steps.data.images.images_of_rows import rows_with_images
     from steps.scoring.examples import chosen_as_demonstration
 
     rows = rows_with_images(tokens_for(model, tokens))

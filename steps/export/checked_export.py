@@ -152,7 +152,7 @@ def _by_transformers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 @contextmanager
 def _by_llama_cpp(file: Path, longest: int) -> Iterator[Reading]:
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     size: Any = {"n_ctx": longest, "n_batch": longest, "type_k": 0, "type_v": 0}  # 0: float32
     engine = Llama(str(file), logits_all=True, n_gpu_layers=0, verbose=False, **size)

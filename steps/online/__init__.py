@@ -2,9 +2,9 @@
 
 ``rollouts`` is the recording that everything goes through: token ids, never text. ``recording``
 draws one with an engine, so that a killed run goes on where it was; ``rewarding`` gives rewards to
-one; ``selecting`` makes data of one, for trainers that know nothing of rollouts. Completions of
-several turns are ``episodes`` of an environment, whose replies ``environment_tokens`` turns into
-tokens.
+one. ``selecting`` makes data of one, as ``selection`` says, for trainers that know nothing of
+rollouts. Completions of several turns are ``episodes`` of an environment, whose replies
+``environment_tokens`` turns into tokens.
 
 ``iterations`` is the loop of online training: a source gives an iteration's rollouts (``sampled``,
 or ``iteration_rollouts`` for a recording), ``learning_from`` converts them to experience, and

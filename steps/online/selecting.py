@@ -5,11 +5,8 @@ again. A completion that was cut has no end from the policy, and one without a r
 compared; both are left out and counted.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,55 +20,9 @@ from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
 from steps.data.vocabularies import copy_tokenizer
 from steps.online.rewarding.judging import read_prompts, require_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
-from steps.shared.checks import require, require_count
+from steps.online.selection import Best, Pairs
 
 _TOKENS = "tokens-00000.parquet"
-
-
-@dataclass(frozen=True)
-class Best:
-    """Which completions of a prompt to imitate: the `per_prompt` best distinct ones (null: all), of
-    equally good ones the earlier, with a reward of at least `least_reward` (null: any reward).
-
-    ``Best(least_reward=None)`` is best of n, ``Best(per_prompt=None)`` selects all right
-    completions, and ``Best()`` selects one right completion of each prompt, as in RAFT.
-    """
-
-    least_reward: float | None = 1.0
-    per_prompt: int | None = 1
-
-    def __post_init__(self) -> None:
-        require_count(self, "per_prompt", or_null=True)
-        if self.least_reward is not None:
-            holds = math.isfinite(self.least_reward)
-            require(holds, "least_reward must be finite or null", self.least_reward)
-
-    def of(self, drawn: Sequence[Rollout]) -> list[Rollout]:
-        """The selected of the different completions of one prompt, the best first."""
-        least = -math.inf if self.least_reward is None else self.least_reward
-        best = sorted(drawn, key=attrgetter("reward"), reverse=True)
-        return [r for r in best if r.reward >= least][: self.per_prompt]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Which completions of a prompt to compare: the best with the worst, the second best with the
-    second worst, and so on: at most `per_prompt` pairs whose rewards differ by more than `margin`.
-    """
-
-    per_prompt: int = 1
-    margin: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_count(self, "per_prompt")
-        require(0 <= self.margin < math.inf, "margin must not be negative", self.margin)
-
-    def of(self, drawn: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
-        """The pairs of a prompt's different completions, each with the better one first."""
-        best = sorted(drawn, key=attrgetter("reward"), reverse=True)
-        worst = sorted(drawn, key=attrgetter("reward"))
-        pairs = zip(best[: self.per_prompt], worst, strict=False)
-        return [(good, bad) for good, bad in pairs if good.reward - bad.reward > self.margin]
 
 
 def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, Any]:

@@ -60,8 +60,9 @@ class NamedModel:
     def require_committed(self, files: Iterable[Path]) -> None:
         """Raise TemperError, which names the file, if one of an artifact has changed since the
         commit."""
-        committed = self.committed
-        for path in () if committed is None else files:
+        if (committed := self.committed) is None:
+            return
+        for path in files:
             if committed.get(path) != describe(path):
                 raise TemperError(
                     f"{path} is not what {self.name} was made with; see what is: temper verify"

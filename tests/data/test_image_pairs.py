@@ -471,7 +471,8 @@ def test_adapters_are_trained_in_the_tower_too_and_merged(
 
     base, pairs = artifact(Model, model), artifact(PairTokens, tokens / "train")
     optimizer = OptimizerConfig(learning_rate=1e-2)
-    config = DpoConfig(batch_size=3, epochs=2, lora=LoraConfig(r=4), optimizer=optimizer)
+    lora = LoraConfig(r=4, merged=True)
+    config = DpoConfig(batch_size=3, epochs=2, lora=lora, optimizer=optimizer)
     reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
     reference = artifact(ReferenceLogps, tmp_path / "ref")
     summary = train_dpo.function(Folder(tmp_path / "dpo"), pairs, base, reference, config)

@@ -105,7 +105,7 @@ def test_a_step_that_resumes_takes_the_share_that_is_left(store: Store) -> None:
     scratch.mkdir(parents=True)
     (scratch / "checkpoint").write_text("6")
     told = Path(store.progress_path("count", key))
-    told.parent.mkdir(parents=True)
+    told.parent.mkdir(parents=True, exist_ok=True)
     told.write_text('{"done": 6, "total": 8}')
     _, left = planned(store, it=wanted)
     (before,), (after,) = whole.of.values(), left.of.values()

@@ -41,8 +41,8 @@ def checked(original: Path, exported: Path, work: Path) -> tuple[dict[str, Any],
     return check.function(out, model, export, FEW), out.path
 
 
-def as_dtype(dtype: Dtype) -> Callable[[Path, Path], None]:
-    return lambda original, folder: export_merged(original, folder, dtype, False) and None
+def as_dtype(dtype: Dtype) -> Callable[[Path, Path], object]:
+    return lambda original, folder: export_merged(original, folder, dtype, False)
 
 
 def as_gguf(type: GgufType) -> Callable[[Path, Path], None]:

@@ -206,6 +206,7 @@ OTHER: dict[str, Any] = {
     "follow_alpha": 0.5,
     "epochs": 3.0,
     "max_steps": 5,
+    "snapshot_every_steps": 2,
     "batch_size": 3,
     "tokens_per_forward": 77,
     "seed": 4,

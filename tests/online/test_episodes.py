@@ -40,7 +40,8 @@ from steps.online.methods.policy_gradient import PolicyGradient, Ratio
 from steps.online.online_run import Folders, run_replay
 from steps.online.recording import record
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
-from steps.online.selecting import Best, write_demonstrations
+from steps.online.selecting import write_demonstrations
+from steps.online.selection import Best
 from steps.sample_rollouts import sample_rollouts
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
@@ -64,7 +65,7 @@ def rl(method: Any, **settings: Any) -> RlConfig:
 
 
 def artifact(path: Path) -> Any:
-    return SimpleNamespace(path=path, step=path.name)
+    return SimpleNamespace(path=path, step=path.name, digest="0" * 32)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ JUDGING = JudgeConfig(most_without=1.0)
 
 
 def artifact(path: Path) -> Any:
-    return SimpleNamespace(path=path, step=path.name)
+    return SimpleNamespace(path=path, step=path.name, digest="0" * 32)
 
 
 @pytest.fixture(scope="module")

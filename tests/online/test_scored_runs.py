@@ -37,7 +37,7 @@ CONFIG = rl(max_new_tokens=9)
 
 
 def artifact(path: Path) -> Any:
-    return SimpleNamespace(path=path, step=path.name)
+    return SimpleNamespace(path=path, step=path.name, digest="0" * 32)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from steps.data.rows.tables import PROMPTS, to_record
 from steps.generation.engine import Finish
 from steps.models.workplace import Workplace
 from steps.online.rollouts import Rollout, write_rollouts
-from steps.online.selecting import Best, Pairs, write_demonstrations, write_pairs
+from steps.online.selecting import write_demonstrations, write_pairs
+from steps.online.selection import Best, Pairs
 from steps.scoring.config import ReferenceConfig
 from steps.scoring.examples import read_demonstrations, read_pairs
 from steps.scoring.reference import run_reference
@@ -158,13 +159,14 @@ def test_pairs_are_the_best_against_the_worst(recording: Path) -> None:
 
 
 def test_trainers_take_what_was_selected(recording: Path, tmp_path: Path) -> None:
-    policy: Any = SimpleNamespace(path=model_folder(tmp_path / "policy"), step="policy")
+    folder = model_folder(tmp_path / "policy")
+    policy: Any = SimpleNamespace(path=folder, step="policy", digest="0" * 32)
     chosen, pairs, trained = (Folder(tmp_path / name) for name in ("chosen", "pairs", "trained"))
-    given: Any = SimpleNamespace(path=recording, step="judge")
+    given: Any = SimpleNamespace(path=recording, step="judge", digest="0" * 32)
     told = select_demonstrations.function(chosen, given), select_pairs.function(pairs, given)
     assert [dict(metrics or {})["prompts_used"] for metrics in told] == [2, 2]
     config = TrainConfig(max_steps=1)
-    demonstrations: Any = SimpleNamespace(path=chosen.path, step="chosen")
+    demonstrations: Any = SimpleNamespace(path=chosen.path, step="chosen", digest="0" * 32)
     train_sft.function(trained, demonstrations, policy, config)
     assert (trained.path / "model.safetensors").is_file()
     groups = read_pairs(read_rows(pairs.path), VOCABULARY)

@@ -39,7 +39,7 @@ from steps.kinds import Completions, Model, PairTokens, RewardModel, RewardScore
 from steps.models.workplace import Left, Workplace
 from steps.online.learning_from import experience_of
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
-from steps.online.selecting import Best
+from steps.online.selection import Best
 from steps.reward_models import reward_scores
 from steps.reward_models.answer_scores import score_answers
 from steps.reward_models.config import RewardConfig, RewardScoring
@@ -58,7 +58,7 @@ CONFIG = RewardConfig(batch_size=4, epochs=3, optimizer=OptimizerConfig(learning
 
 
 def artifact(path: Path) -> Any:
-    return SimpleNamespace(path=path)
+    return SimpleNamespace(path=path, digest="0" * 32)
 
 
 @pytest.fixture(scope="module")

@@ -247,18 +247,6 @@ def test_a_helper_may_have_the_name_of_a_library_that_the_step_does_not_use(
     assert script.run() == ("8", True)
 
 
-@pytest.mark.parametrize("name", ["steps", "experiments"])
-def test_a_package_with_the_name_of_one_of_ours_is_named(tmp_path: Path, name: str) -> None:
-    script = Script(tmp_path, f"import {name}.train_dpo", "1")
-    script.write(f"{name}/__init__.py", "")
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    (line,) = done.stderr.splitlines()
-    assert f"No module named '{name}.train_dpo': Temper has a package {name}, too" in line
-    assert f"rename {tmp_path / name}, as in my_{name}" in line
-
-
 def test_steps_in_an_archive_run_again_if_it_changes(tmp_path: Path) -> None:
     script = Script(tmp_path, "", "1")
     code = "import sys; sys.path.insert(0, 'app.zip'); import packed, pipeline; pipeline.run("

@@ -29,7 +29,7 @@ from steps.data.vocabularies import (
     require_tokens_of,
     save_template,
 )
-from steps.kinds import Model, RewardModel, Tokens, UnpairedTokens
+from steps.kinds import Model, RewardModel, TeacherLogps, Tokens, UnpairedTokens
 from steps.models.workplace import Workplace
 from steps.train_on_rollouts import train_on_rollouts
 
@@ -123,7 +123,7 @@ def test_no_step_reads_tokens_that_mean_something_else_to_its_model(
             folder = tmp_path / f"tokens-{single}"
             folder = tokens_by(other_tokenizer(("w1", "w2")), folder, single)
             arguments[parameter.name] = Artifact(folder, "", "")
-        elif takes(parameter, Artifact):
+        elif takes(parameter, Artifact) and not takes(parameter, TeacherLogps):
             arguments[parameter.name] = Artifact(model, "", "")
     with pytest.raises(ValueError, match=MEANING):
         step.function(Folder(tmp_path / "out"), **arguments)

@@ -59,7 +59,7 @@ from steps.merge_models import merge_models
 from steps.models.config import LoraConfig
 from steps.online.config import RlConfig
 from steps.online.rollouts import read_rollouts, write_rollouts
-from steps.online.selecting import Best
+from steps.online.selection import Best
 from steps.prompts_of_pairs import prompts_of_pairs
 from steps.reference_logprobs import reference_logprobs
 from steps.reward_models.config import RewardConfig
