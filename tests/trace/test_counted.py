@@ -194,3 +194,55 @@ def test_names_of_units_say_what_was_seen() -> None:
         "helper": set(seen["helper"][0] or ()),
     }
     assert traced({"steps": STEPS, "helper": HELPER}, again) == units
+
+
+SHARED = """\
+RATE = 3
+SEED = 7
+def scale(x, by=1):
+    return x
+def clip(x, least=0):
+    return x
+"""
+TAKES = "from helper import RATE, SEED, clip, scale\ndef train():\n    return scale(RATE)\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "steps", "does"),
+    [
+        ("SEED = 7", "SEED = 8", TAKES, False),
+        ("least=0", "least=1", TAKES, False),
+        ("RATE = 3", "RATE = 4", TAKES, True),
+        ("by=1", "by=2", TAKES, True),
+        ("SEED = 7\n", "", TAKES, True),  # the import fails now
+        ("SEED = 7\n", "SEED = 7\nSEED = 8\n", TAKES, True),
+        ("SEED = 7", "SEED = 8", TAKES.replace("SEED,", "SEED as RATED,"), True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}print(globals())\n", True),
+        ("SEED = 7", "SEED = 8", f"import steps\nprint(steps)\n{TAKES}", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}print(vars()['SE' + 'ED'])\n", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}print(f'SEED')\n", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}class Made:\n    from helper import SEED\n", True),
+        ("SEED = 7", "SEED = 8", f"try:\n    {TAKES}".replace("\ndef", "\nexcept E: 0\ndef"), True),
+    ],
+)
+def test_a_name_that_is_imported_and_not_read_does_not_count(
+    old: str, new: str, steps: str, does: bool
+) -> None:
+    """Steps of one file take constants of one module; each step reads some of them."""
+    assert old in SHARED
+    assert counts(SHARED, SHARED.replace(old, new), steps) == does
+
+
+def test_what_a_package_takes_from_its_module_counts_where_others_read_it_there() -> None:
+    made = {
+        "package": "from package.inner import RATE, SEED\n",
+        "package.inner": "RATE = 3\nSEED = 7\n",
+        "steps": "import package\ndef train():\n    return package.RATE\n",
+    }
+
+    def digests_with(**inner: str) -> dict[str, str]:
+        changed = {**made, **{name.replace("_", "."): text for name, text in inner.items()}}
+        return traced(changed, packages=frozenset({"package"}))
+
+    assert digests_with() == digests_with(package_inner="RATE = 3\nSEED = 8\n")
+    assert digests_with() != digests_with(package_inner="RATE = 4\nSEED = 7\n")
