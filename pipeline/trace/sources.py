@@ -73,12 +73,11 @@ def _restored(data: Any) -> Source:
 
 
 def _statement(
-    part: Any, binds: Any, has_own: bool, has_hints: bool, functions: Mapping[str, Any]
+    part: Any, binds: Any, has_own: bool, has_hints: bool, functions: Mapping[str, Any], taken: Any
 ) -> Statement:
     inner = {name: _part(entry) for name, entry in functions.items()}
-    return Statement(
-        _part(part), None if binds is None else tuple(binds), has_own, has_hints, inner
-    )
+    names = None if binds is None else tuple(binds)
+    return Statement(_part(part), names, has_own, has_hints, inner, tuple(map(tuple, taken)))
 
 
 def _part(data: Any) -> Part:
