@@ -196,30 +196,10 @@ class _Rule:
                     self._note(name, statement.part)
                     if self.counts_bodies:
                         self._note_functions(name, statement)
-            self.words.update(self._read(name))
         return before != self._extent()
 
-    def _read(self, name: str) -> Iterator[str]:
-        """The names that a module imports and that may be read where nothing mentions them: those
-        of a module that counts whole, and those that their own module does not plainly bind."""
-        statements = self.modules[name].source.statements
-        for number in self.counted[name]:
-            for level, module, attribute in statements[number].taken:
-                target = self.absolute(name, level, module)
-                if name in self.whole or not self._binds(target, attribute):
-                    yield attribute
-
-    def _binds(self, module: str, name: str) -> bool:
-        loaded = self.modules.get(module)
-        return (
-            loaded is not None
-            and name in loaded.source.bindings
-            and f"{module}.{name}" not in self.modules
-        )
-
-    def _extent(self) -> tuple[int, ...]:
-        counted = sum(map(len, self.counted.values()))
-        return len(self.words), len(self.whole), counted, self.counts_bodies
+    def _extent(self) -> tuple[int, int, bool]:
+        return len(self.whole), sum(map(len, self.counted.values())), self.counts_bodies
 
     def _counts(self, name: str, statement: Statement) -> bool:
         if (
@@ -417,15 +397,13 @@ class _Rule:
 
     def _with_places(self, name: str, part: Part) -> str:
         """A part's digest, and for each name that it imports, whether the project has such a
-        module and packages around it, and whether a loaded module binds the name: where an import
-        leads depends on which files there are, and on what they bind."""
+        module and packages around it: where an import leads depends on which files there are."""
         found = [part.digest]
         for level, module, attribute in part.imports:
             target = self.absolute(name, level, module)
             found += [str(int(self.has(parent))) for parent in parents(target)]
             if attribute and found[-1] != "0":
                 found += [str(int(self.has(f"{target}.{attribute}")))]
-                found += [str(int(self._binds(target, attribute)))]
         return " ".join(found)
 
 

@@ -14,7 +14,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import blake3
@@ -115,8 +115,6 @@ class Statement:
         has_own_digest: whether its digest can be shown under the name that it binds.
         has_hints: whether it only binds if types do nothing of their own in ``X | Y`` and ``X[Y]``.
         functions: its functions, by qualified name.
-        taken: the names that it imports and keeps, as ``(level, module, name)``. They are no words
-            of its part: an import alone reads nothing of what it names.
     """
 
     part: Part
@@ -124,7 +122,6 @@ class Statement:
     has_own_digest: bool
     has_hints: bool = False
     functions: Mapping[str, Part] = field(default_factory=dict)
-    taken: tuple[tuple[int, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,14 +205,12 @@ class _Reader:
             binds = None
         if binds is not None and isinstance(node, ast.AnnAssign):
             binds = (*binds, "__annotations__")
-        part, taken = self._part([node], strip=True), _taken(node)
         return Statement(
-            replace(part, words=part.words - {name for _, _, name in taken}),
+            self._part([node], strip=True),
             binds,
             isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign),
             self.has_hints,
             {name: self._part(nodes, False, name) for name, nodes in functions.items()},
-            taken,
         )
 
     # --- quiet statements ------------------------------------------------------------------------
@@ -541,15 +536,6 @@ def _aliases(tree: ast.Module) -> dict[str, tuple[tuple[int, str, str], ...]]:
                 at = node.level, node.module or "", a.name
                 found.setdefault(a.asname or a.name, {})[at] = None
     return {name: tuple(all_of) for name, all_of in found.items()}
-
-
-def _taken(node: ast.stmt) -> tuple[tuple[int, str, str], ...]:
-    """What ``from`` takes under its own name, unless that is a part of the module's name."""
-    if not isinstance(node, ast.ImportFrom):
-        return ()
-    path = (node.module or "").split(".")
-    kept = (a.name for a in node.names if a.asname in (None, a.name) and a.name not in ("*", *path))
-    return tuple((node.level, node.module or "", name) for name in kept)
 
 
 def _imports(node: Any) -> Iterator[tuple[int, str, str]]:
