@@ -73,11 +73,11 @@ def _restored(data: Any) -> Source:
 
 
 def _statement(
-    part: Any, binds: Any, has_own: bool, has_hints: bool, functions: Mapping[str, Any], taken: Any
+    part: Any, binds: Any, has_own: bool, has_hints: bool, functions: Mapping[str, Any]
 ) -> Statement:
     inner = {name: _part(entry) for name, entry in functions.items()}
     names = None if binds is None else tuple(binds)
-    return Statement(_part(part), names, has_own, has_hints, inner, tuple(map(tuple, taken)))
+    return Statement(_part(part), names, has_own, has_hints, inner)
 
 
 def _part(data: Any) -> Part:

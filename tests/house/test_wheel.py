@@ -151,33 +151,6 @@ def test_keys_do_not_depend_on_where_temper_is_installed(python: Path, tmp_path:
     assert installed["keys"] == here["keys"]
 
 
-@pytest.mark.slow
-def test_a_folder_with_the_name_of_a_package_is_one_sentence(python: Path, tmp_path: Path) -> None:
-    script = tmp_path / "mine.py"
-    script.write_text("from pipeline import Step\nfrom steps.mine import mine\n")
-    (tmp_path / "steps").mkdir()
-    (tmp_path / "steps/mine.py").touch()
-
-    def error() -> str:
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        done = subprocess.run(
-            [str(python), "mine.py"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
-        return line
-
-    assert "No module named 'steps.mine': Temper has a package steps, too; rename" in error()
-    assert f"rename {tmp_path / 'steps'}, as in my_steps" in error()
-    script.write_text("from pipeline import Step\nfrom steps.train_dpo import train_dpo\n")
-    (tmp_path / "steps/__init__.py").touch()
-    assert "No module named 'steps.train_dpo': Temper has a package steps, too; rename" in error()
-
-
 _DPO = """
 import json, sys
 from pipeline import File, Store, run
