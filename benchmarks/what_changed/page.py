@@ -38,7 +38,8 @@ def write_page(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     versions = {name: each["version"] for name, each in results.items()}
     text = (folder / "README.md").read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    tables = "\n".join([_summary(found, versions), _cases(found)])
+    picture = "![how many edits each tool got right](what_changed.svg)\n"
+    tables = "\n".join([picture, _summary(found, versions), _cases(found)])
     (folder / "README.md").write_text(f"{before}{BEGIN}{tables}{END}{after}")
     (folder / "what_changed.svg").write_text(_picture(found))
 
