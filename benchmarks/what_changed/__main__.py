@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -60,7 +59,6 @@ class Outcome:
     ran: Sequence[str]
     needless: Sequence[str]
     is_stale: bool
-    seconds: float
     failed: str = ""
 
 
@@ -158,7 +156,7 @@ def _compete(
         (project / file.name).write_text(text)
     for command in contender.setup:
         _call(command, python, project, {})
-    ran, failed, _ = _run(contender, python, project, None)
+    ran, failed = _run(contender, python, project, None)
     assert sorted(ran) == sorted(STEPS), (contender.name, ran, failed)
     assert _score(project) == json.loads(truths[""].outputs["evaluate"]), contender.name
     shutil.copytree(project, kept, symlinks=True)
@@ -188,13 +186,12 @@ def _judged(
     project: Path,
     ran: Sequence[str],
     failed: str,
-    seconds: float,
 ) -> Outcome:
     truth = truths[case.name]
     needed = truth.changed(truths[""]) | case.may_run
     is_stale = not failed and _score(project) != json.loads(truth.outputs["evaluate"])
     needless = [step for step in STEPS if step in ran and step not in needed]
-    return Outcome(case.name, ran, needless, is_stale, seconds, failed)
+    return Outcome(case.name, ran, needless, is_stale, failed)
 
 
 def _score(project: Path) -> object:
@@ -207,15 +204,15 @@ def _score(project: Path) -> object:
 
 def _run(
     contender: Contender, python: Path, project: Path, case: Case | None
-) -> tuple[list[str], str, float]:
-    """The steps that ran, the end of an error, and the seconds of a run."""
+) -> tuple[list[str], str]:
+    """The steps that ran, and the end of an error."""
     journal = project.parent / "ran"
     journal.write_text("")
-    began, failed = time.monotonic(), ""
+    failed = ""
     for command in contender.commands:
         done = _call(command, python, project, dict(case.variables) if case else {})
         failed = failed or done
-    return sorted(set(journal.read_text().split())), failed, time.monotonic() - began
+    return sorted(set(journal.read_text().split())), failed
 
 
 def _call(command: str, python: Path, project: Path, variables: Mapping[str, str]) -> str:

@@ -1,10 +1,8 @@
 """The page and its picture, from the outcomes in ``results.json``."""
 
-import platform
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.what_changed.cases import CASES
@@ -15,13 +13,6 @@ COLOURS = {"right": "#2e7d32", "needless": "#f9a825", "stale": "#c62828", "faile
 BEGIN, END = "<!-- results -->\n", "<!-- end -->\n"
 
 Outcomes = Sequence[Mapping[str, Any]]
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = (line.partition(": ")[2] for line in told.splitlines() if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def verdict(outcome: Mapping[str, Any]) -> str:
@@ -46,8 +37,8 @@ def write_page(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _summary(found: Mapping[str, Outcomes], versions: Mapping[str, str]) -> str:
     lines = [
-        "| | version | stale | needless | right | steps run | seconds | used how |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
+        "| | version | stale | needless | right | steps run | used how |",
+        "|---|---|---:|---:|---:|---:|---|",
     ]
     notes = {contender.name: contender.note for contender in CONTENDERS}
     for name, outcomes in found.items():
@@ -55,13 +46,9 @@ def _summary(found: Mapping[str, Outcomes], versions: Mapping[str, str]) -> str:
             sum(verdict(o) == word for o in outcomes) for word in ("stale", "needless", "right")
         ]
         ran = sum(len(o["ran"]) for o in outcomes)
-        seconds = median(o["seconds"] for o in outcomes)
-        cells = [name, versions[name] or "this one", *count, ran, f"{seconds:.1f}", notes[name]]
+        cells = [name, versions[name] or "this one", *count, ran, notes[name]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    told = (
-        f"{len(CASES)} edits. *Steps run* counts those of all edits. *Seconds* are the median of a "
-        f"run after one, on {processor()}.\n"
-    )
+    told = f"{len(CASES)} edits. *Steps run* counts those of all edits.\n"
     return "\n".join([told, *lines, ""])
 
 
