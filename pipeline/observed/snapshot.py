@@ -19,11 +19,11 @@ import sys
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from pipeline.base.installed import in_library
-from pipeline.observed.hook import unobserved
+from pipeline.observed.hook import HOOK, unobserved
 from pipeline.observed.marked_code import compiled
 from pipeline.observed.observation import MOST_MARKS, Observation
 from pipeline.trace import sources
@@ -53,6 +53,8 @@ class Snapshot:
                 is_installed = in_library(path)
             if is_installed and fullname.partition(".")[0] != self._home:
                 return kept(loader, fullname)
+            if not _is_imported(sys._getframe(1)):
+                HOOK.tell(HOOK.note_lookup, fullname)
             return self._compile(fullname, os.path.abspath(path), loader)
 
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
@@ -109,6 +111,14 @@ class Snapshot:
         if code.units and first + len(code.units) > MOST_MARKS:
             raise ValueError("there are more functions than marks")
         return code.placed(path, self._observation.mark, first)
+
+
+def _is_imported(frame: FrameType | None) -> bool:
+    """Whether the import system executes a module by itself: a spec and ``LazyLoader`` give a
+    module to code that names it nowhere."""
+    for _ in ("exec_module", "_load_unlocked"):
+        frame = frame and frame.f_back
+    return frame is not None and frame.f_code.co_name == "_find_and_load_unlocked"
 
 
 def _beside(path: str) -> tuple[Path, str]:

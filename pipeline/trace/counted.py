@@ -218,6 +218,7 @@ class _Rule:
             self.whole.add(name)
         if EVERYTHING in part.reflection:
             self.whole.update(self.modules)
+        self.whole |= part.reflection & self.modules.keys()
         self.counts_text |= READS_TEXT in part.reflection
         if BODIES in part.reflection and not self.counts_bodies:
             self.counts_bodies = True

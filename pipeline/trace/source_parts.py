@@ -25,9 +25,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _WORD = re.compile(r"[^\W\d]\w*")
 _BUILTIN = frozenset(dir(builtins))
 
-EVERYTHING, MODULE, BODIES, READS_TEXT = "everything", "module", "bodies", "text"
+EVERYTHING, MODULE, BODIES, READS_TEXT = "*everything", "*module", "*bodies", "*text"
 """Reflection of a part: it can reach every name of every module; of its own module; the bodies of
-functions that did not run; the text of files, with line numbers and comments."""
+functions that did not run; the text of files, with line numbers and comments. The name of a module
+stands for one that it takes from ``sys.modules``, of which it can reach every name."""
 
 _REACHES_EVERYTHING = frozenset(
     (
@@ -92,7 +93,7 @@ class Part:
         values: imported names, each with attributes, that it uses as values: ``conf``, ``np.abs``.
         imports: what it imports, as ``(level, module, name)``; the name is empty without ``from``.
         reflection: those that hold of :data:`EVERYTHING`, :data:`MODULE`, :data:`BODIES` and
-            :data:`READS_TEXT`.
+            :data:`READS_TEXT`; and the modules that it takes from ``sys.modules`` by name.
         look: how it looks; empty if nothing is left. See :mod:`pipeline.trace.looks`.
         origins: those of the imported names in its look, in order.
     """
@@ -362,7 +363,7 @@ class _Reader:
                 values.update(_bound([node]))  # attributes of the class
             imports.update(_imports(node))
             reflection.update(self._reflection(node, is_inner))
-        if named & _REACHES_EVERYTHING:
+        if named & _REACHES_EVERYTHING or ("modules" in words and any(map(self._is_sys, values))):
             reflection.add(EVERYTHING)
         if named & _READS_BODIES:
             reflection.add(BODIES)
@@ -396,12 +397,16 @@ class _Reader:
                 return  # as in `map(vars, rows)`
             if given is None or (not given and (node.id == "globals" or not is_inner)):
                 yield MODULE
-        is_modules = isinstance(node, ast.Attribute) and node.attr == "modules"
-        if is_modules and _dotted(node) == "sys.modules" and not getattr(node, "is_fixed", False):
-            yield EVERYTHING
+        if isinstance(node, ast.Attribute) and node.attr == "modules":
+            base = _dotted(node.value)
+            if base.rpartition(".")[2] == "sys" or self._is_sys(base):
+                yield from getattr(node, "asked", (EVERYTHING,))
         taken = _imports(node) if isinstance(node, ast.ImportFrom) else ()
         if any(module == "sys" and name in ("modules", "*") for _, module, name in taken):
             yield EVERYTHING
+
+    def _is_sys(self, name: str) -> bool:
+        return (0, "sys", "") in self.aliases.get(name, ())
 
 
 _IN_HINTS = (
@@ -560,7 +565,7 @@ def _walk(
             vars(node.func)["call"] = [*node.args, *node.keywords]
             for given in node.args:
                 vars(given)["is_given"] = True
-        _fix_modules(node)
+        _name_modules(node)
         if isinstance(node, ast.ClassDef):
             classes = (*classes, node.name)
         for name, value in ast.iter_fields(node):
@@ -574,18 +579,21 @@ def _walk(
             pending += ((c, classes, inner) for c in children if isinstance(c, ast.AST))
 
 
-def _fix_modules(node: Any) -> None:
-    """Mark ``sys.modules`` where it is asked for one module by a constant name."""
-    base = None
+def _name_modules(node: Any) -> None:
+    """Where ``sys.modules`` is asked for one module by a constant name, let it know which: none,
+    if only whether it is there."""
     if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
-        base = node.comparators[0]
+        vars(node.comparators[0])["asked"] = ()
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        is_asked = node.func.attr in ("get", "pop") and node.args
-        base = node.func.value if is_asked and isinstance(node.args[0], ast.Constant) else None
-    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        base = node.value
-    if base is not None:
-        vars(base)["is_fixed"] = True
+        if node.func.attr in ("get", "pop") and node.args:
+            _name_module(node.func.value, node.args[0])
+    elif isinstance(node, ast.Subscript):
+        _name_module(node.value, node.slice)
+
+
+def _name_module(modules: ast.expr, name: ast.expr) -> None:
+    if isinstance(name, ast.Constant):
+        vars(modules)["asked"] = (str(name.value),)
 
 
 def _words(node: Any, classes: tuple[str, ...]) -> Iterator[str]:
