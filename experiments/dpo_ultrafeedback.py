@@ -3,6 +3,7 @@
 python experiments/dpo_ultrafeedback.py                     the embedded demo, one to two minutes
 python experiments/dpo_ultrafeedback.py dpo.loss.beta=0.05  reruns DPO and what follows it
 python experiments/dpo_ultrafeedback.py dpo/loss=simpo      another loss; docs/training.md has all
+python experiments/dpo_ultrafeedback.py sft=none            DPO alone, from the model as it is
 python experiments/dpo_ultrafeedback.py data=mine data.path=my.jsonl scale=own  your own pairs
 python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Llama-3.1-8B
 """
@@ -52,6 +53,7 @@ class Config(ExperimentConfig):
     """Raw pairs in, an exported model out.
 
     Args:
+        sft: training on the chosen responses first; none: the model as it is goes into DPO.
         export_dtype: the dtype of the exported weights.
         adapters: how the adapters of a LoRA run are exported: merged into the weights, or also
             kept separately. They belong to the model after SFT.
@@ -67,7 +69,7 @@ class Config(ExperimentConfig):
     data: PreferenceData = field(default_factory=PreferenceData)
     model: ModelSource = field(default_factory=ModelSource)
     tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
-    sft: TrainConfig = field(default_factory=TrainConfig)
+    sft: TrainConfig | None = field(default_factory=TrainConfig)
     dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     export_dtype: Dtype = Dtype.float32
@@ -84,22 +86,23 @@ class Config(ExperimentConfig):
 
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """Prepare → tokenise → SFT → reference logps → DPO → evaluate before and after, export."""
-    if cfg.adapters is Adapters.alone:
+    if cfg.sft is not None and cfg.adapters is Adapters.alone:
         raise TemperError(
             "adapters=alone: the adapters of DPO belong to the model after SFT, which nobody else "
             f"has, and on {cfg.model.name} they give another model; use adapters=kept, which "
-            "exports the whole model with its adapters"
+            "exports the whole model with its adapters, or sft=none"
         )
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
+    base = import_model(cfg.model.source(), cfg.model.template(), dtype=(cfg.sft or cfg.dpo).dtype)
     pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     train, test = tokens["train"], tokens["test"]
 
-    sft_held_out = None if cfg.sft.eval_every_steps is None else test
-    sft = train_sft(train, init=base, config=cfg.sft, held_out=sft_held_out)
+    sft = base
+    if cfg.sft is not None:
+        sft_held_out = None if cfg.sft.eval_every_steps is None else test
+        sft = train_sft(train, init=base, config=cfg.sft, held_out=sft_held_out)
     dpo = train_on_pairs(train, policy=sft, config=cfg.dpo, held_out=test)
 
-    untouched = evaluate(test, model=base, config=cfg.evaluate)
     before = evaluate(test, model=sft, config=cfg.evaluate)
     compared = {"baseline": before, "loss": cfg.dpo.loss, "baseline_model": sft}
     after = evaluate(test, model=dpo, config=cfg.evaluate, **compared)
@@ -115,13 +118,10 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
         data=pairs,
         adapters=cfg.adapters,
     )
-    results = {
-        "training": dpo,
-        "base model": untouched,
-        "before DPO": before,
-        "after DPO": after,
-        "export": export,
-    }
+    results = {"training": dpo, "before DPO": before, "after DPO": after, "export": export}
+    if cfg.sft is not None:
+        untouched = evaluate(test, model=base, config=cfg.evaluate)
+        results = {"training": dpo, "base model": untouched} | results
     if cfg.export_gguf is not None:
         results["gguf"] = export_gguf(
             dpo, cfg.export_gguf, f"{cfg.model.title}-{cfg.dpo.loss.name}"

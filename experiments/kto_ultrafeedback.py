@@ -47,10 +47,10 @@ class Config(OnPairs):
 
 def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """SFT → reference logps of single responses → KTO → evaluate before and after on pairs."""
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
+    base = import_model(cfg.model.source(), cfg.model.template(), dtype=(cfg.sft or cfg.kto).dtype)
     pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
-    sft = train_sft(tokens["train"], init=base, config=cfg.sft)
+    sft = train_sft(tokens["train"], init=base, config=cfg.sft) if cfg.sft else base
 
     rated = unpair(pairs) if cfg.feedback is None else load_unpaired(data_at(cfg.feedback))
     responses = tokenize_unpaired(rated, tokenizer=base, config=cfg.tokenize)["train"]

@@ -58,7 +58,7 @@ from pipeline.base.errors import Stopped, TemperError
 from pipeline.base.redaction import without_secrets
 from pipeline.base.text import visible
 from pipeline.configs.demo_rows import refuse_mixed_rows
-from pipeline.configs.field_types import as_text
+from pipeline.configs.field_types import as_text, of_parts_in_use
 from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
 from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
@@ -196,8 +196,8 @@ class _Call:
         self.called = CALLED[0] if CALLED else Called([sys.orig_argv[0], sys.argv[0]])
         self.loud = [argument for argument in sys.argv[1:] if argument in _VERBOSITY]
         self.asked, arguments = _without_help(sys.argv)
-        typed = [arguments[0], *(as_text(a, self.schema, choices) for a in arguments[1:])]
-        sys.argv = _hydra_arguments(typed)
+        typed = of_parts_in_use([as_text(a, self.schema, choices) for a in arguments[1:]])
+        sys.argv = _hydra_arguments([arguments[0], *typed])
         self.settings = [a for a in sys.argv[1:] if a not in _HYDRA_QUIET]
         self.failures: list[str] = []
         self.has_begun = False

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -278,8 +278,8 @@ class PreferenceData:
         test_path: held-out rows; without it, the share ``test_fraction`` of prompts is held out.
         hub: a Hub dataset, at the commit ``revision``, with its splits.
         mixture: several sources by name, each with its weight; ``until`` sets when reading ends.
-        test_fraction: the share of prompts that is held out if the data has no test split; 0: none,
-            where nothing is evaluated.
+        test_fraction: the share of prompts that is held out for evaluation if the data has no test
+            split; 0: none. An experiment that evaluates nothing holds out none.
         max_train, max_test: the most rows of a split; the first ones are kept.
         format: one of :data:`steps.data.formats.by_name.FORMATS`, or ``auto``.
         fields: the names of fields that differ from the format's: ``{prompt: question}``.
@@ -425,7 +425,8 @@ def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: b
 
     Args:
         load: ``load_preferences``, ``load_conversations``, ``load_prompts`` or ``load_unpaired``.
-        needs_held_out: whether the experiment reads held-out rows.
+        needs_held_out: whether the experiment reads held-out rows; without that, a share is not
+            held out.
 
     Raises:
         TemperError: it does, and the config holds out none.
@@ -436,7 +437,8 @@ def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: b
             "data.test_fraction=0 holds out no row, and held-out rows are evaluated here; hold out "
             "a share, or name a file with data.test_path"
         )
-    return load(train, test, data.load())
+    kept = data if needs_held_out else replace(data, test_fraction=0.0)
+    return load(train, test, kept.load())
 
 
 @dataclass(frozen=True)

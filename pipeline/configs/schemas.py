@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import operator
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,11 @@ def store_schema(schema: type, choices: Choices) -> None:
         if default is not None:
             OmegaConf.update(config, path, "???", merge=False)
         defaults.append({group: chosen})
+        for part in (path, path.rpartition(".")[0]):
+            if part and _node_at(config, part)._is_optional():
+                left_out = OmegaConf.create()
+                OmegaConf.update(left_out, part, None)
+                store(group=part.replace(".", "/"), name="none", node=left_out, package="_global_")
     store(name="fields", node=config)
     store(name="schema", node={"defaults": ["fields", *defaults, "_self_"]})
 
@@ -120,6 +126,8 @@ def to_dataclass(cfg: DictConfig) -> Any:
     except (ValueError, AssertionError) as error:  # raised by a config dataclass
         where = _refused_at(cfg)
         said = str(error) or _failed_line(error)
+        if where and _node_at(cfg, where)._is_optional():
+            said += f"; {where}=none leaves it out"
         raise TemperError(f"invalid configuration{where and f' in {where}'}: {said}") from error
 
 
@@ -281,6 +289,13 @@ def _containers(config: Container) -> Iterator[tuple[str, DictConfig | ListConfi
         node = config._get_node(key)
         if isinstance(node, DictConfig | ListConfig):
             yield f"[{key}]" if is_list else f".{key}", node
+
+
+def _node_at(config: Container, path: str) -> Node:
+    """The node of a setting, whatever its value."""
+    for key in re.findall(r"[^.\[\]]+", path):
+        config = config._get_node(int(key) if isinstance(config, ListConfig) else key)  # pyright: ignore
+    return config
 
 
 def _is_empty(config: Container) -> bool:

@@ -12,6 +12,8 @@ from places import REPOSITORY, model_for_plans
 from pipeline.cli.recipes import recipes
 from pipeline.estimate import estimates
 from pipeline.tuning.driver import TUNING
+from steps.load_conversations import load_conversations
+from steps.sources import PreferenceData, load_rows
 
 EXPERIMENTS = REPOSITORY / "experiments"
 
@@ -231,6 +233,37 @@ def test_a_wrong_setting_of_a_file_is_told_with_the_file(
 def test_a_typed_setting_replaces_a_wrong_one_of_the_file() -> None:
     Path("r.yaml").write_text(f"{OWN_FILE}dpo: {{epochs: two}}")
     assert "  epochs: 3.0" in config(temper("run", "r.yaml", "dpo.epochs=3", "--cfg", "job"))
+
+
+@pytest.mark.parametrize("given", ["sft=none", "sft=null", "~sft", "sft: none", "sft:", ""])
+@pytest.mark.parametrize("recipe", ["dpo", "betas"])
+def test_dpo_starts_from_the_model_as_it_is_where_sft_is_left_out(recipe: str, given: str) -> None:
+    words, typed = [recipe, *ASKED], [given] if given and ":" not in given else []
+    if ":" in given:
+        words = ["own.yaml"]
+        text = f"recipe: {recipe}\ndata: my rows.jsonl\nmodel: a model\n{given}\n"
+        Path("own.yaml").write_text(text)
+    said = temper("run", *words, *typed, "--plan", "data.test_fraction=0.5")
+    assert said.status == 0, said.err
+    assert "train_dpo" in said.out
+    assert ("train_sft" in said.out) == (not given)
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        (["sft.max_steps=0"], "at least 1, or null, got 0; sft=none leaves it out"),
+        (["sft=none", "sft.epochs=2"], "sft=none leaves sft out, and sft.epochs=2 sets it"),
+    ],
+)
+def test_an_error_names_how_sft_is_left_out(typed: list[str], error: str) -> None:
+    assert error in temper("run", "dpo", *ASKED, *typed, "--plan").err
+
+
+@pytest.mark.parametrize(("evaluates", "share"), [(False, 0.0), (True, 0.1)])
+def test_rows_are_held_out_only_to_evaluate_them(evaluates: bool, share: float) -> None:
+    read = load_rows(load_conversations, PreferenceData(path="my rows.jsonl"), evaluates)
+    assert read.arguments["config"].test_fraction == share
 
 
 def test_a_setting_that_is_typed_twice_is_noted() -> None:
