@@ -17,7 +17,6 @@ from steps.losses.base import (
     PairLogps,
     PairLosses,
     PreferenceLoss,
-    ReferenceFreeLoss,
     ReferenceLoss,
     SftLoss,
     Shares,
@@ -124,12 +123,6 @@ EVERY_LOSS: list[PreferenceLoss] = [
 ]
 """What is a function of a pair's four sums; `test_exact_losses` has their equations. Other losses
 are in `test_losses_of_batches` and `test_live_reference`."""
-REGRESSIONS = (Ipo, CpoIpo, SppoHard)
-"""Losses whose targets grow as beta vanishes."""
-ONE_BY_ONE = (ApoDown, NcaPair, BcoPair, SppoHard)
-"""Losses with a term for each response, which may pull both the same way."""
-BACKWARDS_AT_FIRST = (ApoDown, Discopop)
-"""ApoDown lowers both responses; Discopop is not convex around 0."""
 WITH_REFERENCE = [loss for loss in EVERY_LOSS if isinstance(loss, ReferenceLoss)]
 
 
@@ -182,28 +175,6 @@ def test_a_policy_that_is_its_reference_has_a_known_loss_and_no_reward(
     assert not pairs.rejected_rewards.any()
 
 
-@pytest.mark.parametrize(
-    "loss", [loss for loss in EVERY_LOSS if not isinstance(loss, REGRESSIONS)], ids=named
-)
-def test_the_gradient_vanishes_with_beta(loss: Any) -> None:
-    norms = []
-    for beta in (1e-2, 1e-5, 1e-8):
-        chosen, rejected = gradients(replace(loss, beta=beta), some_pairs())
-        norms.append((chosen.norm() + rejected.norm()).item())
-    assert norms[1] < 1e-2 * norms[0]
-    assert norms[2] < 1e-5 * norms[0]
-
-
-def test_the_margin_that_ipo_asks_for_grows_as_beta_vanishes() -> None:
-    logps = at_its_reference(some_pairs())
-    for beta in (1.0, 0.1, 0.01):
-        chosen, rejected = gradients(Ipo(beta), logps)
-        torch.testing.assert_close(chosen * logps.chosen_tokens, torch.full_like(chosen, -1 / beta))
-        torch.testing.assert_close(
-            rejected * logps.rejected_tokens, torch.full_like(chosen, 1 / beta)
-        )
-
-
 @pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
 def test_swapping_chosen_and_rejected_negates_the_margin(loss: PreferenceLoss) -> None:
     logps = some_pairs()
@@ -211,57 +182,6 @@ def test_swapping_chosen_and_rejected_negates_the_margin(loss: PreferenceLoss) -
     assert torch.equal(
         one.chosen_rewards - one.rejected_rewards, -(other.chosen_rewards - other.rejected_rewards)
     )
-
-
-@pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
-def test_two_equal_responses_have_no_margin_and_equal_rewards(loss: PreferenceLoss) -> None:
-    logps = some_pairs()
-    same = replace(
-        logps,
-        rejected=logps.chosen.detach().clone().requires_grad_(),
-        rejected_tokens=logps.chosen_tokens,
-        reference_rejected=logps.reference_chosen,
-    )
-    pairs = loss.per_pair(same)
-    assert torch.equal(pairs.chosen_rewards, pairs.rejected_rewards)
-    assert torch.isfinite(pairs.losses).all()
-    chosen, rejected = gradients(loss, same)
-    if not isinstance(loss, ONE_BY_ONE):
-        torch.testing.assert_close(chosen, -rejected)  # weights get none: the two are one response
-
-
-@pytest.mark.parametrize(
-    "loss", [loss for loss in EVERY_LOSS if not isinstance(loss, BACKWARDS_AT_FIRST)], ids=named
-)
-def test_descent_makes_the_chosen_response_likelier_and_the_rejected_less(
-    loss: PreferenceLoss,
-) -> None:
-    chosen, rejected = gradients(loss, at_its_reference(some_pairs()))
-    assert (chosen < 0).all()
-    assert (rejected > 0).all()
-
-
-def test_hinge_leaves_alone_what_is_told_apart() -> None:
-    logps = some_pairs()
-    far = replace(logps, reference_chosen=logps.chosen.detach() - 11)
-    far = replace(far, reference_rejected=logps.rejected.detach())
-    assert not torch.stack(gradients(Hinge(beta=0.1), far)).any()
-
-
-def test_the_robust_loss_of_noisy_labels_is_the_loss_of_clean_ones_on_average() -> None:
-    logps = some_pairs()
-    robust = Robust(beta=0.3, label_smoothing=0.2)
-    right, wrong = (robust.per_pair(p).losses for p in (logps, swapped(logps)))
-    torch.testing.assert_close(0.8 * right + 0.2 * wrong, Dpo(beta=0.3).per_pair(logps).losses)
-
-
-def test_smoothed_dpo_is_least_at_a_finite_margin() -> None:
-    at_least = math.log(0.9 / 0.1) / 0.5
-    logps = at_its_reference(some_pairs())
-    assert logps.reference_chosen is not None
-    logps = replace(logps, reference_chosen=logps.reference_chosen - at_least)
-    chosen, _ = gradients(Dpo(beta=0.5, label_smoothing=0.1), logps)
-    torch.testing.assert_close(chosen, torch.zeros_like(chosen))
 
 
 def test_odds_of_certain_responses_are_finite() -> None:
@@ -308,25 +228,6 @@ def test_a_loss_that_is_not_given_what_it_looks_at_says_what_it_is(
 ) -> None:
     with pytest.raises(ValueError, match=missing):
         loss.per_pair(some_pairs())
-
-
-def test_ld_dpo_goes_from_cutting_the_longer_response_to_dpo() -> None:
-    both, one = torch.tensor([-7.0]).double(), torch.tensor([0.0]).double()
-    logps = PairLogps(-both, both, torch.tensor([2]), torch.tensor([3]), one, one)
-    tokens = torch.tensor([3.0, 4.0, -1.0, -2.0, -4.0]).double()
-    whole = replace(logps, tokens=tokens, reference_tokens=torch.zeros_like(tokens))
-    for alpha, rejected in ((0.0, -3.0), (0.5, -5.0), (1.0, -7.0)):
-        found = LdDpo(1.0, alpha=alpha).per_pair(whole)
-        assert (found.chosen_rewards.item(), found.rejected_rewards.item()) == (7.0, rejected)
-    torch.testing.assert_close(found.losses, Dpo(1.0).per_pair(logps).losses)
-
-
-def test_losses_that_need_no_reference_do_not_look_at_one() -> None:
-    logps = some_pairs()
-    without = replace(logps, reference_chosen=None, reference_rejected=None)
-    for loss in EVERY_LOSS:
-        if isinstance(loss, ReferenceFreeLoss):
-            assert torch.equal(loss.per_pair(logps).losses, loss.per_pair(without).losses)
 
 
 @pytest.mark.parametrize(
@@ -419,13 +320,6 @@ def test_metrics_are_means_over_pairs_under_trl_s_names() -> None:
     )
 
 
-def test_metrics_carry_no_gradient() -> None:
-    for loss in EVERY_LOSS:
-        shares = loss.shares(some_pairs(), Totals(5, 9))
-        assert shares.losses.requires_grad
-        assert not any(values.requires_grad for values in shares.metrics.values())
-
-
 def test_a_tie_is_not_counted_as_accurate() -> None:
     shares = Dpo().shares(at_its_reference(some_pairs()), Totals(5, 9))
     assert shares.metrics["rewards/accuracies"].sum() == 0
@@ -515,32 +409,6 @@ def test_losses_of_one_kind_continue_their_own_metrics_in_a_combination() -> Non
     assert "weights" in found.metrics  # of one loss, so under its own name
 
 
-def test_combinations_in_combinations_continue_their_own_metrics() -> None:
-    slow, fast = BetaDpo(0.3, momentum=0.9), BetaDpo(0.3, momentum=0.1)
-    nested = {
-        "a": CombinedReference({"b": slow, "c": fast}),
-        "b": fast,
-        "d": CombinedReference({"b": slow, "wpo": Wpo(0.3)}),
-        "beta_dpo": Dpo(),
-    }
-    expected = {"a/b": slow, "a/c": fast, "b": fast, "d": slow}
-    last: dict[str, float] = {}
-    alone: dict[str, dict[str, float]] = {name: {} for name in expected}
-
-    def step(loss: PreferenceLoss, last: dict[str, float], number: int) -> dict[str, float]:
-        logps = some_pairs()
-        moved = replace(logps, chosen=logps.chosen + 3 * number, last=last).as_batch()
-        found = loss.per_pair(moved).metrics
-        return {"step": number, **{name: value.mean().item() for name, value in found.items()}}
-
-    for number in (1, 2, 3):
-        last = step(CombinedReference(nested), last, number)
-        alone = {name: step(loss, alone[name], number) for name, loss in expected.items()}
-        for name in expected:
-            threshold = alone[name]["beta_dpo/threshold"]
-            assert last[f"{name}/beta_dpo/threshold"] == pytest.approx(threshold, abs=1e-12)
-
-
 def test_the_likelihood_terms_of_a_combination_add_up() -> None:
     logps = some_pairs()
     totals = Totals(5, int(logps.chosen_tokens.sum()))
@@ -603,27 +471,6 @@ def test_kto_s_baseline_is_a_mean_that_is_not_negative_and_has_no_gradient() -> 
     assert not kto.baseline(ratios).requires_grad
 
 
-def test_kto_of_a_policy_that_is_its_reference_is_half_the_weight() -> None:
-    logps = some_responses()
-    logps = replace(logps, reference=logps.responses.detach().clone())
-    z = Kto().baseline(logps.ratios)
-    responses = Kto(desirable_weight=3.0).per_response(logps, z)
-    assert responses.losses.tolist() == [1.5 if good else 0.5 for good in logps.desirable.tolist()]
-    assert not responses.rewards.any()
-
-
-def test_kto_raises_what_is_good_lowers_what_is_bad_and_vanishes_with_beta() -> None:
-    logps, z = some_responses(), torch.tensor(0.4, dtype=torch.float64)
-    norms = []
-    for beta in (1e-1, 1e-4, 1e-7):
-        losses = Kto(beta).per_response(logps, z).losses
-        (gradient,) = torch.autograd.grad(losses.sum(), [logps.responses])
-        assert torch.equal(gradient < 0, logps.desirable)
-        norms.append(gradient.norm().item())
-    assert norms[1] < 1e-2 * norms[0]
-    assert norms[2] < 1e-6
-
-
 def test_kto_without_its_baseline_is_an_error() -> None:
     with pytest.raises(ValueError, match="baseline"):
         Kto().per_response(some_responses(), None)
@@ -661,14 +508,6 @@ def test_alphapo_becomes_simpo_as_its_alpha_vanishes() -> None:
     torch.testing.assert_close(nearly.losses, simpo.losses, rtol=1e-7, atol=0)
 
 
-def test_f_dpo_of_alpha_goes_from_the_reverse_to_the_forward_divergence() -> None:
-    least, most = (FDpo(0.3, Divergence.alpha, alpha) for alpha in (1e-9, 1 - 1e-9))
-    least, most = (loss.per_pair(some_pairs()).losses for loss in (least, most))
-    forward = FDpo(0.3, divergence=Divergence.forward_kl).per_pair(some_pairs()).losses
-    torch.testing.assert_close(least, Dpo(0.3).per_pair(some_pairs()).losses, rtol=1e-6, atol=0)
-    torch.testing.assert_close(most, forward, rtol=1e-6, atol=0)
-
-
 def test_the_reward_that_f_dpo_gives_overflows_into_an_error_and_not_into_a_number() -> None:
     logps = some_pairs()
     assert logps.reference_chosen is not None
@@ -693,13 +532,6 @@ def test_every_loss_over_pairs_is_in_the_documentation(repository: Path) -> None
         for field in fields(loss):
             if field.name != "nll_weight":
                 assert f"`{field.name}`" in line
-
-
-def test_the_families_are_told_apart_by_type() -> None:
-    with_reference, free = losses_of(ReferenceLoss), losses_of(ReferenceFreeLoss)
-    assert not with_reference.keys() & free.keys()
-    assert {**with_reference, **free} == losses_of(PreferenceLoss)
-    assert "sft" not in losses_of(PreferenceLoss)
 
 
 def test_a_loss_that_gives_no_value_a_pair_is_refused() -> None:

@@ -190,19 +190,6 @@ def test_an_altered_copy_in_the_index_is_not_used(lab: Lab) -> None:
     assert lab.run(product=lab.product()) == []
 
 
-def test_what_lies_beside_manifests_and_accepted_code_is_no_harm(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    (path,) = manifests(lab, "multiply")
-    path.with_name(f"{path.stem}.sync-conflict.json").write_text("{}")
-    path.with_name("README.txt").write_text("hello")
-    accepted = Path(lab.store.root) / "accepted" / "multiply"
-    accepted.mkdir(parents=True)
-    for name, text in {"a.json": "", "b.json": "[1]", "README": "hello"}.items():
-        (accepted / name).write_text(text)
-    assert lab.run(product=lab.product()) == []
-    assert lab.run(product=lab.product(Times(5))) == ["multiply"]
-
-
 def test_a_file_that_somebody_put_into_an_artifact_is_not_read(lab: Lab) -> None:
     lab.run(product=lab.product())
     made = Catalog(lab.store).history("numbers")[0]
@@ -268,12 +255,6 @@ def test_an_output_folder_that_is_gone_makes_no_artifact(lab: Lab, how: str) -> 
         lab.run(bad=misbehave(how))
     assert "the step removed its output folder" in lab.printed()
     assert Catalog(lab.store).history("misbehave") == []
-
-
-@pytest.mark.real_workers
-def test_a_thread_that_a_step_leaves_behind_keeps_nobody_waiting(lab: Lab) -> None:
-    assert lab.run(left=misbehave("thread")) == []
-    assert len(Catalog(lab.store).history("misbehave")) == 1
 
 
 def test_files_are_seen_afresh_after_a_run(lab: Lab) -> None:

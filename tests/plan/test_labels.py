@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from report_steps import measure, prepare, prepare_again
 from rich.console import Console
 
 from pipeline import Artifact, File, Output, Step, Store, TemperError, results, run, step
@@ -124,18 +123,6 @@ def test_what_read_different_files_is_called_by_their_names(
     assert shown == [f"load (rows={name})" for name in names]
 
 
-def test_files_whose_names_are_too_long_to_differ_are_told_apart(
-    tmp_path: Path, store: Store
-) -> None:
-    names = [f"{'a' * 40}{number}.jsonl" for number in (1, 2)]
-    for name in names:
-        (tmp_path / name).write_text(name)
-    roots = {name: load(File(f"{tmp_path}/{name}")) for name in names}
-    roots |= {f"again {name}": learn(root, root) for name, root in roots.items()}
-    shown = called(roots, store)
-    assert len({*shown}) == len(shown)
-
-
 def test_results_in_a_list_are_called_as_they_were_named(store: Store, console: Console) -> None:
     models = [chain(without(s)).named(f"no {s}") for s in SOURCES]
     assert [*run(models, store, console=console)] == ["no a", "no b", "no c"]
@@ -160,25 +147,6 @@ def test_no_result_is_lost_to_a_name_that_two_share(store: Store, console: Conso
         assert len({result.key for result in made.values()}) == len(some)
 
 
-def test_the_only_one_of_a_step_shows_the_name_it_was_given_and_no_other(store: Store) -> None:
-    assert called({"result": judge(chain(SOURCES).named("mine"))}, store) == [
-        "mix", "learn (mine)", "judge",
-    ]  # fmt: skip
-
-
-def test_a_name_counts_wherever_the_step_was_given_it(store: Store) -> None:
-    plain = chain(SOURCES)
-    for one, other in ((plain, plain.named("x")), (plain.named("x"), plain)):
-        assert "learn (x)" in called({"result": judge(one, other)}, store)
-
-
-def test_one_readable_setting_says_more_than_a_result(store: Store) -> None:
-    roots = {f"end {b}": prepare_again(measure(prepare(), beta=b)) for b in (0.05, 0.1)}
-    names = called(roots, store)
-    assert "measure (beta=0.05)" in names
-    assert "prepare_again (end 0.05)" in names
-
-
 def test_several_steps_for_one_result_are_told_apart_by_their_settings(store: Store) -> None:
     grown = learn(mix((Part("b"), Part("c"))), learn(mix((Part("a"),))))
     names = called({"grown": judge(grown), "plain": judge(chain(("d",)))}, store)
@@ -191,19 +159,6 @@ def test_steps_that_differ_in_the_part_they_are_given_are_told_apart_by_it(store
     data = mix((Part("a"),))
     names = called({"result": judge(learn(data["train"]), learn(data["test"]))}, store)
     assert names == ["mix", "learn (rows=train)", "learn (rows=test)", "judge"]
-
-
-def test_settings_of_a_step_are_its_own_whatever_its_baseline_has(
-    store: Store, console: Console
-) -> None:
-    """A baseline, or the round before, is a step of the same name with other settings."""
-    data = prepare()
-    base = measure(data, beta=0.1)
-    made = {f"b{n}": measure(base, beta=beta) for n, beta in enumerate((0.5, 2.0))}
-    run({"base": base, **made}, store, console=console)
-    newest = read_run(store, names_of_runs(store)[-1])
-    story = story_of_runs([newest], Catalog(store), look=None)
-    assert story.parameters == {"beta": {"base": 0.1, "b0": 0.5, "b1": 2.0}}
 
 
 def trained_with(*losses: tuple[str, str, float]) -> dict[str, Node]:
@@ -224,19 +179,3 @@ def test_losses_of_different_kinds_of_training_are_one_setting() -> None:
     swept["free 0"] = replace(swept["free 0"], inputs={"model": "free model 0"})
     told = effective(swept, ["0", "1", "2", "free 0", "before"])
     assert told == {"loss": {"0": "Dpo", "1": "Ipo", "2": "Simpo", "free 0": "Cpo"}}
-
-
-def test_a_field_that_varies_within_a_loss_is_a_setting_beside_it() -> None:
-    swept = trained_with(("dpo", "Dpo", 0.1), ("dpo", "Dpo", 0.2), ("dpo", "Ipo", 0.1))
-    assert list(effective(swept, ["0", "1", "2"])) == ["loss", "beta"]
-
-
-def test_the_rounds_of_a_training_are_no_setting() -> None:
-    """The second goes on from the state of the first, which has no start."""
-    first = Node("train", {"start": None}, {})
-    second = Node("train", {"start": "state"}, {"start": "1"})
-    assert not effective({"1": first, "2": second}, ["1", "2"])
-    other = replace(second, settings={"start": "model"})
-    assert effective({"1": first, "2": second, "3": other}, ["1", "2", "3"]) == {
-        "start": {"2": "state", "3": "model"}
-    }

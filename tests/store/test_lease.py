@@ -221,13 +221,6 @@ def test_of_many_processes_one_at_a_time_holds_the_lease(store_url: str) -> None
     assert _leases(store_url).holders(STEP) == {}
 
 
-def test_leases_of_different_artifacts_do_not_meet(tmp_path) -> None:
-    leases = _leases(str(tmp_path))
-    _taken(leases).release()
-    with leases.held(STEP, KEY, lambda: False), leases.held(STEP, "other", lambda: True) as other:
-        assert other is not None
-
-
 # --- holders that die or sleep -------------------------------------------------------------------
 
 
@@ -329,27 +322,6 @@ def test_of_many_that_find_a_lease_over_one_takes_it(
     assert not got[0].lost.is_set()
 
 
-def _be_interrupted(url: str, reports: Any) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        _leases(url).acquire(STEP, KEY, lambda: False, lambda _: reports.send("waiting"))
-    except KeyboardInterrupt:
-        reports.send("interrupted")
-
-
-def test_who_waits_can_be_interrupted(store_url: str) -> None:
-    lease = _taken(_leases(store_url))
-    reports, theirs = fresh_processes.CONTEXT.Pipe()
-    driver = Driver(fresh_processes.start(_be_interrupted, store_url, theirs), reports)
-    assert driver.hears() == "waiting"
-    driver.signal(signal.SIGINT)
-    assert driver.hears() == "interrupted"
-    driver.process.join()
-    assert driver.process.exitcode == 0
-    assert lease.confirm()
-    lease.release()
-
-
 # --- stores that fail ----------------------------------------------------------------------------
 
 
@@ -432,24 +404,6 @@ def test_a_store_that_is_away_for_long_costs_the_lease(
     other.release()
 
 
-def test_who_waits_forgives_a_store_that_is_away_for_a_moment(
-    faulty: FaultyObjects, tmp_path: Path, clock: SharedClock
-) -> None:
-    lease = _taken(_leases(str(tmp_path)))
-    waiter = Waiter(_leases_of(faulty, tmp_path))
-    faulty.failing = True
-    time.sleep(2 * BEAT)
-    faulty.failing = False
-    lease.release()
-    waiter.lease().release()
-
-
-def test_a_store_that_was_never_there_is_an_error_at_once(faulty: FaultyObjects, tmp_path) -> None:
-    faulty.failing = True
-    with pytest.raises(OSError, match="the store is away"):
-        _leases_of(faulty, tmp_path).acquire(STEP, KEY, lambda: False)
-
-
 def test_a_store_that_can_be_read_and_not_written_is_an_error_in_the_end(
     faulty: FaultyObjects, tmp_path: Path, clock: SharedClock
 ) -> None:
@@ -515,30 +469,6 @@ def test_released_leases_are_not_held_and_cost_no_request(tmp_path) -> None:
     assert objects.requests == 1
 
 
-def test_holders_are_named_for_people(store_url: str) -> None:
-    run = "20261101T000000-abcdef"
-    leases = Leases(*open_objects(store_url), run, ttl=240.0, beat=60.0)  # no beat meanwhile
-    assert leases.holders(STEP) == {}
-    with leases.held(STEP, KEY, lambda: False), leases.held("prepare", "other", lambda: False):
-        holder = leases.holders(STEP)[KEY]
-        assert (holder.run, holder.pid) == ("20261101T000000-abcdef", os.getpid())
-        assert holder.since.endswith("+00:00")
-        assert set(leases.holders("prepare")) == {"other"}
-    assert leases.holders(STEP) == {}
-    objects, root = open_objects(store_url)
-    left = ["prepare/other/00000002.json", f"{STEP}/{KEY}/00000002.json"]
-    assert list(objects.sizes(f"{root}/leases")) == left
-
-
-def test_a_beat_costs_one_listing_on_local_disk(tmp_path) -> None:
-    objects = CountingObjects(open_objects(str(tmp_path))[0].fs)
-    with Leases(objects, str(tmp_path), "run").held(STEP, KEY, lambda: False) as lease:
-        assert lease is not None
-        before = objects.requests
-        assert lease.confirm()
-        assert objects.requests == before + 1
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -554,13 +484,6 @@ def test_a_damaged_lease_is_named_with_advice(content: str, tmp_path) -> None:
     with pytest.raises(TemperError, match=r"00000003.json is damaged; delete it"):
         leases.acquire(STEP, KEY, lambda: False)
     assert leases.holders(STEP) == {}
-
-
-def test_a_folder_where_a_lease_keeps_its_state_is_named_with_advice(tmp_path) -> None:
-    folder = tmp_path / "leases" / STEP / KEY / "00000001.json"
-    folder.mkdir(parents=True)
-    with pytest.raises(TemperError, match=rf"{folder} is a folder where .* delete it"):
-        _leases(str(tmp_path)).acquire(STEP, KEY, lambda: False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells states of processes")

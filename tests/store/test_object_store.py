@@ -11,7 +11,6 @@ from rich.console import Console
 from toy_steps import Times, journal_lines, multiply, numbers
 
 from pipeline import File, Step, Store, TemperError, look_again, run
-from pipeline.dag.canonical import hash_json
 from pipeline.plan.planning import make_plan
 from pipeline.store import network_timeouts
 from pipeline.store.catalog import Catalog
@@ -46,19 +45,6 @@ def test_a_bucket_that_does_not_exist_is_named(url: str) -> None:
     scheme = url.partition("://")[0]
     with pytest.raises(TemperError, match="there is no bucket temper-none; set store="):
         Store(f"{scheme}://temper-none/store").prepare()
-
-
-def test_a_store_that_may_not_be_read_is_told_with_what_to_check(
-    gcs_bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(f"{gcs_bucket}/closed")
-
-    def refuse(path: str) -> None:
-        raise PermissionError("Forbidden")
-
-    monkeypatch.setattr(store.objects, "read", refuse)
-    with pytest.raises(TemperError, match="Forbidden; check that address, the network and the cr"):
-        store.check_layout()
 
 
 def test_a_page_in_place_of_an_object_is_told_as_the_answer_of_a_gateway(gcs_bucket: str) -> None:
@@ -120,14 +106,6 @@ def test_a_step_is_made_once_although_its_bucket_fails_for_a_while(
     assert len(failed) == 5
 
 
-def test_a_bucket_that_refuses_is_not_asked_for_long(gcs_bucket: str) -> None:
-    def refuse() -> None:
-        raise OSError("Forbidden: temper-tests/report.json")
-
-    with pytest.raises(OSError, match="Forbidden"):
-        network_timeouts.despite_outages(Store(gcs_bucket), refuse)
-
-
 def test_input_files_in_a_bucket_are_known_by_what_is_in_them(
     url: str, tmp_path: Path, console: Console
 ) -> None:
@@ -146,11 +124,3 @@ def test_input_files_in_a_bucket_are_known_by_what_is_in_them(
     store.objects.replace(f"{store.root}/data/numbers.txt", b"1 2 3 5")
     look_again()
     assert states() != before
-
-
-def test_a_commit_never_replaces_an_earlier_one(url: str) -> None:
-    store = Store(url)
-    store.prepare()
-    assert store.commit(manifest("first")).attempt == "first"
-    assert store.commit(manifest("second")).attempt == "first"
-    assert Catalog(store).latest("train", hash_json({})) == manifest("first")

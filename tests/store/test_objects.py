@@ -22,7 +22,6 @@ from waiting import HANGS_SECONDS
 
 from pipeline.base.errors import TemperError
 from pipeline.store import network_timeouts, objects
-from pipeline.store.layout import Store
 from pipeline.store.objects import GcsObjects, Objects, S3Objects, open_objects
 
 
@@ -254,12 +253,6 @@ def test_a_folder_comes_back_as_it_went(place: tuple[Objects, str], tmp_path: Pa
     assert objects.sizes(root) == {}
 
 
-def test_of_no_folder_an_empty_one_comes(place: tuple[Objects, str], tmp_path: Path) -> None:
-    objects, root = place
-    objects.download(f"{root}/nowhere", tmp_path / "back")
-    assert list((tmp_path / "back").iterdir()) == []
-
-
 class LossyFileSystem(MemoryFileSystem):
     """Says that it has taken all of a file, and drops the last byte."""
 
@@ -355,18 +348,6 @@ def test_an_address_where_nothing_answers_is_told_before_a_client_repeats_its_re
         open_objects("gs://bucket/a")
 
 
-def test_a_worker_leaves_it_to_the_client_how_long_a_network_may_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def opened(url: str, **_: Any) -> Any:
-        raise ValueError("the client was asked")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", opened)
-    monkeypatch.setattr(objects, "require_answer", lambda _: pytest.fail("it was tried before"))
-    with pytest.raises(TemperError, match="the client was asked"):
-        Store("gs://bucket/a", is_patient=True)
-
-
 def test_a_network_that_fails_for_a_moment_or_is_slow_is_no_wrong_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -380,32 +361,6 @@ def test_a_network_that_fails_for_a_moment_or_is_slow_is_no_wrong_address(
     monkeypatch.setattr(network_timeouts, "_PAUSE_SECONDS", 0.0)
     network_timeouts.require_answer("https://a-host.example/storage/v1/")
     assert not errors
-
-
-def test_an_address_that_has_answered_is_not_tried_again() -> None:
-    with _serving(_Refuse) as url:
-        network_timeouts.require_answer(url)
-    network_timeouts.require_answer(url)
-
-
-def test_what_is_many_requests_is_not_said_to_get_no_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A bucket that removes thousands of objects, or takes a large file, does answer."""
-    objects, root = open_objects("memory://many")
-    told: list[str] = []
-
-    def telling(place: str) -> contextlib.AbstractContextManager[None]:
-        told.append(place)
-        return contextlib.nullcontext()
-
-    (tmp_path / "b").write_bytes(b"large")
-    monkeypatch.setattr("pipeline.store.objects.telling_of_silence", telling)
-    objects.put({f"{root}/a/b": tmp_path / "b"})
-    objects.remove_tree(f"{root}/a")
-    assert not told
-    assert objects.read(f"{root}/a/b") is None
-    assert told
 
 
 def test_a_user_is_told_of_a_request_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,21 +407,6 @@ def test_an_error_of_a_bucket_names_the_object(
             ask(copied)
 
 
-def test_a_server_that_has_stopped_is_an_os_error(s3_bucket: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-    once = {"retries": {"max_attempts": 0}}
-    fs = fsspec.filesystem("s3", endpoint_url=url, config_kwargs=once)
-    _require_os_error_of_every_operation(S3Objects(fs))
-
-
-def test_a_server_that_does_not_answer_is_an_os_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        fs = fsspec.filesystem("gcs", endpoint_url=url, token="anon", requests_timeout=0.2)
-        _require_os_error_of_every_operation(GcsObjects(fs))
-
-
 @pytest.mark.parametrize("write", ["create", "replace"])
 def test_a_write_bears_with_a_folder_that_is_removed_as_empty_just_before_it(
     write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -489,22 +429,6 @@ def test_a_write_bears_with_a_folder_that_is_removed_as_empty_just_before_it(
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_a_link_to_nothing_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "store").symlink_to(tmp_path / "unmounted/store")
-    local, place = open_objects(str(tmp_path / "store"))
-    with pytest.raises(OSError, match=r"store is a link to .*unmounted/store, which is not there"):
-        local.replace(f"{place}/runs/a.json", b"")
-
-
-def test_a_file_where_a_folder_should_be_is_an_os_error(tmp_path: Path) -> None:
-    objects, root = open_objects(str(tmp_path))
-    objects.create(f"{root}/file", b"")
-    with pytest.raises(OSError, match=r".+"):
-        objects.create(f"{root}/file/object", b"")
-    with pytest.raises(OSError, match=r".+"):
-        objects.list(f"{root}/file")
-
-
 @pytest.mark.parametrize("url", ["nonsense://store", ""])
 def test_a_url_of_no_file_system_is_refused_with_advice(url: str) -> None:
     with pytest.raises(TemperError, match=r"store"):
@@ -521,10 +445,3 @@ def test_a_local_folder_is_also_a_url(prefix: str, tmp_path: Path) -> None:
 def test_a_url_that_lacks_a_slash_is_no_folder(url: str) -> None:
     with pytest.raises(TemperError, match="an address has two slashes"):
         open_objects(url)
-
-
-def test_paths_are_within_the_file_system_and_urls_are_for_people(place, store_url: str) -> None:
-    objects, root = place
-    assert objects.url_of(root) == store_url
-    assert open_objects(f"{store_url}/")[1] == root
-    assert objects.is_local == ("://" not in store_url)

@@ -76,15 +76,6 @@ def test_links_move_with_the_store_and_show_the_files(lab: Lab) -> None:
     assert sorted(path.name for path in there.iterdir()) == before != []
 
 
-def test_names_that_are_no_file_names_are_linked_all_the_same(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    manifest = find(Catalog(lab.store), "multiply")
-    names = ["a/b", "a%2Fb", "..", ".hidden", "after DPO"]
-    link_results(lab.store, "../out", dict.fromkeys(names, manifest))
-    found = sorted(path.name for path in Path(lab.store.root, "latest", "%2E.%2Fout").iterdir())
-    assert found == ["%2E.", "%2Ehidden", "a%252Fb", "a%2Fb", "after DPO"]
-
-
 def test_a_link_keeps_nothing_from_being_collected_and_goes_with_its_data(lab: Lab) -> None:
     lab.run(product=lab.product())
     link = link_of(lab.store, "product")
@@ -108,15 +99,6 @@ def test_no_link_is_written_through_one_that_leads_out_of_the_store(
     assert [path.name for path in outside.iterdir()] == ["broken"]
 
 
-def test_a_folder_in_the_place_of_a_link_stays(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    place = Path(lab.store.root, "latest", "experiment", "product")
-    (place / "mine").mkdir(parents=True)
-    link_results(lab.store, "experiment", {"product": find(Catalog(lab.store), "multiply")})
-    assert sorted(path.name for path in place.parent.iterdir()) == ["product"]
-    assert (place / "mine").is_dir()
-
-
 def test_commands_take_the_name_of_a_result(lab: Lab) -> None:
     lab.run(product=lab.product())
     name, store = f"{experiment_of(lab.store)}/product", ["--store", lab.store.url]
@@ -135,8 +117,3 @@ def test_commands_take_the_name_of_a_result(lab: Lab) -> None:
     assert link.exists()
     assert "freed" in call("evict", name, "--yes")
     assert not link.is_symlink()
-
-
-def test_an_end_of_a_run_says_what_to_do_next(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    assert f"next: temper report --store {lab.store.url}" in lab.printed()

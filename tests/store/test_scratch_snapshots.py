@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -66,17 +66,6 @@ def test_another_machine_begins_with_what_was_kept_last(objects: Objects, tmp_pa
     assert second.is_used
     assert read(other / "key-0") == {"step_2/state": "2", "log": "a"}
     assert read(one / "key-0")["log"] == "never kept"
-
-
-def test_the_machine_that_was_last_keeps_what_it_wrote_since(
-    objects: Objects, tmp_path: Path
-) -> None:
-    first = staging(objects, tmp_path)
-    write(tmp_path / "key-0", count="1")
-    first.keep()
-    write(tmp_path / "key-0", count="2")  # and then it is killed
-    staging(objects, tmp_path).restore()
-    assert read(tmp_path / "key-0") == {"count": "2"}
 
 
 def test_a_machine_that_was_not_the_last_takes_what_the_last_one_kept(
@@ -224,20 +213,6 @@ def test_of_a_damaged_snapshot_the_one_before_is_taken(
     assert {path.name for path in tmp_path.iterdir()} == {"one", "other"}
 
 
-def test_each_machine_goes_on_where_the_last_one_was_and_leaves_no_more_than_it(
-    objects: Objects, tmp_path: Path
-) -> None:
-    for machine in range(5):
-        folder = tmp_path / str(machine)
-        here = staging(objects, folder)
-        here.restore()
-        assert read(folder / "key-0") == ({"count": f"{machine}"} if machine else {})
-        for count in (f"half of {machine + 1}", f"{machine + 1}"):
-            write(folder / "key-0", count=count)
-            assert here.keep()
-    assert len(objects.sizes(REMOTE)) == 2 + 2, "two snapshots, and their files"
-
-
 def test_a_copy_that_came_short_is_sent_again(objects: Objects, tmp_path: Path) -> None:
     first, put = staging(objects, tmp_path / "one"), objects.put
     write(tmp_path / "one" / "key-0", count="12345")
@@ -249,27 +224,6 @@ def test_a_copy_that_came_short_is_sent_again(objects: Objects, tmp_path: Path) 
     assert first.keep()
     staging(objects, tmp_path / "other").restore()
     assert read(tmp_path / "other" / "key-0") == {"count": "12345"}
-
-
-def test_a_large_file_that_grows_while_it_is_sent_is_kept_once_it_is_at_rest(
-    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "COPIED_BYTES", 3)
-    first, put = staging(objects, tmp_path / "one"), objects.put
-    write(tmp_path / "one" / "key-0", log="first")
-    growing = tmp_path / "one" / "key-0" / "log"
-
-    def put_while_it_grows(files: Mapping[str, Path]) -> None:
-        put(files)
-        growing.write_text(growing.read_text() + ", second")
-
-    objects.put = put_while_it_grows  # type: ignore[method-assign]
-    assert not first.keep()
-    assert not first.is_used
-    objects.put = put  # type: ignore[method-assign]
-    assert first.keep()
-    staging(objects, tmp_path / "other").restore()
-    assert read(tmp_path / "other" / "key-0") == {"log": "first, second"}
 
 
 def test_a_later_epoch_begins_with_the_earlier_and_leaves_it_alone(

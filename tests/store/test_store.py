@@ -13,7 +13,6 @@ from pipeline import Store, TemperError
 from pipeline.dag.canonical import hash_json
 from pipeline.dag.files import FileEntry
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import DataLoss, object_name, parse_object_name
 from pipeline.store.manifest import files_digest
 
 
@@ -28,11 +27,6 @@ def test_of_many_writers_one_commits_and_all_see_its_manifest(store: Store) -> N
     assert len(Catalog(store).history("train")) == 1
 
 
-def test_a_commit_never_replaces_an_earlier_one(store: Store) -> None:
-    store.commit(manifest("first"))
-    assert store.commit(manifest("second")).attempt == "first"
-
-
 @pytest.mark.parametrize("url", ["{tmp}/store", "file://{tmp}/store", "memory://temper-test"])
 def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -> None:
     store = Store(url.format(tmp=tmp_path))
@@ -45,18 +39,6 @@ def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -
     assert store.manifest("train", hash_json({})) == manifest("first")
     assert store.lost_files(manifest("first")) == ["model.bin"]
     fsspec.filesystem("memory").store.clear()
-
-
-@pytest.mark.parametrize("loss", [None, *DataLoss])
-@pytest.mark.parametrize("generation", [0, 1, 12])
-def test_names_of_manifests_and_marks_are_read_as_they_are_formed(
-    generation: int, loss: DataLoss | None
-) -> None:
-    key = hash_json({})
-    name = object_name(key, generation, loss)
-    assert parse_object_name(name) == (key, generation, loss)
-    for other in (name.upper(), f"{name}.json", f"x{name}", f"0{name}", name[1:], f"{name}~"):
-        assert parse_object_name(other) is None
 
 
 def test_a_store_of_another_layout_is_refused(store: Store) -> None:
