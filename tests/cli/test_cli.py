@@ -1,16 +1,12 @@
 """``temper`` as a user meets it: on stores that real runs have made."""
 
-import errno
 import io
 import json
-import os
-import platform
 import resource
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +19,7 @@ from manifests import manifest
 from numbers_lab import Lab, end, start_held_driver
 from own_script import TEMPER
 from rich.console import Console
-from toy_steps import Times, add, fail, journal_lines, slow_count
+from toy_steps import Times, add, fail, slow_count
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 from users import not_as_root
@@ -32,8 +28,6 @@ from waiting import HANGS_SECONDS
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
 from pipeline.cli.app import _add_commands_of_packages
-from pipeline.cli.maintenance.verify import verify
-from pipeline.cli.printing import show_artifacts, show_runs
 from pipeline.dag.canonical import hash_json
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
@@ -41,7 +35,6 @@ from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.objects import LocalObjects, Objects
-from pipeline.store.runs import Run, names_of_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -117,31 +110,6 @@ def test_artifacts_are_listed_with_what_became_of_them(lab: Lab) -> None:
     assert len(temper(lab, "list", "multiply").splitlines()) == 3
 
 
-def test_artifacts_are_listed_by_what_the_plan_of_their_run_calls_them(lab: Lab) -> None:
-    lab.run(before=lab.product(), after=lab.product(Times(3)))
-    lab.run(before=lab.product(), after=lab.product(Times(4)))
-    of = [line.split() for line in temper(lab, "list", "multiply").splitlines()[1:]]
-    assert [words[1] for words in of] == ["before", "after", "after"]
-    assert [[w for w in words if w.startswith("factor=")] for words in of] == [
-        [],
-        ["factor=3"],
-        ["factor=4"],
-    ]
-
-
-@pytest.mark.parametrize("width", [60, 80, 140])
-def test_the_names_of_artifacts_are_whole_on_every_terminal(lab: Lab, width: int) -> None:
-    fields = {"step": "tokenize_preferences", "kind": "steps.kinds:TokenizedPreferences"}
-    stamps = ("20261124T162206-0a1b2c3d4", "20261124T162207-0a1b2c3d5")
-    made = [commit(lab, {"values": {"seed": stamp}}, attempt=stamp, **fields) for stamp in stamps]
-    console = Console(width=width, file=io.StringIO())
-    show_artifacts(console, Catalog(lab.store), made)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(artifact.name in printed.split() for artifact in made)
-    assert max(map(len, printed.splitlines())) <= width
-    assert ("files" in printed) == (width == 140)
-
-
 def test_the_help_of_every_command_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
     _add_commands_of_packages([])
@@ -186,27 +154,6 @@ def test_a_place_without_a_store_says_what_to_set(lab: Lab, command: str) -> Non
     assert [path.name for path in Path(lab.store.root).iterdir()] == ["photographs"]
 
 
-def test_an_empty_store_has_nothing(lab: Lab) -> None:
-    lab.store.prepare()
-    assert "there are no artifacts" in refusal(lab, "list")
-    assert "no run is on record" in refusal(lab, "runs")
-    assert temper(lab, "gc") == "nothing to collect"
-    assert temper(lab, "status") == "nothing is running"
-
-
-@pytest.mark.usefixtures("product")
-def test_a_store_that_lost_its_first_file_is_still_looked_into(lab: Lab) -> None:
-    (Path(lab.store.root) / "temper.json").unlink()
-    assert len(temper(lab, "list").splitlines()) == 3
-
-
-def test_the_latest_generation_is_what_a_key_stands_for(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
-    again = Catalog(lab.store).history("multiply")
-    assert temper(lab, "path", f"multiply@{again[0].key}") == lab.store.content_path(again[1])
-
-
 @pytest.mark.usefixtures("product")
 def test_the_path_of_data_that_is_gone_is_refused(lab: Lab) -> None:
     lab.store.evict(newest(lab, "multiply"))
@@ -220,14 +167,6 @@ def test_the_log_of_a_failed_attempt_is_shown(lab: Lab) -> None:
     assert "ValueError: row 3 of the input" in log
     attempt = next((Path(lab.store.root) / "attempts" / "fail").iterdir())
     assert temper(lab, "logs", f"fail@{attempt.name[:10]}") == log
-
-
-def test_a_step_that_has_printed_nothing_is_said_to_have(lab: Lab) -> None:
-    lab.run(numbers=lab.numbers())
-    (log,) = (Path(lab.store.root) / "attempts" / "numbers").glob("*/*/log.txt")
-    log.write_text("")
-    said = command_line.temper("logs", "numbers", "--store", lab.store.root)
-    assert (said.status, said.out, said.err) == (0, "", "numbers has printed nothing\n")
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -262,57 +201,6 @@ def test_runs_are_listed_and_each_says_what_its_steps_came_to(lab: Lab) -> None:
     assert "row 3 of the input" in steps
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        ("/venv/bin/python -m my.experiment a=1", "python -m my.experiment a=1"),
-        ("/venv/bin/python /venv/bin/temper run dpo", "temper run dpo"),
-        ("/venv/bin/python mine.py beta=0.1", "mine.py beta=0.1"),
-    ],
-)
-def test_a_run_is_listed_with_its_command_as_it_is_typed(command: str, shown: str) -> None:
-    listed = Console(file=io.StringIO(), width=120)
-    show_runs(listed, [Run("20260101T000000-0123456789", 0.0, 1.0, "done", [], command.split())])
-    (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
-    assert line.rstrip().endswith(f"  {shown}")
-
-
-def test_runs_take_one_line_each_in_80_columns() -> None:
-    name = "20260101T000000-012345678"
-    listed = Console(file=io.StringIO(), width=80)
-    show_runs(listed, [Run(name, 0.0, 1.0, "done", [], ["python", "temper", "run", "dpo"])])
-    (line,) = listed.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
-    assert line.startswith(f"{name}  done")
-    assert "temper run" in line
-
-
-def test_the_time_of_a_run_in_progress_goes_on_between_its_steps() -> None:
-    started = time.time() - 120
-    at_work = Run("one", started, 2.0, "running", [], host=platform.node(), pid=os.getpid())
-    assert at_work.shown_seconds() >= 120
-    assert replace(at_work, outcome="done").shown_seconds() == 2.0
-
-
-@pytest.mark.usefixtures("product")
-def test_a_report_that_cannot_be_written_leaves_the_one_before(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder := tmp_path / "reports").mkdir()
-    (file := folder / "report.html").write_text("before")
-    write = Path.write_text
-
-    def full(path: Path, text: str, *rest: Any) -> int:
-        write(path, text[:10])
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    failed = call(lab, "report", "-o", str(file)).exception
-    assert isinstance(failed, OSError)
-    assert failed.filename == str(file)
-    assert file.read_text() == "before"
-    assert list(folder.iterdir()) == [file]
-
-
 def test_a_forgotten_run_is_off_the_record(lab: Lab) -> None:
     lab.run(product=lab.product())
     lab.run(product=lab.product(Times(3)))
@@ -332,16 +220,6 @@ def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(
     planned = call(lab, "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job")
     assert planned.exit_code == 7
     assert capfd.readouterr().out == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
-
-
-def test_a_module_is_planned_as_python_runs_it(
-    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "study.py").write_text("import sys\nprint(__package__)\nsys.exit(7)\n")
-    monkeypatch.chdir(tmp_path)
-    assert call(lab, "plan", "mine.study", "beta=1").exit_code == 7
-    assert capfd.readouterr().out == "mine\n"
 
 
 def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(
@@ -389,22 +267,6 @@ def test_an_artifact_is_explained_by_what_it_was_made_from_and_why(lab: Lab) -> 
     assert product.key != old.key
 
 
-def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) -> None:
-    """Not one that was made beside it, though that may be as near."""
-    lab.run(product=lab.product(Times(2)))
-    before = newest(lab, "multiply")
-    lab.source.write_text("1 5")
-    lab.run(beside=lab.product(Times(3)), product=lab.product(Times(2)))
-    assert f"made before it is {before.name}" in temper(lab, "explain", "multiply")
-
-
-def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
-    recipe = {"encoding": 3, "step": "vanished", "arguments": {}}
-    commit(lab, recipe, step="vanished", function="gone_module:vanished")
-    assert "gone_module:vanished is not found" in temper(lab, "explain", "vanished")
-    assert "run this in the folder of its script" in refusal(lab, "accept", "vanished")
-
-
 def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(lab: Lab) -> None:
     """What is one function in the key of a step is another one in the key of another step."""
     base = {"encoding": 3, "arguments": {}}
@@ -442,18 +304,6 @@ def test_two_artifacts_are_told_apart(lab: Lab) -> None:
     assert "files: no difference, 1 the same" in itself
 
 
-def test_a_setting_that_became_an_input_is_told_once(lab: Lab) -> None:
-    arguments = [{"baseline": None, "seed": 1}, {"baseline": {"$input": "0" * 32}, "seed": 1}]
-    old, new = (commit(lab, {"step": "train", "arguments": a}) for a in arguments)
-    shown = temper(lab, "diff", old.name, new.name)
-    assert "settings: no difference" in shown
-    assert "baseline: none → content 00000000" in shown
-    nested = commit(lab, {"step": "fit", "arguments": {"baseline": {"rate": 2}, "seed": 1}})
-    shown = temper(lab, "diff", old.name, nested.name)
-    assert "settings: 1 difference\nbaseline.rate: none → 2" in shown
-    assert "code: 1 difference\nstep: 'train' → 'fit'" in shown
-
-
 # --- letting go and checking ---------------------------------------------------------------------
 
 
@@ -474,14 +324,6 @@ def test_nothing_is_evicted_unasked(lab: Lab) -> None:
     assert lab.store.lost_files(newest(lab, "multiply")) == []
 
 
-def test_who_evicts_the_newest_is_told_how_many_stay(lab: Lab) -> None:
-    lab.run(**{str(factor): lab.product(Times(factor)) for factor in range(3)})
-    stay = "2 other artifacts of multiply will stay; name one by multiply@KEY"
-    assert stay in temper(lab, "evict", "multiply", "--yes")
-    oldest = Catalog(lab.store).history("multiply")[0]
-    assert "will stay" not in temper(lab, "evict", f"multiply@{oldest.key}", "--yes")
-
-
 @pytest.mark.usefixtures("product")
 def test_a_store_that_cannot_be_written_says_so(lab: Lab) -> None:
 
@@ -495,16 +337,6 @@ def test_a_store_that_cannot_be_written_says_so(lab: Lab) -> None:
     assert done.returncode == 1
     assert "cannot be written: File too large" in done.stderr
     assert lab.store.lost_files(newest(lab, "multiply")) == []
-
-
-@pytest.mark.usefixtures("product")
-def test_a_run_that_cannot_be_forgotten_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(objects: Objects, path: str) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", path)
-
-    monkeypatch.setattr(type(lab.store.objects), "remove", refuse)
-    (run_,) = names_of_runs(lab.store)
-    assert "cannot be written: Read-only file system" in refusal(lab, "runs", "--forget", run_)
 
 
 def test_what_is_being_made_or_read_is_not_evicted(lab: Lab) -> None:
@@ -580,22 +412,6 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("product")
-@pytest.mark.parametrize("names", [[], ["multiply"]])
-def test_a_manifest_that_is_listed_and_not_found_is_not_called_damaged(
-    lab: Lab, names: list[str], hidden: list[str]
-) -> None:
-    hidden += ["manifests/multiply/", "index/multiply"]
-    result = call(lab, "verify", *names)
-    assert result.exit_code == 1
-    assert "is listed, and yet the store says that it does not exist; try again" in result.output
-    assert ", 0 damaged, 1 not checked" in result.output
-    assert "delete" not in result.output
-    assert "was not read; see: temper verify" in " ".join(call(lab, "list").output.split())
-    hidden.clear()
-    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify")
-
-
-@pytest.mark.usefixtures("product")
 def test_a_file_that_is_listed_and_not_found_is_not_marked(lab: Lab, hidden: list[str]) -> None:
     (made,) = Catalog(lab.store).history("multiply")
     hidden.append(lab.store.content_path(made))
@@ -604,27 +420,6 @@ def test_a_file_that_is_listed_and_not_found_is_not_marked(lab: Lab, hidden: lis
     assert "1 artifact intact, 0 damaged, 1 not checked" in result.output
     hidden.clear()
     assert "2 artifacts intact, 0 damaged" in temper(lab, "verify")
-
-
-def test_a_step_is_not_made_again_while_its_manifest_is_listed_and_not_found(
-    lab: Lab, hidden: list[str]
-) -> None:
-    lab.run(product=lab.product())
-    hidden += ["manifests/multiply/", "index/multiply"]
-    with pytest.raises(TemperError, match="is listed, and yet"):
-        lab.run(product=lab.product())
-    assert journal_lines(lab.journal) == ["numbers", "multiply"]
-    hidden.clear()
-    assert lab.run(product=lab.product()) == []
-
-
-@pytest.mark.usefixtures("product")
-def test_a_store_whose_manifests_are_all_damaged_is_not_said_to_be_empty(lab: Lab) -> None:
-    paths = [*(Path(lab.store.root) / "manifests").glob("*/*.json")]
-    for path in paths:
-        path.write_text("null")
-    listed = "".join(call(lab, "list").output.split())
-    assert all(f"{path}isdamaged" in listed for path in paths)
 
 
 @pytest.mark.usefixtures("product")
@@ -657,13 +452,6 @@ def test_a_file_that_may_not_be_read_is_named_and_the_others_are_checked(lab: La
         assert "Permission denied; let this user read it" in said
         assert f"{spoilt.name}: test/values.json is damaged" in said
         assert "0 artifacts intact, 1 damaged, 1 not checked" in said
-
-
-@pytest.mark.usefixtures("product")
-def test_what_was_let_go_while_it_was_read_is_not_damaged(lab: Lab) -> None:
-    made = newest(lab, "multiply")
-    lab.store.evict(made)
-    assert verify(lab.store, [made]) == []
 
 
 def test_collecting_is_a_dry_run_until_it_is_said(lab: Lab) -> None:
@@ -703,35 +491,6 @@ def failures(lab: Lab, *commands: tuple[str, ...]) -> dict[str, str]:
     return refused
 
 
-STRAY = (
-    "manifests/multiply/{key}.old.json", "manifests/multiply/x.sync-conflict.json",
-    "manifests/multiply/{key}.old.evicted", "manifests/README.json", "leases/README",
-    "leases/multiply/README", "leases/multiply/{key}/README", "progress/README",
-    "progress/multiply/notes.json", "attempts/README", "attempts/multiply/README",
-    "scratch/README", "runs/README.md", "accepted/multiply/README",
-)  # fmt: skip
-
-
-@pytest.mark.usefixtures("product")
-def test_stray_files_change_nothing_and_are_left_alone(lab: Lab) -> None:
-    key = newest(lab, "multiply").key
-    paths = [Path(lab.store.root) / stray.format(key=key) for stray in STRAY]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("by someone else")
-    assert failures(lab, *COMMANDS, ("gc", "--grace", "0", "--yes")) == {}
-    assert all(path.exists() for path in paths)
-
-
-@pytest.mark.parametrize("folder", ["leases", "leases/multiply", "progress", "accepted", "runs"])
-@pytest.mark.usefixtures("product")
-def test_a_file_where_a_folder_should_be_is_no_traceback(lab: Lab, folder: str) -> None:
-    path = Path(lab.store.root) / folder
-    shutil.rmtree(path, ignore_errors=True)
-    path.write_text("x")
-    failures(lab, *COMMANDS)
-
-
 @pytest.mark.parametrize(
     "damaged",
     [[], {"run": 5}, {"outcome": {}}, {"seconds": "long"}, {"seconds": 1e300}, {"cwd": 5},
@@ -748,19 +507,6 @@ def test_a_damaged_record_of_a_run_is_named_with_what_to_do(lab: Lab, damaged: A
     assert f"delete it with: temper runs --forget {path.stem}" in refused["runs"]
     path.write_text(json.dumps({**record, "outcome": "running", "pid": 10**30}))
     assert failures(lab, *COMMANDS) == {}
-
-
-@pytest.mark.parametrize("progress", ["[]", "5", '{"done": "x", "total": 2}', "[" * 100_000,
-     '{"done": 1, "total": 2, "metrics": [1]}', '{"done": 1e999, "total": 2}'])  # fmt: skip
-def test_damaged_progress_is_no_progress(lab: Lab, progress: str) -> None:
-    lab.store.prepare()
-    with Leases(lab.store.objects, lab.store.root, "other").held(
-        "multiply", "0" * 32, lambda: True
-    ):
-        path = Path(lab.store.progress_path("multiply", "0" * 32))
-        path.parent.mkdir(parents=True)
-        path.write_text(progress)
-        assert temper(lab, "status").splitlines()[1].startswith("multiply@00000000")
 
 
 # --- the terminal --------------------------------------------------------------------------------
@@ -785,13 +531,6 @@ def test_what_others_wrote_is_text_and_never_an_order_to_the_terminal(
     shown = temper(lab, *command) + temper(lab, "runs", "r")
     assert "[bold]x[/bold]" in shown
     assert not {"\x1b", "\x9b"} & set(shown)
-
-
-@pytest.mark.usefixtures("product")
-def test_a_log_is_shown_without_its_control_characters(lab: Lab) -> None:
-    attempt = lab.store.attempt_path(newest(lab, "multiply"))
-    Path(attempt, "log.txt").write_bytes(b"one\x1b[2J\rtwo [bold]\n\xff")
-    assert temper(lab, "logs", "multiply") == "one [2J\ntwo [bold]\n�"
 
 
 def test_an_error_is_one_line_and_status_1(lab: Lab) -> None:

@@ -35,7 +35,7 @@ from pipeline.store.layout import DataLoss, name_by_time
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
 from pipeline.store.objects import LocalObjects
-from pipeline.store.runs import forget_run, names_of_runs, newest_runs, read_runs
+from pipeline.store.runs import forget_run, names_of_runs, read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -71,18 +71,6 @@ def test_what_a_run_used_is_kept_while_its_record_is_listed_and_not_found(
     )
     with pytest.raises(TemperError, match=f"{hidden} is listed, and yet the store says"):
         find_garbage(lab.store, NOW)
-
-
-@pytest.mark.usefixtures("one_run")
-def test_an_earlier_run_is_not_shown_as_the_newest_while_the_store_fails(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_to_read(self: LocalObjects, path: str) -> bytes:
-        raise OSError(errno.EIO, "503: try again later", path)
-
-    monkeypatch.setattr(LocalObjects, "read", fail_to_read)
-    with pytest.raises(TemperError, match=r"cannot read .*/runs/.*: 503: try again later"):
-        next(newest_runs(lab.store))
 
 
 @pytest.fixture(scope="module")
@@ -168,15 +156,6 @@ def test_nothing_is_left_of_a_key_that_goes(lab: Lab) -> None:
     collect(lab.store, LAST)
     assert not [name for name in files(lab.store) if key in name and "runs/" not in name]
     assert key not in (Path(lab.store.root) / "index" / "multiply.json").read_text()
-
-
-@pytest.mark.usefixtures("one_run")
-def test_a_step_whose_artifacts_have_all_gone_is_not_named_as_one_that_the_store_has(
-    lab: Lab,
-) -> None:
-    assert "multiply" in lab.store.steps()
-    collect(lab.store, Policy(last=0, grace=0))
-    assert lab.store.steps() == []
 
 
 def test_on_a_full_disk_room_can_be_made(
@@ -287,18 +266,6 @@ def test_records_of_the_first_layout_keep_what_was_made_up_to_them(tmp_path: Pat
     assert "did not record what they used" in findings.notes[0]
     forget_run(store, names_of_runs(store)[0])
     assert steps_of(store, Kind.ARTIFACT, NOW) == {"numbers", "multiply", "parity", "add"}
-
-
-@pytest.mark.usefixtures("one_run")
-def test_a_mark_without_an_artifact_goes(lab: Lab) -> None:
-    """Whoever deleted the manifest was stopped there; a new one would count as evicted."""
-    made = newest(lab, "multiply")
-    lab.store.evict(made)
-    lab.store.objects.remove(lab.store.manifest_path("multiply", made.key))
-    collect(lab.store, NOW)
-    lab.run(product=lab.product())
-    assert lab.run(product=lab.product()) == []
-    assert newest(lab, "multiply").generation == 0
 
 
 def test_an_eviction_that_was_stopped_halfway_is_finished(lab: Lab) -> None:
@@ -424,14 +391,6 @@ def test_scratch_goes_with_the_last_run_that_would_go_on_with_it(
     collect(store, NOW)
     rooms = {path.partition("/")[0] for path in store.objects.sizes(store.root)}
     assert rooms == {"manifests", "runs"}
-
-
-@pytest.mark.usefixtures("one_run")
-def test_a_store_that_was_collected_has_nothing_to_collect(lab: Lab) -> None:
-    with pytest.raises(RunFailed):
-        lab.run(broken=fail(lab.numbers(), lab.journal), product=lab.product(Times(3)))
-    collect(lab.store, LAST)
-    assert find_garbage(lab.store, LAST).garbage == []
 
 
 # --- beside drivers ------------------------------------------------------------------------------

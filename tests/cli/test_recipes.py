@@ -5,13 +5,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 from command_line import Said, script, temper
 from places import REPOSITORY, model_for_plans
 
 from pipeline.cli.recipes import recipes
 from pipeline.estimate import estimates
-from pipeline.tuning.driver import TUNING
 from steps.load_conversations import load_conversations
 from steps.sources import PreferenceData, load_rows
 
@@ -230,11 +228,6 @@ def test_a_wrong_setting_of_a_file_is_told_with_the_file(
     assert error in temper("run", "r.yaml", "--plan", *words).error
 
 
-def test_a_typed_setting_replaces_a_wrong_one_of_the_file() -> None:
-    Path("r.yaml").write_text(f"{OWN_FILE}dpo: {{epochs: two}}")
-    assert "  epochs: 3.0" in config(temper("run", "r.yaml", "dpo.epochs=3", "--cfg", "job"))
-
-
 @pytest.mark.parametrize("given", ["sft=none", "sft=null", "~sft", "sft: none", "sft:", ""])
 @pytest.mark.parametrize("recipe", ["dpo", "betas"])
 def test_dpo_starts_from_the_model_as_it_is_where_sft_is_left_out(recipe: str, given: str) -> None:
@@ -266,25 +259,6 @@ def test_rows_are_held_out_only_to_evaluate_them(evaluates: bool, share: float) 
     assert read.arguments["config"].test_fraction == share
 
 
-def test_a_setting_that_is_typed_twice_is_noted() -> None:
-    shown = temper("run", "dpo", "dpo.loss.beta=0.1", "dpo.loss.beta=0.2", "--plan").out
-    assert "note: dpo.loss.beta stands there twice; 0.2, the last, counts" in shown
-
-
-def test_a_path_beside_the_option_that_stands_for_it_is_noted() -> None:
-    for name in ("r1.jsonl", "r2.jsonl"):
-        Path(name).write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n')
-    shown = temper("run", "dpo", "--data", "r1.jsonl", "data.path=r2.jsonl", "--plan").out
-    assert "note: data.path stands there twice; r2.jsonl, the last, counts" in shown
-    shown = temper("run", "dpo", "--data", "r1.jsonl", "data.path=r1.jsonl", "--plan").out
-    assert "stands there twice" not in shown
-
-
-def test_an_added_setting_that_is_typed_twice_is_noted() -> None:
-    shown = temper("run", "dpo", "+dpo.loss.beta=0.1", "++dpo.loss.beta=0.2", "--plan")
-    assert "note: dpo.loss.beta stands there twice; 0.2, the last" in shown.out + shown.error
-
-
 def test_a_file_s_path_may_be_dotted() -> None:
     Path("r.yaml").write_text("recipe: dpo\ndata.path: my rows.jsonl\nmodel.path: a model\n")
     Path("nested.yaml").write_text(
@@ -301,14 +275,6 @@ def test_a_file_may_mix_several_sources() -> None:
     typed = "{ours:{path:'my rows.jsonl',weight:3},theirs:{path:'my rows.jsonl'}}"
     asked = ("data=mine", "scale=own", f"data.mixture={typed}", "--model", "a model")
     assert mixed == config_of("dpo", *asked)
-
-
-def test_a_source_of_a_mixture_may_have_signs_in_its_name() -> None:
-    names = ["a:b", "a=b", "a,b", "a/b.c", "[a]", "{a}", "${a}", " a ", "a (b)", "_1", "x|y"]
-    mixture = {name: {"path": "my rows.jsonl"} for name in names}
-    Path("r.yaml").write_text(json.dumps({"recipe": "dpo", "data": {"mixture": mixture}}))
-    shown = yaml.safe_load(config(temper("run", "r.yaml", "--cfg", "job")))
-    assert list(shown["data"]["mixture"]) == names
 
 
 @pytest.mark.parametrize(
@@ -333,12 +299,6 @@ def test_a_wrong_setting_of_a_source_is_told_with_the_source(mixture: str, error
     assert error in temper("run", "r.yaml", "--plan").error
 
 
-def test_names_with_signs_within_a_setting_of_a_file_are_read() -> None:
-    Path("r.yaml").write_text(f'{OWN_FILE}evaluate: {{checks: {{"a b:c": x, d: y}}}}\n')
-    shown = yaml.safe_load(config(temper("run", "r.yaml", "--cfg", "job")))
-    assert shown["evaluate"]["checks"].items() >= {"a b:c": "x", "d": "y"}.items()
-
-
 @pytest.mark.parametrize("words", [("data=mixture",), ("--data", "mixture"), ("launcher=ours",)])
 def test_an_option_of_this_folder_which_no_recipe_reads_is_not_another_in_silence(
     words: tuple[str, ...],
@@ -349,37 +309,6 @@ def test_an_option_of_this_folder_which_no_recipe_reads_is_not_another_in_silenc
     told = temper("run", "dpo", *words, "--plan").error
     assert "yaml, and temper run does not; temper recipes copy dpo FILE.py writes one" in told
     assert ("to choose the mixture that ships" in told) == ("launcher=ours" not in words)
-
-
-@pytest.mark.parametrize("words", [("--data", "pairs.jsonl"), ("data.path=pairs.jsonl",)])
-def test_an_option_that_a_recipe_chooses_itself_may_have_a_file_in_this_folder(
-    words: tuple[str, ...],
-) -> None:
-    """`conf/data/mine.yaml` of a script beside it does not stop a recipe for a file of rows."""
-    Path("pairs.jsonl").touch()
-    before = config_of("dpo", *words)
-    for file in (Path("conf/data/mine.yaml"), Path("conf/scale/own.yaml")):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    assert config(temper("run", "dpo", *words, "--cfg", "job")) == before
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("data.path='my rows.jsonl'", "model.path='a model'"),
-        ("data=mine", "data.path='my rows.jsonl'", "--model", "a model"),
-    ],
-)
-def test_a_path_that_is_typed_as_a_setting_is_not_one_of_the_demo(words: tuple[str, ...]) -> None:
-    assert config_of("dpo", *words) == config_of("dpo", *ASKED)
-
-
-def test_rows_of_which_every_setting_is_replaced_are_not_the_demo_s() -> None:
-    settings = ("data.path='my rows.jsonl'", "data.max_train=3", "data.max_test=2")
-    words = ("run", "dpo", "data=house_style", *settings, "--model", "a model", "--plan")
-    assert "would have data.test_path of the demo" in temper(*words).error
-    assert temper(*words, "data.test_path=null").status == 0
 
 
 def test_a_scale_that_is_typed_stays() -> None:
@@ -421,13 +350,6 @@ def test_a_copied_script_keeps_the_kl_penalty_of_its_recipe(recipe: str, method:
 def test_an_option_that_an_optional_choice_lacks_is_refused() -> None:
     said = temper("run", "rlhf", *ASKED, "kl/light=strong", "--plan")
     assert said.status == 1
-    assert "kl/light=strong: there is only policy_gradient" in said.error
-
-
-def test_a_study_refuses_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"metric": "after.accuracy", "trials": 1, "rungs": []}
-    monkeypatch.setenv(TUNING, json.dumps(options))
-    said = script(EXPERIMENTS / "rlhf.py", *OWN, "kl/light=strong")
     assert "kl/light=strong: there is only policy_gradient" in said.error
 
 

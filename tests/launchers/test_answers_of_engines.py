@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pipeline import TemperError
 from pipeline.base import processes
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import ray_jobs
@@ -114,16 +113,6 @@ def test_the_job_of_an_attempt_is_found_by_its_name(slurm: Slurm) -> None:
     assert slurm.find("a-name") is None
 
 
-def test_a_job_that_slurm_refuses_is_no_controller_that_does_not_answer(slurm: Slurm) -> None:
-    refused = "sbatch: error: Batch job submission failed: Invalid account"
-    answers(slurm, "sbatch", "", f"{refused}\nTry sbatch --help")
-    with pytest.raises(TemperError, match=r"refuses .*a-name.sh: error: .* Invalid account$"):
-        slurm.submit(task())
-    answers(slurm, "sbatch", "", "sbatch: error: Unable to contact slurm controller")
-    with pytest.raises(EngineError, match="Unable to contact slurm controller"):
-        slurm.submit(task())
-
-
 NODES = """2|8|16000+|gpu:H100:4(S:0-1)|1-12:00:00|main*
 1|64|512000|(null)|infinite|big
 1|4|8000|gpu:2|30:00|old
@@ -152,17 +141,6 @@ def test_what_a_partition_does_not_have_is_told_with_what_it_has(
     answers(slurm, "sinfo", NODES)
     found = slurm.shortage(asked)
     assert found is None if offered is None else re.match(offered, found or "")
-
-
-def test_without_a_partition_those_of_the_cluster_are_named(slurm: Slurm) -> None:
-    slurm.config.partition = "gpu"
-    answers(slurm, "sinfo", NODES)
-    with pytest.raises(EngineError, match=r"no partition gpu; .* names one of: main, big, old$"):
-        slurm.shortage(NOTHING)
-    slurm.config.partition = None
-    answers(slurm, "sinfo", NODES.replace("*", ""))
-    with pytest.raises(EngineError, match=r"no partition by default; .* one of: main, big, old$"):
-        slurm.shortage(NOTHING)
 
 
 def test_a_job_asks_for_gpus_as_the_cluster_spells_them(slurm: Slurm) -> None:
@@ -246,30 +224,6 @@ def test_the_state_of_a_job_of_ray_is_a_word_while_it_lives_and_then_its_end(
         assert found == end
 
 
-def test_a_job_that_ray_does_not_know_is_not_one_of_which_it_says_nothing(client: Client) -> None:
-    ray = Ray(RayConfig())
-    client.info = {"status": "RUNNING"}
-    assert ray.find("a") == "temper-a"
-    client.info = {"error": RuntimeError("Request failed with status code 404: no job")}
-    assert ray.find("a") is None
-    lost = Ended(None, "ray job temper-a: forgotten", preempted=True, confirmed=False)
-    assert ray.state("temper-a") == lost
-    refused = "Connection refused. Please check that Ray has started"
-    client.info = {"error": RuntimeError(refused)}
-    for ask in (ray.find, ray.state):
-        with pytest.raises(EngineError, match="answer: Connection refused; is its dashboard at"):
-            ask("a")
-
-
-def test_a_job_of_ray_is_read_from_where_it_was_left_and_stopped_by_its_name(
-    client: Client,
-) -> None:
-    ray = Ray(RayConfig())
-    assert ray.output("a", "temper-a", 4) == b"of temper-a"
-    ray.cancel("temper-a")
-    assert client.stopped == ["temper-a"]
-
-
 SLICES = [
     {"CPU": 8, "memory": 2**34, "TPU": 4, "TPU-v5p-16-head": 1, "mine": 1, "node:10.0.0.1": 1},
     {"CPU": 8, "memory": 2**34, "TPU": 4, "mine": 1, "object_store_memory": 2**30},
@@ -327,13 +281,3 @@ def test_a_job_asks_ray_for_what_its_step_requests(
     assert two["entrypoint"] == f"{starter} '' CPU=4.0"
     assert hosts["entrypoint"] == f"{starter} v5p-16 CPU=1.0"
     assert two["entrypoint_num_cpus"] < 1  # what starts the workers is no worker
-
-
-def test_a_copied_folder_of_code_is_what_a_job_of_ray_imports(
-    client: Client, tmp_path: Path
-) -> None:
-    Ray(RayConfig(working_dir=str(tmp_path))).submit(task())
-    environment = client.submitted[0]["runtime_env"]
-    assert environment["working_dir"] == str(tmp_path)
-    assert environment["env_vars"]["PYTHONPATH"] == "."
-    assert "TEMPER_FOLDER" not in environment["env_vars"]

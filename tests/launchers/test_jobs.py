@@ -3,7 +3,6 @@
 What holds here holds for every engine, as they share all of it but the client.
 """
 
-import importlib
 import json
 import os
 import signal
@@ -13,9 +12,8 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forked_workers import Job
@@ -23,27 +21,20 @@ from job_steps import always_fails, count_to, counted, lines
 from places import REPOSITORY, SUPPORT
 from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
 
-from pipeline import Step, Store, TemperError
+from pipeline import Step, Store
 from pipeline.dag.resources import NOTHING, Resources
-from pipeline.launchers import ray_jobs
 from pipeline.launchers.config import RayConfig, SlurmConfig
-from pipeline.launchers.environment import import_path
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
-from pipeline.running import attempts
-from pipeline.running.attempts import Executor, LeaseLost, StepFailed
+from pipeline.running.attempts import Executor, StepFailed
 from pipeline.show.step_progress import progress_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import Manifest
 from pipeline.wire import presence
-from pipeline.wire.launcher import PREEMPTED, REFUSED, Ended, Task
-from pipeline.wire.spec import Report, StepSpec
-from pipeline.worker import attempt, rank
-from pipeline.worker.stopping import Stopping
-from pipeline.worker.torchrun import RankCall
+from pipeline.wire.launcher import REFUSED, Ended, Task
 
 NOWHERE = Path(os.devnull)
 
@@ -160,17 +151,6 @@ def test_a_driver_that_lost_its_lease_leaves_the_job_to_the_one_that_took_over(
     assert len(engine.jobs) == 1
 
 
-def test_a_store_too_slow_for_leases_is_told_and_the_step_does_not_begin_for_ever(
-    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose(executor: Executor, work: Any, lost: Task | None) -> Manifest:
-        raise LeaseLost
-
-    monkeypatch.setattr(Executor, "_make", lose)
-    with pytest.raises(TemperError, match="lost 3 times in a row, since the store"):
-        drive(store, engine, count_to(2, journal))
-
-
 def test_a_step_that_has_ended_as_its_lease_was_lost_is_not_made_again(
     store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,30 +168,6 @@ def test_a_step_that_has_ended_as_its_lease_was_lost_is_not_made_again(
     assert losses
     assert list(engine.jobs) == [made.attempt]
     assert len(lines(journal)) == 3
-
-
-def test_an_attempt_is_begun_whose_client_hears_the_answer_the_second_time(
-    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client of a bucket that repeats a request finds what its first one created."""
-    create = store.objects.create
-
-    def create_unheard(path: str, data: bytes) -> bool:
-        return create(path, data) and not path.endswith("spec.json")
-
-    monkeypatch.setattr(store.objects, "create", create_unheard)
-    assert drive(store, engine, count_to(1, journal)).metrics == {"until": 1}
-
-
-def test_the_clock_of_a_jobs_machine_is_not_compared_with_the_drivers(
-    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ahead:
-        monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
-        time = staticmethod(lambda: time.time() + 86400)
-
-    monkeypatch.setattr(attempts, "time", Ahead)
-    assert drive(store, engine, count_to(1, journal)).seconds < 3600
 
 
 def test_a_job_that_comes_late_does_not_begin(
@@ -325,121 +281,6 @@ def test_another_node_waits_for_the_first_and_helps_no_other_job(
     assert time.time() - (presence.begun(store, folder) or {})["time"] < HANGS_SECONDS
 
 
-def test_a_worker_shows_that_it_lives_while_it_works(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.prepare()
-    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.01)
-    folder = f"{store.root}/attempts/a"
-    with presence.beating(store, folder):
-        wait_until(lambda: int(store.read(f"{folder}/beat") or 0) > 1)
-
-
-@pytest.mark.parametrize(
-    ("error", "is_asked", "status", "told"),
-    [
-        (None, False, 0, None),
-        (ValueError("no device"), False, 1, "no device"),
-        (RuntimeError("left"), True, PREEMPTED, "the worker was told to leave"),
-    ],
-)
-def test_a_node_other_than_the_first_reports_only_that_it_failed_or_left(
-    store: Store,
-    journal: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception | None,
-    is_asked: bool,
-    status: int,
-    told: str | None,
-) -> None:
-    def ranks(*_: object) -> None:
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(attempt, "_run", ranks)
-    task = leave_a_record(store, count_to(3, journal), str(tmp_path))
-    monkeypatch.setenv("TEMPER_NODE", "1")
-    monkeypatch.setenv("TEMPER_MASTER", "first:1")
-    assert presence.begin(store, task.folder, "first:1")
-    stopping = Stopping()
-    stopping.heeded = True
-    monkeypatch.setattr(stopping, "is_asked_within", lambda _: is_asked)
-    assert attempt.main(task.spec_url, stopping) == status
-    report = store.read(f"{task.folder}/report-1.json")
-    assert (None if report is None else Report.from_json(report).error) == told
-    assert store.read(f"{task.folder}/report.json") is None
-
-
-@pytest.mark.parametrize("polls", [False, True])
-def test_a_step_whose_time_is_over_is_asked_to_stop_and_then_ended_as_preempted(
-    polls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over, ended, stopping = threading.Event(), list[object](), Stopping()
-    stopping.grace = 0.0
-    stopping.report = lambda: ended.append("reported")
-    stopping.leave = lambda: ended.append("scratch is kept")
-    monkeypatch.setattr(os, "_exit", lambda status: (ended.append(status), over.set()))
-    if polls:
-        assert not stopping.asked()
-    stopping.ask_after(0.0)
-    assert over.wait(HANGS_SECONDS)
-    stopping.ask()  # a second request changes nothing
-    assert ended == ["reported", "scratch is kept", PREEMPTED]
-    assert stopping.asked()
-
-
-@pytest.mark.parametrize(
-    ("error", "is_asked", "status"),
-    [
-        (None, False, 0),
-        (ValueError("no device"), False, 1),
-        (RuntimeError("left, saved"), True, PREEMPTED),
-    ],
-)
-def test_a_rank_leaves_its_end_where_its_worker_looks_for_it(
-    store: Store,
-    journal: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception | None,
-    is_asked: bool,
-    status: int,
-) -> None:
-    def step(_: object, spec: StepSpec, stopping: Stopping, is_first: bool) -> dict[str, int]:
-        assert not is_first
-        if is_asked:
-            monkeypatch.setattr(Stopping, "is_asked", True)
-            stopping.paused = stopping.asked()
-        if error is not None:
-            raise error
-        return {"until": 3}
-
-    for name, nothing in (("_end_with", lambda _: None), ("join_step", lambda: None)):
-        monkeypatch.setattr(rank, name, nothing)  # they are for a process of its own
-    monkeypatch.setattr(Stopping, "listen", lambda _: None)
-    monkeypatch.setattr(rank, "_call", step)
-    monkeypatch.setenv("RANK", "1")
-    task = leave_a_record(store, count_to(3, journal), str(tmp_path))
-    (answers := tmp_path / "answers").mkdir()
-    spec = (store.read(f"{task.folder}/spec.json") or b"").decode()
-    call = RankCall(spec, "content", "scratch", (), str(answers), os.getpid(), "")
-    (tmp_path / "call.json").write_text(json.dumps(asdict(call)))
-    assert rank.main(str(tmp_path / "call.json")) == status
-    left = {path.name for path in answers.iterdir()}
-    if error is None:
-        assert left == {"done-1"}
-        return
-    assert left == {"error-1.json"}
-    told = json.loads((answers / "error-1.json").read_text())
-    assert told["rank"] == 1
-    assert told["error"].endswith(str(error))
-    shown = capsys.readouterr()
-    assert ("Traceback" in shown.err) is not is_asked  # nobody has to look for a fault
-    assert (str(error) in shown.out) is is_asked
-
-
 @dataclass
 class Absent(Processes):
     """An engine that does not answer at first: the request was lost, or only the answer."""
@@ -521,60 +362,6 @@ def test_the_progress_of_a_job_says_that_it_waits_in_a_queue(
     assert engine.seen == ["processes: PENDING, Priority"]
 
 
-def test_a_job_that_has_ended_in_its_queue_does_not_seem_to_wait(
-    store: Store, journal: str, tmp_path: Path
-) -> None:
-    class Cancelling(Queueing):
-        def state(self, job: str) -> Ended | str:
-            if self.seen:
-                return Ended(None, "cancelled", cancelled=True)
-            if told := progress_of(store, self.task.step, self.task.key):
-                self.seen.append(told)
-            return "PENDING"
-
-    engine = Cancelling(tmp_path, store=store)
-    with pytest.raises(StepFailed, match="cancelled"):
-        drive(store, engine, count_to(2, journal))
-    assert engine.seen == ["processes: PENDING"]
-    assert progress_of(store, engine.task.step, engine.task.key) == ""
-
-
-def test_the_progress_of_a_job_says_why_the_engine_takes_it_for_lost(
-    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its machine may live, so another job follows only when its worker has been silent long."""
-    told = list[str]()
-    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.1)
-
-    class Losing(Processes):
-        def submit(self, task: Task) -> str:
-            self.task = task
-            monkeypatch.setattr(presence, "SILENCE_SECONDS", HANGS_SECONDS)
-            return super().submit(task)
-
-        def state(self, job: str) -> Ended | str:
-            if len(self.jobs) > 1 or not counted(journal):
-                return super().state(job)
-            self.jobs[job].kill()
-            self.jobs[job].wait()
-            let_go(journal)
-            return Ended(None, "NODE_FAIL", preempted=True, confirmed=False)
-
-        def output(self, name: str, job: str, start: int) -> bytes:
-            doing = progress_of(store, self.task.step, self.task.key)
-            if doing.startswith(self.kind):  # and not what the worker does
-                told.append(doing)
-                monkeypatch.setattr(presence, "SILENCE_SECONDS", 0.2)
-            return b""
-
-    losing = Losing(engine.folder, jobs=engine.jobs)
-    with held(journal, 3):
-        made = drive(store, losing, count_to(6, journal, heed=False))
-    assert made.attempt == losing.task.name
-    assert len(losing.jobs) == 2
-    assert {text.partition(";")[0] for text in told} == {"processes: NODE_FAIL"}
-
-
 def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(
     store: Store, journal: str, tmp_path: Path
 ) -> None:
@@ -643,19 +430,6 @@ def test_a_worker_has_the_driver_s_path_and_other_pythons_keep_theirs(
     assert (sysconfig.get_path("stdlib") not in imports.split(os.pathsep)) is is_first
 
 
-def test_a_relative_folder_of_the_path_stays_what_it_was_when_the_program_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "beside_it.py").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend("lib")
-    importlib.import_module("beside_it")
-    monkeypatch.delitem(sys.modules, "beside_it")
-    monkeypatch.chdir("/")
-    assert import_path().split(os.pathsep)[0] == str(tmp_path / "lib")
-
-
 def _python(code: str, path: str) -> str:
     return subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -668,26 +442,6 @@ def as_program(folder: Path, name: str, line: str, monkeypatch: pytest.MonkeyPat
     (folder / name).write_text(f"#!/bin/sh\n{line}\n")
     (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-
-
-def test_a_machine_without_the_configuration_of_its_cluster_says_where_that_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = "echo 'sinfo: fatal: Unable to process configuration file' >&2; exit 1"
-    as_program(tmp_path, "sinfo", told, monkeypatch)
-    with pytest.raises(EngineError, match="unless SLURM_CONF names its slurm"):
-        Slurm(SlurmConfig()).shortage(NOTHING)
-
-
-def test_an_option_of_sbatch_may_be_a_flag_or_have_a_space(
-    store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_program(tmp_path, "sbatch", "echo 1", monkeypatch)
-    options = {"contiguous": "True", "comment": "for a paper"}
-    task = leave_a_record(store, count_to(2, journal), str(tmp_path))
-    assert Slurm(SlurmConfig(folder=str(tmp_path), options=options)).submit(task) == "1"
-    script = (tmp_path / f"{task.name}.sh").read_text().splitlines()
-    assert {"#SBATCH --contiguous", "#SBATCH --comment='for a paper'"} <= {*script}
 
 
 def test_what_a_user_has_set_for_all_jobs_of_sbatch_holds_where_the_config_says_nothing(
@@ -708,42 +462,7 @@ def test_what_a_user_has_set_for_all_jobs_of_sbatch_holds_where_the_config_says_
     assert f"--output={tmp_path}/%%j/" in script  # %j would be the number of the job
 
 
-def test_a_job_that_its_node_could_not_begin_was_not_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53"
-    as_program(tmp_path, "scontrol", f"echo {said}", monkeypatch)
-    ended = Slurm(SlurmConfig(folder=str(tmp_path))).state("7")
-    assert isinstance(ended, Ended)
-    assert ended.status is None
-    assert f"JobLaunchFailure; can its node write to {tmp_path}?" in ended.reason
-
-
-def test_an_option_of_slurm_by_which_jobs_are_found_is_refused() -> None:
-    with pytest.raises(ValueError, match="options sets job-name, and every driver finds jobs"):
-        SlurmConfig(options={"job-name": "mine"})
-
-
 def test_an_address_of_ray_that_takes_no_jobs_is_refused() -> None:
     for address in ("ray://head:10001", "head:8265", ""):
         with pytest.raises(ValueError, match="is not that of a dashboard, as in http://HEAD:8265"):
             RayConfig(address=address)
-
-
-class RefusingClient:
-    """Ray's client, which checks a job itself before it sends it."""
-
-    def submit_job(self, **job: Any) -> str:
-        assert job["runtime_env"]["env_vars"]["NUMBER"] == 1
-        raise TypeError("runtime_env['env_vars'] must be of type Dict[str, str]")
-
-
-def test_what_ray_s_client_refuses_is_refused_at_once(
-    store: Store, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is no cluster that does not answer, and to which the job would go again and again."""
-    config = RayConfig(env={"NUMBER": 1})  # type: ignore[dict-item]
-    task = leave_a_record(store, count_to(2, journal), str(tmp_path))
-    monkeypatch.setitem(ray_jobs._clients, (os.getpid(), config.address), RefusingClient())
-    with pytest.raises(TemperError, match=r"Ray refuses the job: .*must be of type Dict"):
-        ray_jobs.Ray(config).submit(task)

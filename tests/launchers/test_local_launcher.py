@@ -87,24 +87,6 @@ def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_devices: None
 
 
 @pytest.mark.usefixtures("two_kinds")
-def test_the_driver_of_nvidia_s_is_asked_once_for_all_that_it_knows(tmp_path: Path) -> None:
-    assert devices.cards() == (
-        ("NVIDIA A100-SXM4-40GB", 40960 * 2**20),
-        ("NVIDIA H100 80GB HBM3", 81559 * 2**20),
-    )
-    assert devices.models() == "NVIDIA A100-SXM4-40GB, NVIDIA H100 80GB HBM3"
-    assert (tmp_path / "nvidia-smi.asked").read_text() == "asked\n"
-
-
-@pytest.mark.usefixtures("two_kinds")
-def test_a_driver_of_nvidia_s_that_prints_nonsense_is_as_good_as_none(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, \\377, x\\nfoo\\n'\n")
-    assert devices.models() == ""
-    assert devices.cards() == ()
-    assert devices.present() == ("0", "1")
-
-
-@pytest.mark.usefixtures("two_kinds")
 @pytest.mark.parametrize("names", ["1", "GPU-bbbb", "GPU-b,0"])
 def test_a_device_has_one_lock_whatever_a_driver_calls_it(
     monkeypatch: pytest.MonkeyPatch, names: str
@@ -136,14 +118,6 @@ def test_a_step_that_is_told_to_leave_goes_on_from_its_scratch(
     assert lines(journal) == ["left", "left", "done"]
     attempts = list(Path(store.root, "attempts", "leave_once", made.key).iterdir())
     assert len(attempts) == 3
-
-
-def test_leaving_and_failing_are_counted_apart(
-    store: Store, journal: str, console: Console
-) -> None:
-    with pytest.raises(RunFailed):
-        run([leave_once(journal, 2).on(retries=5, preemptions=1)], store, console=console)
-    assert lines(journal) == ["left", "left"]
 
 
 def test_a_step_that_heeds_the_request_has_time_to_save_what_it_has(
@@ -183,30 +157,6 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
         driver.wait()
     assert lines(journal)[-1].startswith("left at")
-
-
-TWO_SIGNALS = """
-import os, signal
-from pipeline.launchers.driver_end import heed_first, uninterrupted
-numbers = {signal.SIGINT, signal.SIGTERM}
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-heed_first([*numbers, signal.SIGHUP])
-signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-for number in numbers:
-    os.kill(os.getpid(), number)
-try:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-except BaseException as error:
-    with uninterrupted():
-        os.kill(os.getpid(), signal.SIGHUP)
-        print(type(error).__name__)
-"""
-
-
-def test_of_two_signals_that_come_at_once_the_second_cuts_nothing_short() -> None:
-    """As Luigi's SIGTERM after a Ctrl-C, on a machine that is busy: workers were killed unsaved."""
-    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "KeyboardInterrupt\n"), done.stderr
 
 
 # --- several ranks -----------------------------------------------------------------------------

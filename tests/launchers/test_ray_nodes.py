@@ -212,19 +212,3 @@ def test_a_job_waits_for_a_slice_with_all_its_hosts_and_takes_that(
         {"CPU": 2.0, "TPU": 4.0, "mine": 1.0, "TPU-v5p-16-head": 1.0},
         {"CPU": 2.0, "TPU": 4.0, "mine": 1.0},
     ]
-
-
-def test_a_job_that_is_stopped_before_there_is_a_slice_or_whose_slice_goes_ends_as_lost(
-    ray: Cluster, worker: Path
-) -> None:
-    stopping = stop_once(lambda: ray.looked > 0)
-    assert begin(2, "v5p-16") == LOST
-    stopping.join()
-    ray.nodes, ray.has_room = SLICE, False
-
-    def take_away(_: int) -> None:
-        ray.nodes = SLICE[:1] if ray.bundles else SLICE
-
-    ray.on_look = take_away
-    assert begin(2, "v5p-16") == LOST
-    assert not ray.asked  # no worker has begun

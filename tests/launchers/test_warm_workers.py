@@ -314,130 +314,6 @@ def steps():
         assert [said[name] for said in warm] == [said[name] for said in fresh]
 
 
-def test_a_library_that_lists_folders_in_vain_is_imported_once(lab: Lab) -> None:
-    with (lab.library / "__init__.py").open("a") as file:  # torch with CUDA does this
-        file.write("import glob, sys\n")
-        file.write("[glob.glob(f'{place}/nvidia/lib/*.so') for place in sys.path]\n")
-    warm = lab.run("warm")
-    assert {*lab.importers} == {said["parent"] for said in warm}
-    fresh = lab.run("fresh")
-    assert all("nvidia/lib" in json.dumps(said["discovered"]) for said in fresh)
-    for name in ("discovered", "digest"):
-        assert [said[name] for said in warm] == [said[name] for said in fresh]
-    made = "os.makedirs('nvidia/lib', exist_ok=True)"
-    lab.write(PLAIN.replace("    import heavy\n", f"    {made}\n    import heavy\n"))
-    lab.run("warm")
-    assert "nvidia/lib was made before heavy was imported" in lab.logs()
-
-
-def test_a_library_that_installs_a_finder_is_imported_once_with_those_after_it(lab: Lab) -> None:
-    with (lab.library / "__init__.py").open("a") as file:  # transformers does this
-        file.write("import sys\nclass Finder:\n    def find_spec(self, *_): return None\n")
-        file.write("sys.meta_path.append(Finder())\n")
-    light = LIBRARY.replace('"IMPORTS"]', '"IMPORTS"] + "-light"').partition("MODE")[0]
-    lab.library.with_name("light.py").write_text(light)
-    lab.write(PLAIN.replace("    import heavy\n", "    import heavy\n    import light\n"))
-    said = lab.run()
-    assert "begins again" not in lab.logs()
-    parents = {one["parent"] for one in said}
-    assert {*lab.importers} == {*lab.importers_of("light")} == parents
-
-
-@pytest.mark.attack
-def test_libraries_may_share_a_module_that_they_make_up(lab: Lab) -> None:
-    shared = "import sys, types\nsys.modules.setdefault('made_up', types.ModuleType('made_up'))\n"
-    (lab.library / "__init__.py").write_text(LIBRARY + shared)
-    (lab.library.with_name("light.py")).write_text(shared + UNFIT["thread"])
-    lab.write(
-        """
-@step
-def work(out: Output, number: int = 0) -> Metrics:
-    import light
-    return told()
-"""
-    )
-    lab.run()
-    assert len(lab.importers) == 1
-
-
-def test_a_run_of_one_step_is_forked_too(lab: Lab) -> None:
-    lab.write(PLAIN + "def steps():\n    return [work(0)]\n")
-    (made,) = lab.run()
-    assert lab.importers == [made["parent"]]
-
-
-@pytest.mark.slow
-def test_pyarrow_is_imported_once_too(lab: Lab) -> None:
-    lab.write(
-        """
-@step
-def work(out: Output, number: int = 0) -> Metrics:
-    imported = []
-    sys.addaudithook(lambda event, of: imported.append(of[0]) if event == "import" else None)
-    import heavy, pyarrow.parquet
-    table = pyarrow.table({"number": [number, 7]})
-    pyarrow.parquet.write_table(table, out.path / "table.parquet")
-    back = pyarrow.parquet.read_table(out.path / "table.parquet", use_threads=True)
-    return told(is_executed="pyarrow.lib" in imported, numbers=back["number"].to_pylist())
-"""
-    )
-    warm, fresh = lab.run("warm"), lab.run("fresh")
-    assert [said["is_executed"] for said in warm + fresh] == [False] * 2 + [True] * 2
-    for name in ("discovered", "digest", "numbers"):
-        assert [said[name] for said in warm] == [said[name] for said in fresh]
-
-
-def test_a_step_that_may_do_without_the_library_is_forked_by_a_parent_without_it(
-    lab: Lab,
-) -> None:
-    lab.write(
-        PLAIN
-        + """
-@step
-def light(out: Output, number: int = 0) -> Metrics:
-    if number > 5:
-        import heavy
-    forked = "pipeline.worker.warm" in sys.orig_argv
-    return {"parent": os.getppid(), "forked": forked, "heavy": "heavy" in sys.modules}
-
-def steps():
-    return [work(0), work(1), light(0), light(1)]
-"""
-    )
-    made = lab.run()
-    (importer,) = lab.importers
-    assert [said["parent"] == importer for said in made] == [True, True, False, False]
-    assert [(said["forked"], said["heavy"]) for said in made[2:]] == [(True, False)] * 2
-
-
-def test_a_step_without_the_library_does_not_wait_until_it_is_imported(lab: Lab) -> None:
-    waits = "import time\nwhile not os.path.exists(os.environ['IMPORTS'] + '-light'):\n"
-    (lab.library / "__init__.py").write_text(LIBRARY + waits + "    time.sleep(0.01)\n")
-    lab.write(
-        """
-from pipeline import Artifact
-
-@step
-def light(out: Output) -> Metrics:
-    Path(os.environ["IMPORTS"] + "-light").touch()
-    return {"parent": os.getppid()}
-
-@step
-def work(out: Output, first: Artifact, number: int = 0) -> Metrics:
-    import heavy
-    return told()
-
-def steps():
-    first = light()
-    return [first, work(first, 0), work(first, 1)]
-"""
-    )
-    light, *others = lab.run()
-    (importer,) = lab.importers
-    assert [said["parent"] for said in others] == [importer] * 2
-    assert light["parent"] != importer
-
-
 def test_a_step_that_asks_for_other_threads_gets_a_fresh_interpreter(lab: Lab) -> None:
     lab.write(
         PLAIN.replace("told(", "told(threads=os.environ['OMP_NUM_THREADS'], ")
@@ -550,40 +426,6 @@ def test_workers_go_on_when_their_parent_is_killed(lab: Lab) -> None:
     assert lab.importers == [parent, second["pid"]]
 
 
-def test_a_worker_that_is_killed_after_its_parent_is_told_so(lab: Lab) -> None:
-    lab.write(WAITING)
-    process = lab.start()
-    worker, (parent,) = _begun(lab, 0), lab.importers
-    os.kill(parent, signal.SIGKILL)
-    os.kill(worker, signal.SIGKILL)
-    lab.imports.with_name("go").touch()
-    output = process.communicate()
-    assert "work (number=0): the worker left no report (its parent, which would know" in output
-    assert len(lab.run()) == 2
-
-
-def test_the_death_of_the_process_that_waits_for_a_worker_is_told_plainly(lab: Lab) -> None:
-    lab.write(
-        """
-@step
-def work(out: Output, number: int = 0) -> Metrics:
-    if number == 0:
-        os.kill(os.getppid(), signal.SIGKILL)  # with several jobs it is one of Luigi's
-        time.sleep(600)
-    return {}
-def steps():
-    return [work(0), work(1)]
-"""
-    )
-    process = lab.start("fresh", jobs=2, is_parent=True)
-    output = process.communicate()
-    told = "the process of this run that waited for its worker was killed by SIGKILL (often: out of"
-    assert f"work (number=0): {told}" in " ".join(output.split())
-    assert "died unexpectedly" not in output
-    assert "whole log" not in output
-    assert "failed: work (number=0); what is done is kept" in output
-
-
 def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> None:
     lab.write(WAITING)
     process = lab.start()
@@ -591,18 +433,6 @@ def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> Non
     process.kill()
     process.communicate()
     for pid in (worker, *lab.importers):
-        wait_until(lambda pid=pid: not _is_alive(pid))
-
-
-def test_a_parent_whose_import_hangs_ends_when_the_driver_is_killed(lab: Lab) -> None:
-    (lab.library / "__init__.py").write_text(
-        LIBRARY + "import threading\nthreading.Event().wait()\n"
-    )
-    process = lab.start()
-    wait_until(lambda: lab.importers)
-    process.kill()
-    process.communicate()
-    for pid in lab.importers:
         wait_until(lambda pid=pid: not _is_alive(pid))
 
 

@@ -1,12 +1,8 @@
 """What ``run()`` returns: artifacts with their files, their values, and a picture in a notebook."""
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pytest
-from report_steps import HOSTILE, diverge, hostile, measure, prepare, write_any, write_summed
+from report_steps import HOSTILE, hostile, measure, prepare, write_any
 from rich.console import Console
 
 from pipeline import Step, Store, TemperError, run
@@ -35,11 +31,6 @@ def test_an_artifact_has_its_files_and_what_is_known_of_it(measured: Made, store
     assert measured.path.is_dir()
     assert (measured / "summary.md").read_text().startswith("## Measured")
     assert measured.url == str(measured.path)
-
-
-def test_an_artifact_is_one_short_line_in_a_shell(measured: Made) -> None:
-    assert repr(measured) == f"<Experiment {measured.name}: 3 files, {size(measured)}>"
-    assert len(repr(measured)) < 80
 
 
 def size(made: Made) -> str:
@@ -79,37 +70,12 @@ def test_what_is_not_there_is_refused_by_name(measured: Made, name: str, message
         measured.load(name)
 
 
-def test_what_is_no_table_and_no_text_is_left_to_its_path(store: Store, console: Console) -> None:
-    made = made_of(write_any(rows=0, also="weights.bin"), store, console)
-    with pytest.raises(TemperError, match=r"weights.bin is \.parquet.*the files are in /"):
-        made.load("weights.bin")
-
-
-def test_a_kind_says_how_it_is_loaded(store: Store, console: Console) -> None:
-    made = made_of(write_summed(), store, console)
-    assert made.load() == 0 + 1 + 2 + 3
-
-
 def test_of_lost_data_an_artifact_says_what_to_do(measured: Made, store: Store) -> None:
     store.evict(measured.manifest)
     for use in (lambda: measured.path, measured.load):
         with pytest.raises(TemperError, match=r"is not there any more.*a run that asks for it"):
             use()
     assert measured.metrics["loss"] == 0.2
-
-
-def test_files_are_looked_for_once_however_many_are_loaded(
-    measured: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[str] = []
-    look = Store.lost_files
-    monkeypatch.setattr(
-        Store, "lost_files", lambda self, made: looked.append(made.name) or look(self, made)
-    )
-    measured.load("summary.md")
-    for_one = len(looked)
-    measured.load()
-    assert len(looked) == 2 * for_one
 
 
 def test_bytes_that_changed_on_the_disk_are_not_loaded(measured: Made) -> None:
@@ -172,21 +138,9 @@ def test_a_notebook_shows_metrics_curves_and_samples(measured: Made) -> None:
     assert "<h4>Measured</h4>" in html
 
 
-def test_a_notebook_tells_what_no_plot_can_show(store: Store, console: Console) -> None:
-    html = made_of(diverge(7), store, console)._repr_html_()
-    assert "too large for a plot: values of loss (2 of them), operations (1 of them).<" in html
-
-
 def test_nothing_in_a_picture_is_more_than_text(store: Store, console: Console) -> None:
     html = made_of(hostile(prepare(), HOSTILE), store, console)._repr_html_()
     assert "<script" not in html
     assert "<img" not in html
     assert 'onerror="' not in html
     assert not {"\x1b", "\u202e", "\u2066", "\x07"} & set(html)
-
-
-def test_an_artifact_whose_kind_is_not_known_here_is_shown_plainly(measured: Made) -> None:
-    stranger: Any = replace(measured.manifest, kind="no_such_module:Kind")
-    html = Made(stranger, measured.store)._repr_html_()
-    assert "<svg" in html
-    assert Path(measured.path).exists()

@@ -15,14 +15,14 @@ from numbers_lab import Lab
 from rich.console import Console
 from toy_steps import fail, slow_count
 
-from pipeline import Store, run
+from pipeline import Store
 from pipeline.estimate.estimates import Estimate, Estimates
 from pipeline.estimate.machine import Hardware
 from pipeline.estimate.remaining import Ahead
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.show.live import Board
-from pipeline.show.terminal import show_plan, show_results
+from pipeline.show.terminal import show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
 from pipeline.store.logs import TAIL_BYTES
@@ -110,23 +110,6 @@ def drawn(board: Board) -> str:
     return printed(board.console)[before:]
 
 
-def test_what_is_left_and_the_loss_come_first_on_a_narrow_screen(
-    store: Store, tmp_path: Path
-) -> None:
-    board = board_of(store, tmp_path, width=80)
-    (row,) = board.rows.values()
-    row.pace.note(10, now=time.monotonic() - 20)
-    tell(board, done=50, total=100, metrics={"step": 50, "epoch": 0.5, "loss": 0.25})
-    assert re.search(r"━ +\d\d\.\ds left  loss 0\.25", drawn(board))
-
-
-def test_a_step_that_says_nothing_shows_what_it_does(store: Store, tmp_path: Path) -> None:
-    board = board_of(store, tmp_path)
-    assert "starting" in drawn(board)
-    tell(board, doing="importing torch")
-    assert "importing torch" in drawn(board)
-
-
 def test_the_last_line_says_how_long_all_steps_still_take(store: Store, tmp_path: Path) -> None:
     known = board_of(store, tmp_path, ahead=[Ahead("", 600.0)])
     assert re.search(r"0 of 1 steps; \d+\.\ds; about 10 min left", drawn(known))
@@ -178,21 +161,6 @@ def test_a_step_that_another_driver_makes_says_so(store: Store, tmp_path: Path) 
     assert "another run" not in drawn(board)
 
 
-def test_what_another_run_made_meanwhile_names_it_without_a_terminal_too(
-    store: Store, tmp_path: Path
-) -> None:
-    step = slow_count(0, str(tmp_path / "journal"))
-    plan = make_plan({"count": step}, store)
-    console = Console(file=io.StringIO(), width=120)
-    board = Board(console, plan, Resolver(Catalog(store), live=True), run="mine")
-    made = run({"count": step}, store, console=Console(quiet=True))["count"]
-    board.observe(step.fingerprint, "running", "")
-    board.observe(step.fingerprint, "done", "")
-    assert made.manifest.provenance["run"] != "mine"
-    told = f"cached: made by another run ({platform.node()}, pid {os.getpid()})"
-    assert told in printed(console)
-
-
 def printed(console: Console) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -213,51 +181,6 @@ def test_of_a_log_without_end_only_the_end_is_shown(tmp_path: Path, kind: str) -
     assert "first" not in shown
     assert "whole log: " in shown
     assert len(shown) < 4000
-
-
-def test_of_very_many_metrics_some_are_shown_and_the_rest_counted(
-    tmp_path: Path, store: Store, console: Console
-) -> None:
-    lab = Lab(tmp_path, store, console)
-    lab.run(product=lab.product())
-    (made,) = Catalog(store).history("multiply")
-    many = replace(made, metrics={f"metric_{i:05d}": i for i in range(50_000)})
-    for results in ({"one": many}, {f"{'long name ' * 3}{i}": many for i in range(9)}):
-        before = len(printed(console))
-        show_results(console, store, results)
-        shown = printed(console)[before:].replace("\n", "")
-        assert "metric_00040" not in shown
-        assert f"and 49960 more metrics: temper show {made.name}" in shown
-
-
-def test_the_log_of_one_line_is_cut_from_its_end(tmp_path: Path, store: Store) -> None:
-    """As a progress bar writes it, without a newline."""
-    lab = Lab(tmp_path, store, Console(file=io.StringIO(), width=120))
-    step = fail(lab.numbers(), lab.journal)
-    plan, resolver = make_plan({"broken": step}, store), Resolver(Catalog(store))
-    board = Board(lab.console, plan, resolver)
-    log = tmp_path / "log.txt"
-    log.write_bytes(b"a" * 100_000 + b"\x1b[2J" + b"b" * 100)
-    board.observe(step.fingerprint, "failed", f"broken\n{log}")
-    board.show_failures()
-    assert len(printed(lab.console)) < 2000
-    assert "\x1b[2J" not in printed(lab.console)
-
-
-@pytest.mark.parametrize(("width", "has_memory"), [(70, False), (110, True)])
-def test_a_plan_cuts_no_name_and_leaves_room_for_its_reasons(
-    store: Store, tmp_path: Path, width: int, has_memory: bool
-) -> None:
-    step = slow_count(3, str(tmp_path / "journal")).named("a_name_of_24_characters_ all")
-    plan = make_plan({"count": step}, store)
-    console = Console(file=io.StringIO(), width=width)
-    estimates = Estimates({step.fingerprint: Estimate(Hardware(), 3.0, 1e9, 1e6)})
-    plan = replace(plan, steps=[replace(p, reason="a reason " * 9) for p in plan.steps])
-    show_plan(console, plan, estimates=estimates)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "a_name_of_24_characters_" in shown
-    assert ("1.0 GB" in shown) is has_memory
-    assert "a reason a reason" in shown
 
 
 def test_a_narrow_window_shows_what_is_left_and_the_loss_and_why_a_step_runs(

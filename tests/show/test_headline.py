@@ -7,19 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_steps import diverge, hostile, judge, measure, prepare
+from report_steps import diverge, judge, measure, prepare
 from rich.console import Console
 
 from pipeline import Step, Store, run
 from pipeline.cli.reports import Looks, chosen_runs, story_of
-from pipeline.show.metrics import metric_text
-from pipeline.show.report.costs import cost_of, hardware_of, total
 from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.page import render
 from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.report.scoreboard import result_groups
-from pipeline.show.report.sweeps import effects
-from pipeline.show.views import Curves, unfinished_views
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 
@@ -57,25 +53,11 @@ def test_a_tested_gain_is_the_headline_with_its_size_and_its_p(
     assert found.also == ["no change: words"]
 
 
-def test_a_loss_is_said_as_plainly_as_a_gain(store: Store, console: Console) -> None:
-    before = judge(60)
-    found = said(store, {"old": before, "new": judge(40, -20, 0.0001, baseline=before)}, console)
-    assert "went from 0.6 to 0.4 (−0.2)" in found.sentence
-    assert "significant (p < 0.001)" in found.sentence
-    assert found.tone == "bad"
-
-
 def test_what_may_be_chance_is_called_so(store: Store, console: Console) -> None:
     before = judge(40)
     found = said(store, {"SFT": before, "DPO": judge(45, 5, 0.3, baseline=before)}, console)
     assert found.sentence.endswith("; not significant (p = 0.3).")
     assert found.tone == ""
-
-
-def test_no_change_is_no_rise(store: Store, console: Console) -> None:
-    before = judge(40)
-    found = said(store, {"SFT": before, "DPO": judge(40, 0, 1.0, baseline=before)}, console)
-    assert "share right did not change (0.4)" in found.sentence
 
 
 def test_the_best_of_several_has_a_p_that_counts_them(store: Store, console: Console) -> None:
@@ -98,11 +80,6 @@ def test_results_as_good_as_the_best_are_counted(store: Store, console: Console)
     untested = {name: judge(60, answer=name) for name in ("DPO", "IPO", "KTO")}
     found = said(store, {"SFT": before, **untested}, console)
     assert found.sentence.startswith("DPO (tied with 2 others), the best of 3, against SFT: ")
-
-
-def test_a_baseline_that_is_no_result_is_called_by_its_step(store: Store, console: Console) -> None:
-    found = said(store, {"DPO": judge(60, 20, 0.004, baseline=judge(40))}, console)
-    assert found.sentence.startswith("DPO against judge")
 
 
 @pytest.mark.parametrize(
@@ -129,16 +106,6 @@ def test_intervals_of_one_observation_are_no_evidence(store: Store, console: Con
 
     results = {name: of_one(reported) for name, reported in told.results.items()}
     assert headline(replace(told, results=results)) is None
-
-
-def test_an_interval_of_one_observation_is_not_shown_as_one() -> None:
-    assert metric_text({"value": 0.5, "low": 0.5, "high": 0.5}) == "0.5"
-    assert metric_text({"value": 0.5, "low": 0.25, "high": 0.75}) == "0.5 (0.25 – 0.75)"
-
-
-def test_results_that_cannot_be_compared_have_no_headline(store: Store, console: Console) -> None:
-    assert headline(story(store, {"only": judge(40)}, console)) is None
-    assert headline(story(store, {"other": measure(prepare())}, console)) is None
 
 
 def test_no_value_is_a_dash_and_p_is_no_row(store: Store, console: Console) -> None:
@@ -203,65 +170,9 @@ def test_what_a_result_was_in_other_runs_is_told_with_what_differed(
     assert "swept</bdi>: 2 versions" in page
 
 
-def test_hardware_and_cost_are_those_that_the_worker_recorded(
-    store: Store, console: Console
-) -> None:
-    told = story(store, {"only": judge(40)}, console).steps[0]
-    assert told.manifest is not None
-
-    def with_spent(spent: Any, seconds: float = 60.0) -> ReportedStep:
-        provenance = {"spent": spent, "threads": "4"}
-        made = replace(told.manifest, provenance=provenance, seconds=seconds)  # type: ignore[type-var]
-        return replace(told, manifest=made)
-
-    gpu = with_spent({"model": "H100", "devices": 8, "threads": 2, "cpu_seconds": 90.0})
-    cpu = with_spent({"model": "EPYC", "devices": 0, "threads": 1, "cpu_seconds": 12.5})
-    assert [hardware_of(step) for step in (gpu, cpu)] == ["H100 × 8", "EPYC, 1 thread"]
-    assert str(cost_of(gpu)) == "GPU 8m00s, CPU 1m30s"
-    assert str(total([gpu, cpu, cpu])) == "GPU 8m00s, CPU 1m55s"
-    for nonsense in (None, [], {"devices": "many", "cpu_seconds": float("nan")}, {"devices": -1}):
-        assert str(cost_of(with_spent(nonsense))) == ""
-        assert hardware_of(with_spent(nonsense)) == "4 threads"
-
-
-def test_plots_over_a_setting_of_two_metrics_of_one_title_tell_which_is_which(
-    store: Store, console: Console
-) -> None:
-    before = judge(40)
-    swept = {f"n{n}": judge(n, n - 40, 0.01, baseline=before) for n in (50, 60)}
-    told = story(store, {"SFT": before, **swept}, console)
-    plots = {effect.setting: effect.panels for effect in effects(told, list(result_groups(told)))}
-    names = [plot.name for plot in plots["right"]]
-    assert names == ["Gain: share right", "words", "Answers: share right", "reward"]
-
-
-def test_a_setting_that_other_results_lack_is_not_plotted(store: Store, console: Console) -> None:
-    """As the loss of an evaluation, which its baseline has not: that is no sweep."""
-    results = {"before": hostile(prepare(), {}), "after": hostile(prepare(), {"beta": 0.1})}
-    told = story(store, results, console)
-    assert not [*effects(told, list(result_groups(told)))]
-
-
-def test_a_setting_under_which_no_metric_changes_has_no_plots(
-    store: Store, console: Console
-) -> None:
-    told = story(store, {n: judge(40, answer=n) for n in ("four", "five")}, console)
-    assert told.parameters == {"answer": {"four": "four", "five": "five"}}
-    assert 'id="sweep"' not in render(told)
-
-
 def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console) -> None:
     page = render(story(store, {"a": diverge(7), "b": diverge(1)}, console))
     told = "loss of a (2 of them), operations of a (1 of them), loss of b (8 of them), operations"
     why = "because they are NaN, infinite or too large for a plot"
     assert f"{why}: values of <bdi>{told} of b (1 of them)</bdi>" in page
     assert page.count("<polyline") == 1
-
-
-def test_what_no_plot_of_a_running_step_can_show_is_counted_too(store: Store) -> None:
-    folder = store.scratch_root() / "train" / "key"
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": NaN}\n')
-    (view,) = unfinished_views(store, "train", "key")
-    assert isinstance(view, Curves)
-    assert (view.lines, view.gaps) == ({"loss": [(1.0, 1.0)]}, {"loss": 1})

@@ -2,10 +2,7 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +13,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline import Store, run
-from pipeline.base.text import clean
 from pipeline.cli import app
-from pipeline.cli.step_lookup import import_named
 from pipeline.running.session import RunFailed
-from pipeline.show.artifact_handle import Made
 from pipeline.show.report import render, story_of_runs
 from pipeline.show.report.page import markdown
 from pipeline.show.report.report_model import ReportedStep, Story
-from pipeline.show.views import Note, Text, Texts, views_of
+from pipeline.show.views import Text, Texts
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
-from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from steps.report import report
 
 pytestmark = pytest.mark.usefixtures("workers_in_module")
@@ -190,22 +183,6 @@ def test_a_failed_step_is_told_first_and_what_it_said(browser: Any, pages: dict[
         assert "failed" in seen.page.locator("header").inner_text()
 
 
-def test_kinds_are_imported_by_many_threads_and_output_stays_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    for i in range(24):
-        (tmp_path / f"talkative_{i}.py").write_text(
-            f"import time\nprint('I am imported')\ntime.sleep({i % 5} / 100)\nvalue = {i}\n"
-        )
-    before = sys.stdout
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(import_named, (f"talkative_{i}:value" for i in range(24))))
-    assert found == list(range(24))
-    assert sys.stdout is before
-    assert WORKER_ENVIRONMENT not in os.environ
-
-
 @pytest.mark.slow
 def test_two_runs_that_share_a_step_tell_of_it_once(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["both"]) as seen:
@@ -241,13 +218,6 @@ def test_an_artifact_whose_data_is_gone_is_still_told_of(tmp_path: Path, console
     assert 'id="curves"' not in page
 
 
-def test_a_kind_that_cannot_be_imported_shows_the_files_with_known_names(store: Store) -> None:
-    made = replace(Catalog(store).history("measure")[0], kind="gone:Experiment")
-    shown = views_of(Made(made, store), resolve=lambda made: __import__(str(made.kind)))
-    assert [type(view).__name__ for view in shown] == ["Note", "Curves"]
-    assert isinstance(shown[0], Note)
-
-
 def test_markdown_is_rendered_without_html_links_and_images() -> None:
     shown = markdown(
         "## T\n\n**b** <i>x</i> ![a](http://b/c) [d](http://e) <http://f>\n\n[g]: http://h"
@@ -256,11 +226,6 @@ def test_markdown_is_rendered_without_html_links_and_images() -> None:
     assert "<h4>T</h4>" in shown
     for tag in ("<i", "<img", "<a", "href", "src"):
         assert tag not in shown
-
-
-def test_a_very_long_text_is_cut_and_says_so() -> None:
-    assert clean("x" * 100_000).endswith("… (100,000 characters)")
-    assert len(clean("x" * 100_000)) < 7000
 
 
 def test_a_page_with_very_many_samples_says_how_many_it_leaves_out() -> None:

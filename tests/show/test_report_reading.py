@@ -135,14 +135,6 @@ def test_samples_are_searched_marked_and_coloured(browser: Any, page: Path) -> N
 
 
 @pytest.mark.slow
-def test_axes_of_calibration_are_labelled(browser: Any, page: Path) -> None:
-    with opened(browser, page) as seen:
-        figure = seen.page.locator("#results .curves figure").first
-        assert figure.locator("figcaption").inner_text() == "observed"
-        assert figure.locator(".axis").inner_text() == "predicted"
-
-
-@pytest.mark.slow
 def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
     browser: Any, page: Path
 ) -> None:
@@ -157,20 +149,6 @@ def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
             assert seen.page.locator(part).first.is_visible(), part
         assert seen.page.locator("button, input").count() == 0
         assert not seen.page.locator(".legend .aside").first.is_visible()
-
-
-@pytest.mark.slow
-def test_long_names_of_steps_stay_in_their_boxes_and_leave_room_in_tables(
-    browser: Any, page: Path
-) -> None:
-    with opened(browser, page, 400) as seen:
-        box, name = (seen.page.locator(f"#steps {at}").first for at in (".dag a", "tbody th bdi"))
-        box.locator("text").first.evaluate("text => text.textContent = 'a_step_whose_name_is_v…'")
-        name.evaluate("name => name.textContent = 'a_name_without_an_end_'.repeat(4)")
-        frame, text = box.locator("rect").first.bounding_box(), box.locator("text").first
-        written = text.bounding_box()
-        assert written["x"] + written["width"] <= frame["x"] + frame["width"]
-        assert name.bounding_box()["width"] <= 240
 
 
 @pytest.fixture(scope="module")
@@ -204,24 +182,6 @@ def test_many_results_make_no_endless_page_and_a_link_still_shows_what_it_names(
         assert region["y"] <= top <= region["y"] + region["height"]
         if width == 400:  # where every table is a region that scrolls
             assert grave_faults(seen.page, colours=False) == []
-
-
-@pytest.mark.slow
-def test_of_many_curves_those_next_to_the_pointer_are_told(browser: Any, long_page: Path) -> None:
-    with opened(browser, long_page) as seen:
-        drawing = curves(seen).locator(".drawing").first
-        drawing.hover(position={"x": drawing.bounding_box()["width"] - 12, "y": 60})
-        *told, rest = drawing.locator(".readout div").all_inner_texts()
-        assert len(told) == 12
-        assert rest == f"and {MANY - 12} more"
-        assert f"b{MANY}" not in " ".join(told)  # its loss is the least
-        seen.page.get_by_role("button", name="Show all or none").click()
-        assert curves(seen).locator("polyline[data-series]:visible").count() == 0
-        curves(seen).locator(".legend input").nth(2).check()
-        drawing.hover(position={"x": 200, "y": 60})
-        assert [text.split()[-1] for text in drawing.locator(".readout div").all_inner_texts()] == [
-            "b3"
-        ]
 
 
 @pytest.mark.slow

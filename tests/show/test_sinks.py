@@ -6,14 +6,13 @@ import os
 import struct
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from drivers import Driver
-from manifests import manifest
 from places import REPOSITORY, SUPPORT_PATH
 from report_steps import HOSTILE, JOURNAL, explode, hostile, prepare, train
 from rich.console import Console
@@ -280,41 +279,6 @@ def test_a_step_is_shown_by_the_run_that_makes_it_and_by_no_other(
     assert [at for at, _ in theirs.logged] == [1, 2, 3]
 
 
-def test_a_step_that_another_run_has_made_is_not_shown(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run({"data": prepare()}, store)
-    (made,) = Catalog(store).history("prepare")
-    step = {"step": "prepare", "name": "prepare", "key": made.key, "settings": {}}
-    events = [{**step, "state": "running"}, {**step, "state": "cached"}]
-    monkeypatch.setattr(mirror, "_events", lambda: iter(events))
-    for name, ends in (
-        (made.provenance["run"], [{"seconds": made.seconds, **made.metrics}]),
-        ("other", []),
-    ):
-        sink = _Recorded()
-        monkeypatch.setattr(mirror, "open_sink", lambda _, sink=sink: sink)
-        mirror.main(store.url, name, "experiment", ["one"])
-        assert sink.ends == ends
-
-
-def test_wandb_shows_a_step_without_an_artifact_as_failed() -> None:
-    codes: list[int] = []
-    run: Any = SimpleNamespace(summary={}, finish=lambda exit_code: codes.append(exit_code))
-    for summary in ({}, None):
-        weights_and_biases.WandbView(run).end(summary)
-    assert codes == [0, 1]
-
-
-def test_the_ends_of_an_interval_are_numbers_of_the_summary() -> None:
-    interval = {"value": 0.5, "low": 0.25, "high": 0.75}
-    made = replace(manifest("a"), metrics={"accuracy": interval, "loss": 2.0, "notices": ["no"]})
-    assert mirror._numbers(made) == {
-        "seconds": made.seconds, "loss": 2.0,
-        "accuracy": 0.5, "accuracy.low": 0.25, "accuracy.high": 0.75,
-    }  # fmt: skip
-
-
 def list_mirrors(store: Store) -> list[Path]:
     """Processes that hand on what is in a store."""
     found = []
@@ -405,33 +369,6 @@ def test_a_run_does_not_wait_for_a_sink_that_hangs(
     root = hostile(prepare(), {}, note=more_than_a_pipe_takes)
     assert run({"made": root}, store, console=console, sinks=["wandb"])["made"].seconds >= 0
     assert "still busy" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_sink_that_failed_does_not_say_that_it_has_everything(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: Any) -> None:
-        raise OSError("quota exceeded")
-
-    sinks: dict[str, Any] = {"whole": _Recorded(), "partial": _Recorded()}
-    sinks["partial"].end = fail
-    sending = mirror.Mirror(store, "mine", "experiment", sinks, tmp_path)
-    sending.begin("train", "train", "k1", {})
-    sending.end_all()
-    assert "partial: OSError: quota exceeded" in capsys.readouterr().out
-    assert sending.outcome("whole") == "in the test"
-    assert sending.outcome("partial") == "in the test (not all metrics, see the error above)"
-
-
-@pytest.mark.parametrize(
-    ("mode", "told"),
-    [("disabled", "nothing was sent or kept"), ("dryrun", "kept in"), ("run", "sent (online)")],
-)
-def test_wandb_says_what_became_of_the_metrics_in_each_mode(
-    mode: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", mode)
-    assert weights_and_biases.WandbSink().notice().startswith(told)
 
 
 def test_a_step_that_fails_ends_the_run_as_without_sinks(store: Store, console: Console) -> None:

@@ -5,7 +5,6 @@ import json
 import shlex
 import subprocess
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,24 @@ import pytest
 from command_line import Said, script
 from manifests import manifest
 from numbers_lab import Lab, start_driver, wait_for
-from report_steps import HOSTILE, explode, hostile, measure, prepare, prepare_again
+from report_steps import HOSTILE, explode, hostile, prepare
 from rich.console import Console
 from toy_steps import journal_lines, slow_count
 from typer.testing import CliRunner
 from waiting import HANGS_SECONDS, wait_until
 
-from pipeline import Store, TemperError, run
+from pipeline import Store, run
 from pipeline.cli import app
 from pipeline.dag.canonical import reference_to
 from pipeline.dag.files import FileEntry
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.session import RunFailed
-from pipeline.show.live import NORMAL, VERBOSE, Board
-from pipeline.show.step_progress import Pace
-from pipeline.show.terminal import show_next, show_notices, show_results
+from pipeline.show.live import NORMAL, Board
+from pipeline.show.terminal import show_next, show_results
 from pipeline.store.catalog import Catalog
-from pipeline.store.layout import name_by_time
 from pipeline.store.logs import GrowingLog, follow
-from pipeline.store.runs import names_of_runs, read_runs
+from pipeline.store.runs import names_of_runs
 from steps.kinds import Model
 
 pytestmark = pytest.mark.usefixtures("workers_here")
@@ -132,66 +129,6 @@ def test_verbose_shows_what_workers_print_and_lines_say_where_they_run(desk: Pat
     assert done.out.count("sure of it") == 1
 
 
-def test_verbose_shows_every_try_of_a_step_however_short_and_nothing_of_earlier_runs(
-    store: Store, tmp_path: Path
-) -> None:
-    board = many(store, tmp_path, 1, height=20, verbosity=VERBOSE)
-    (row,) = board.rows.values()
-    attempts = Path(store.root) / "attempts" / row.step.name / row.key
-
-    def attempt(seconds: float, said: str) -> None:
-        folder = attempts / name_by_time(time.time() + seconds)
-        folder.mkdir(parents=True)
-        (folder / "log.txt").write_text(said)
-        (folder / "report.json").write_text("{}")
-
-    def shown() -> str:
-        return board.console.file.getvalue()  # type: ignore[attr-defined]
-
-    attempt(-9, "long ago")
-    with board.live():
-        board.observe(row.step.fingerprint, "running", "")
-        attempt(1, "first try\n")
-        wait_until(lambda: "first try" in shown(), "the first try is shown")
-        attempt(3, "second try\nwithout an end")
-        board.observe(row.step.fingerprint, "failed", "it broke\n")
-    assert "long ago" not in shown()
-    for line in ("first try", "second try", "without an end"):
-        assert shown().count(f"slow_count | {line}") == 1
-
-
-def test_steps_of_one_name_are_told_apart_by_what_differs(store: Store, console: Console) -> None:
-    data = prepare()
-    run(
-        {f"of {beta}": prepare_again(measure(data, beta=beta)) for beta in (0.1, 0.5)},
-        store,
-        console=console,
-    )
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for name in ("measure (beta=0.5)", "prepare_again (of 0.1)", "prepare_again (of 0.5)"):
-        assert name in shown
-    assert "prepare " in shown
-    labels = [entry.get("label") for entry in read_runs(store)[-1].steps]
-    assert labels == ["", "beta=0.1", "of 0.1", "beta=0.5", "of 0.5"]
-
-
-def test_a_pace_is_of_the_recent_past_and_begins_anew_with_an_attempt() -> None:
-    pace = Pace()
-    pace.note(10, now=0.0)
-    assert (pace.text, pace.left(100, now=0.0)) == ("", None)
-    for second in range(1, 200):
-        pace.note(10 + second * 0.25, now=float(second))
-    assert pace.text == "4.0s each"
-    assert pace.left(100, now=199.0) == pytest.approx(161, abs=1)
-    assert pace.left(100, now=219.0) == pytest.approx(141, abs=1)  # time goes by in between too
-    for second in range(200, 300):
-        pace.note(60 + second * 4, now=float(second))
-    assert pace.text == "4/s"
-    assert pace.left(None, now=300.0) is None
-    pace.note(0, now=300.0)
-    assert pace.per_second is None
-
-
 def test_a_dag_larger_than_the_window_is_told_in_short(store: Store, tmp_path: Path) -> None:
     board = many(store, tmp_path, 200, height=20)
     steps = list(board.rows.values())
@@ -249,13 +186,6 @@ def test_the_log_of_a_step_is_followed_from_the_shell_until_it_ends(
     assert driver.wait() == 0
 
 
-def test_the_log_of_a_failed_step_is_over_at_once(store: Store, console: Console) -> None:
-    with pytest.raises(RunFailed):
-        run({"bad": explode(prepare(), "too bad")}, store, console=console)
-    result = CliRunner().invoke(app, ["logs", "explode", "-f", "--store", store.url])
-    assert result.output.splitlines()[-1] == "ValueError: too bad"
-
-
 def test_what_anybody_wrote_is_text_in_the_terminal(store: Store) -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     half = "\ud83d half"
@@ -289,28 +219,6 @@ def printed(console: Console) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_only_must_be_a_list(store: Store) -> None:
-    with pytest.raises(TemperError, match="only='prepare'"):
-        run({"data": prepare()}, store, only="prepare")
-
-
-def test_what_several_artifacts_of_a_step_say_alike_is_told_once() -> None:
-    console = Console(file=io.StringIO(), width=40)
-    said = [["rows are [dropped]"], ["rows are [dropped]", "nothing is left"], []]
-    made = [replace(manifest(str(n)), metrics={"notices": s}) for n, s in enumerate(said)]
-    show_notices(console, made)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert shown == "! train: rows are [dropped] (2 times)\n! train: nothing is left\n"
-
-
-def test_the_name_of_a_step_stays_in_one_line_above_a_narrow_table(store: Store) -> None:
-    made = replace(manifest("one"), step="load_conversations", metrics={"rows": 3})
-    console = Console(width=80, file=io.StringIO())
-    show_results(console, store, {"r": made})
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "load_conversations" in shown.split()
-
-
 @pytest.mark.parametrize("width", [80, 100, 120, 140, 160, 180, 200])
 def test_a_table_of_results_leaves_out_no_result_in_a_window_of_any_width(
     store: Store, width: int
@@ -328,15 +236,6 @@ def test_a_table_of_results_leaves_out_no_result_in_a_window_of_any_width(
         show_results(console, store, dict(list(made.items())[:count]))
         table = printed(console).replace("run ", "run")
         assert all(f" {value}" in table for value in values[:count]), (count, table)
-
-
-def test_more_results_than_fit_side_by_side_have_a_row_each(store: Store) -> None:
-    made = {f"run{n}": replace(manifest(f"{n}"), metrics={"loss": n + 0.25}) for n in range(60)}
-    console = Console(width=80, file=io.StringIO())
-    show_results(console, store, made)
-    rows = [line.split() for line in printed(console).splitlines()]
-    for n in range(60):
-        assert any(f"run{n}" in row and f"{n}.25" in row for row in rows), n
 
 
 @pytest.mark.parametrize(

@@ -116,19 +116,6 @@ def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) 
         assert seen.said == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [900, 1280])
-def test_tables_fit_into_a_window_that_is_half_a_screen(
-    browser: Any, finished: Store, width: int
-) -> None:
-    [name] = names_of_runs(finished)
-    overflow = "regions => regions.filter(r => r.scrollWidth > r.clientWidth).map(r => r.ariaLabel)"
-    with serving(finished) as server:
-        for page in ("", name):
-            with opened(browser, server.url + page, width) as seen:
-                assert seen.page.locator(".scroll:not(.dag)").evaluate_all(overflow) == []
-
-
 def test_a_page_says_when_its_store_is_lost(browser: Any, finished: Store, tmp_path: Path) -> None:
     copied = shutil.copytree(finished.root, tmp_path / "store", symlinks=True)
     store = Store(str(copied))
@@ -150,14 +137,6 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(finished: Store) -> Non
         )
         assert isinstance(answer.exception, TemperError)
         assert f"cannot listen on port {server.server_port}" in str(answer.exception)
-
-
-def test_a_page_that_has_not_changed_is_not_sent_again(finished: Store) -> None:
-    with serving(finished) as server:
-        path = f"/{server.secret}/"
-        first = asked(server, path)
-        again = asked(server, path, headers={"If-None-Match": str(first.getheader("ETag"))})
-        assert (first.status, again.status) == (200, 304)
 
 
 def test_only_who_knows_the_address_is_answered_and_only_from_this_machine(finished: Store) -> None:

@@ -94,12 +94,3 @@ def test_a_reader_that_has_gone_is_told_nothing(
     told = program.stderr.read()
     program.wait(timeout=300)
     assert told == b""
-
-
-def test_what_somebody_else_shows_exceptions_with_stays(tmp_path: Path) -> None:
-    script = "import sys\nmine = sys.excepthook = lambda *_: print('mine')\nimport pipeline\n"
-    ran = subprocess.run(
-        [sys.executable, "-c", f"{script}raise pipeline.TemperError('no')"],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert ran.stdout == "mine\n"
