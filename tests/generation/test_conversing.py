@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from families import built
-from tiny_models import VOCABULARY, llama
+from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from steps.generation.alone import AloneEngine
@@ -139,16 +139,3 @@ def test_what_is_not_drawn_has_no_logp_and_ends_nothing() -> None:
         assert scored[-1]
         assert (done.ids[-1] in STOPS) or done.finish is Finish.length
         assert len(done.ids) <= NEW
-
-
-class Slow(Tool):
-    """Replies only when nothing else is left to do, and then to one."""
-
-    def given(self, wait: bool) -> Sequence[tuple[Place, Reply]]:
-        return [self.due.pop()] if wait else []
-
-
-def test_no_more_are_held_than_twice_the_slots() -> None:
-    tool = Slow()
-    converse(llama(), some_requests(completions=1), 2, tool)
-    assert tool.most_due == 4

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -101,56 +100,6 @@ def test_a_model_that_waits_is_read_without(at: str, monkeypatch: pytest.MonkeyP
     engine.replays = True
     assert {(d.row, d.k): d for d in engine.sample(some_requests(), "w")} == wanted
     assert not engine.replays  # and does not try again
-
-
-def test_where_memory_was_missing_the_next_call_tries_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(run: Run, device: torch.device) -> Run:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(cuda_graphs, "recorded", full)
-    engine = SlotEngine(llama(), "w", 50)
-    drawn_without = drawn(engine.model, some_requests(), replays=False)
-    engine.replays = True
-    with_memory_missing = {(d.row, d.k): d for d in engine.sample(some_requests(), "w")}
-    assert with_memory_missing == drawn_without
-    assert engine.replays
-
-
-@pytest.mark.parametrize("fault", [KeyboardInterrupt, torch.OutOfMemoryError])
-def test_an_error_in_a_recording_is_told_and_not_what_follows_from_it(
-    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = MagicMock()
-    monkeypatch.setattr(torch, "cuda", gpu)  # which no test has
-    monkeypatch.setattr(torch, "zeros", MagicMock())
-    monkeypatch.setattr(cuda_graphs, "_stream", MagicMock())
-    broken, whole = MagicMock(), MagicMock()
-    broken.capture_end.side_effect = RuntimeError("the capture was invalidated")
-    gpu.CUDAGraph.side_effect = [broken, whole]
-
-    def run() -> Tensor:
-        raise fault
-
-    second = torch.device("cuda", 1)
-    with pytest.raises(fault):
-        cuda_graphs.recorded(run, second)
-    broken.capture_end.assert_called_once()
-    assert {call.args for call in gpu.device.call_args_list} == {(second,)}
-
-
-@pytest.mark.parametrize(("slots", "running", "rows"), [(256, 256, 256), (256, 129, 256)])
-def test_rows_are_halved(slots: int, running: int, rows: int) -> None:
-    assert of(slots).rows(running) == rows
-    assert of(slots).rows(128) == 128
-    assert {of(slots).rows(running) for running in range(1, slots + 1)} == {32, 64, 128, 256}
-
-
-@pytest.mark.parametrize("slots", range(1, 200, 9))
-def test_rows_fit_the_cache_and_the_sequences(slots: int) -> None:
-    for running in range(1, slots + 1):
-        assert running <= of(slots).rows(running) <= cuda_graphs.padded_rows(slots)
 
 
 def of(slots: int) -> cuda_graphs.Replays:

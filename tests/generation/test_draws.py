@@ -14,9 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from steps.generation import draws
-from steps.generation.draws import NUMBERS, Streams, cuts_of, draw, stream_key, uniforms
-from steps.generation.engine import Request
+from steps.generation.draws import NUMBERS, Streams, draw, stream_key, uniforms
 
 LARGEST = 1 - 2.0**-53
 
@@ -71,41 +69,10 @@ def test_a_number_takes_the_token_whose_stretch_it_lies_in_and_never_one_of_no_m
     assert math.exp(logp) == pytest.approx(0.5 if token == 2 else 0.25)
 
 
-def test_a_temperature_sharpens_the_distribution_and_its_logps() -> None:
-    logits = [0.0, math.log(3)]
-    assert math.exp(drawn(logits, 0.0, 0.5)[1]) == pytest.approx(1 / 10)
-    assert drawn(logits, 0.0, 0.5)[0] == 0
-    assert drawn(logits, 0.11, 0.5)[0] == 1
-
-
 def test_temperature_zero_takes_the_likeliest_token_with_its_logp_at_one() -> None:
     found, logp = drawn([0.0, math.log(3)], 0.0, 0.0)
     assert found == 1
     assert math.exp(logp) == pytest.approx(3 / 4)
-
-
-@pytest.mark.parametrize("heat", [5e-324, 1e-308, 1e308])
-def test_temperatures_at_the_borders_of_numbers_are_temperatures(heat: float) -> None:
-    """The coldest takes one of the likeliest tokens, the hottest any token."""
-    among = 2 if heat < 1 else 3
-    for number in (0.0, 0.49, 0.51, 0.99):
-        token, logp = drawn([90.0, -90.0, 90.0], number, heat)
-        assert token == ((0, 2) if heat < 1 else (0, 1, 2))[int(number * among)]
-        assert logp == pytest.approx(-math.log(among))
-
-
-def test_a_table_that_is_taken_in_pieces_gives_what_it_gives_in_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(37, 50, generator=generator)
-    heats = torch.linspace(0, 2, 37, dtype=torch.float64)
-    numbers = torch.rand(37, generator=generator, dtype=torch.float64)
-    tokens, logps = draw(logits, heats, numbers)
-    monkeypatch.setattr(draws, "_ELEMENTS", 200)
-    again = draw(logits, heats, numbers)
-    assert torch.equal(tokens, again[0])
-    assert torch.equal(logps, again[1])
 
 
 def test_logits_that_are_not_numbers_give_a_logp_that_is_none() -> None:
@@ -170,16 +137,6 @@ def test_tokens_are_drawn_from_the_distribution_that_transformers_draws_from(
         assert logps == pytest.approx(expected[tokens].log(), abs=1e-12)
 
 
-def test_a_flat_distribution_of_which_many_tokens_are_needed_is_cut_right() -> None:
-    """More than are sorted at first."""
-    logits = some_logits(1, 9000) / 10
-    for cuts in ((0, 0.9, 0), (0, 0.1, 0), (6000, 0.9, 0.3)):
-        (expected,) = by_transformers(logits, 1.0, cuts)
-        assert (expected > 0).sum() > (draws._NUCLEUS if cuts[1] > 0.5 else 50)
-        tokens, logps = drawn_of_grid(logits, 1.0, cuts, 25)
-        assert logps == pytest.approx(expected[tokens].log(), abs=1e-9)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_of_few_bits_of_which_many_are_equal_leave_as_much_as_in_transformers(
     dtype: torch.dtype,
@@ -223,24 +180,6 @@ def test_what_is_left_out_of_one_row_changes_no_bit_of_another(tokens: int) -> N
     ]
     for one, parts in zip(together, zip(*alone, strict=True), strict=True):
         assert torch.equal(one, torch.cat(parts))
-
-
-def test_settings_that_leave_out_no_token_change_no_bit_and_greedy_draws_have_none() -> None:
-    logits, count = some_logits(40, 50), 40
-    numbers = torch.linspace(0, 0.99, count, dtype=torch.float64)
-    for heat, cuts in ((0.7, (50, 1, 0)), (0.7, WHOLE), (0.7, (0, 1, 1e-300)), (0, (2, 0.1, 0.5))):
-        heats = torch.full((count,), heat, dtype=torch.float64)
-        left = torch.tensor(cuts, dtype=torch.float64).expand(count, -1)
-        cut, whole = draw(logits, heats, numbers, left), draw(logits, heats, numbers)
-        assert torch.equal(cut[0], whole[0])
-        assert torch.equal(cut[1], whole[1])
-
-
-@pytest.mark.parametrize("top_k", [2**53 + 1, 10**19, 10**400])
-def test_a_top_k_beyond_any_type_of_numbers_leaves_out_no_token(top_k: int) -> None:
-    logits, one = some_logits(1, 50), torch.tensor([0.7], dtype=torch.float64)
-    cuts = cuts_of([Request("row", 0, (1,), 1, top_k=top_k)])
-    assert draw(logits, one, one, cuts) == draw(logits, one, one)
 
 
 @pytest.mark.parametrize("cuts", SETTINGS.values(), ids=SETTINGS)

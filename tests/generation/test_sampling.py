@@ -182,16 +182,6 @@ def test_nothing_of_the_decoding_recipe_of_the_model_is_used_and_all_of_it_is_ke
     assert model.generation_config is recipe
 
 
-def test_progress_counts_completions(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
-) -> None:
-    reports = []
-    config = SamplingConfig(2, temperature=1.0, num_completions=2, slots=3)
-    given = asked(prompts)
-    sample(model, tokenizer, given, config, lambda done, total, _: reports.append((done, total)))
-    assert reports == [(done, 8) for done in range(1, 9)]
-
-
 @pytest.mark.parametrize("left_out", [{}, {"top_p": 0.9, "top_k": 20}])
 def test_slots_that_go_wrong_late_in_a_completion_are_not_used(
     model: PreTrainedModel,
@@ -214,28 +204,6 @@ def test_slots_that_go_wrong_late_in_a_completion_are_not_used(
     with pytest.warns(UserWarning, match="written alone, which is much slower: in slots, Llama"):
         found = sample(model, tokenizer, asked(prompts), config)
     assert said(tokenizer, found) == right
-
-
-def test_several_greedy_completions_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_completions is 4"):
-        SamplingConfig(num_completions=4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1; 1 leaves out no token, got 0.0"),
-        ({"top_p": math.nan}, "top_p must be above 0"),
-        ({"top_k": -1}, "top_k must be a whole number; 0 leaves out no token, got -1"),
-        ({"top_k": 2.5}, "top_k must be a whole number"),
-        ({"min_p": 1.5}, "min_p must be from 0 to 1; 0 leaves out no token, got 1.5"),
-        ({"top_p": 0.9, "temperature": 0.0}, "top_p is 0.9, but at temperature 0 the likeliest"),
-        ({"top_k": 20, "temperature": 0.0}, "raise the temperature or leave top_k out"),
-    ],
-)
-def test_tokens_that_cannot_be_left_out_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        SamplingConfig(**{"temperature": 1.0, **settings})
 
 
 def test_what_is_left_out_is_part_of_a_key_and_nothing_left_out_is_not() -> None:

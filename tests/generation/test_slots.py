@@ -14,11 +14,10 @@ from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from benchmarks.architectures import tiny
-from steps.generation import choosing
 from steps.generation.alone import AloneEngine
 from steps.generation.cache import BLOCK, SLOTS
 from steps.generation.choosing import choose_engine, own_logps
-from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
+from steps.generation.engine import Finished, Request, StaleWeightsError
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.scoring.attention import use_packed_attention
@@ -133,20 +132,6 @@ def test_logps_are_those_of_the_distribution_without_what_is_left_out() -> None:
     )
 
 
-def test_a_token_that_rounding_leaves_out_is_no_fault_of_slots() -> None:
-    model = built("llama")
-    request = Request("row", 0, (5, 6, 7), 60, temperature=0.9, top_p=0.8, min_p=0.02)
-    done = draw(model, [request])["row", 0]
-    logps = torch.tensor(done.logps, dtype=torch.float64)
-    for share in (1 - 5e-4, 1.0, 1 + 5e-4):
-        other = replace(request, top_p=0.8 * share, min_p=0.02 / share)
-        least, most = choosing._possible_logps(model, other, done, 60)
-        assert (least - 1e-4 <= logps).all()
-        assert (logps <= most + 1e-4).all()
-    least, most = choosing._possible_logps(model, replace(request, top_p=0.6), done, 60)
-    assert (logps < least - 0.01).any()
-
-
 def test_lengths_of_others_do_not_matter_over_many_blocks_of_keys() -> None:
     model = built("qwen3")
     ids = tuple(number % VOCABULARY for number in range(9 * BLOCK))
@@ -155,17 +140,6 @@ def test_lengths_of_others_do_not_matter_over_many_blocks_of_keys() -> None:
     beside = draw(model, [short, *long], slots=16)
     assert beside["short", 0] == draw(model, [short])["short", 0]
     for request in long:
-        assert beside[request.row, 0] == draw(model, [request])[request.row, 0]
-
-
-def test_stop_tokens_of_others_do_not_matter_however_long_a_completion_is() -> None:
-    model = built("llama")
-    endless = [
-        Request(f"row {number}", 0, (5, 6), 100, seed=(number,)) for number in range(2)
-    ]  # without stop tokens
-    other = Request("other", 0, (7,), 3, stop_ids=tuple(range(0, VOCABULARY, 2)))
-    beside = draw(model, [*endless, other])
-    for request in endless:
         assert beside[request.row, 0] == draw(model, [request])[request.row, 0]
 
 
@@ -193,16 +167,6 @@ def test_logps_are_those_of_the_distribution_at_the_temperature() -> None:
     assert done.logps == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_a_completion_says_how_it_ended() -> None:
-    drawn = draw(built("llama"), some_requests(20)).values()
-    assert {done.finish for done in drawn} == {Finish.stop, Finish.length}
-    for done in drawn:
-        stopped = done.finish is Finish.stop
-        assert stopped == (done.ids[-1] == STOP)
-        assert stopped or len(done.ids) == NEW
-        assert STOP not in done.ids[:-1]
-
-
 def test_a_model_is_left_as_it_was_and_is_the_engine_s_until_the_last_completion() -> None:
     model = built("llama").train()
     use_packed_attention(model)
@@ -224,11 +188,6 @@ def test_logits_that_are_not_numbers_are_an_error_that_names_the_row() -> None:
         model.get_parameter("model.norm.weight").fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="row 'row 0'"):
         draw(model, some_requests(1))
-
-
-def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"row 'x': the prompt has no tokens"):
-        Request("x", 0, (), 4)
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -438,9 +397,3 @@ def test_a_completion_up_to_a_models_last_position_is_compared(architecture: str
     [done] = choice.engine.sample([request], "")
     own = own_logps(model, request, done)
     assert done.logps == pytest.approx(own.tolist(), abs=1e-3)
-
-
-def test_a_row_longer_than_a_table_of_positions_is_refused() -> None:
-    requests = [Request("long", 0, (1,) * 50, NEW)]
-    with pytest.raises(ValueError, match="row 'long' has 69 tokens"):
-        choose_engine(built("gpt2"), requests)

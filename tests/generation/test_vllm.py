@@ -20,8 +20,7 @@ from tiny_models import SIZES, llama, model_folder
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.dag.canonical import identity
-from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
-from steps.generation.remote.calling import EngineError
+from steps.generation.engine import Finish, Finished, Request
 from steps.generation.remote.syncing import SyncError
 from steps.generation.remote.vllm_client import from_vllm, seed_of, to_vllm
 from steps.generation.remote.vllm_config import Vllm
@@ -203,25 +202,6 @@ def test_a_server_that_says_yes_and_keeps_the_old_head_is_caught() -> None:
     caught = pytest.raises(SyncError, match="has accepted the weights w and draws with others")
     with vllm(stand_in) as config, caught:
         draw(config, seeded(0))
-
-
-def test_a_server_that_was_started_again_has_no_weights_that_anybody_asks_for() -> None:
-    stand_in = StandIn()
-    with vllm(stand_in) as config:
-        engine = config.connect(seeded(0), ASKED, "w", 64, 2048).engine
-        stand_in.named = "default"
-        assert engine.weights == ""
-        with pytest.raises(StaleWeightsError, match="the engine has 'default'"):
-            list(engine.sample(ASKED, "w"))
-
-
-def test_one_bad_answer_is_one_sentence() -> None:
-    stand_in = StandIn()
-    with vllm(stand_in) as config:
-        engine = config.connect(seeded(0), ASKED, "w", 64, 2048).engine
-        stand_in.damage = {"choices": []}
-        with pytest.raises(EngineError, match="answers what cannot be: row 'row"):
-            list(engine.sample(ASKED, "w"))
 
 
 # --- what a server is -----------------------------------------------------------------------------

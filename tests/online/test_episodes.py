@@ -1,8 +1,6 @@
 """Online training with an environment: episodes of several turns, as the token ids they were."""
 
 import json
-import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import yaml
 from chat_families import families
 from step_output import Folder
 from tiny_models import VOCABULARY, folder_bytes, log_of, model_folder, word_tokenizer
@@ -24,7 +21,7 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.tokens.encoding import encoder
 from steps.data.tokens.rendering import Chat, chat_format, render
-from steps.environments.environment import Environment, Observation, says, turns_of
+from steps.environments.environment import Environment, says, turns_of
 from steps.environments.playing import replying
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Request
@@ -35,13 +32,10 @@ from steps.models.workplace import Left, Workplace
 from steps.online.config import RlConfig
 from steps.online.environment_tokens import Observed
 from steps.online.episodes import World
-from steps.online.methods.choices import METHODS
 from steps.online.methods.policy_gradient import PolicyGradient, Ratio
 from steps.online.online_run import Folders, run_replay
 from steps.online.recording import record
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
-from steps.online.selecting import write_demonstrations
-from steps.online.selection import Best
 from steps.sample_rollouts import sample_rollouts
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
@@ -215,21 +209,6 @@ def test_a_view_shows_replies_apart_from_what_was_drawn(run: Path) -> None:
 # --- learning -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", sorted(Path("conf/rl").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_preset_trains_on_episodes(
-    folders: tuple[Path, Path], run: Path, tmp_path: Path, preset: Path
-) -> None:
-    content = yaml.safe_load(preset.read_text())
-    kind: Callable[..., Any] = METHODS[content["defaults"][0]["override method"]]
-    config = rl(kind(**content.get("method", {})))
-    place = Workplace(tmp_path / "out", tmp_path / "scratch")
-    run_replay(Folders(folders[1]), config, run / "rollouts", place)
-    first = log_of(place.output)[0]
-    assert first["updates"] == 1
-    assert math.isfinite(first["loss"])
-    assert first["grad_norm"] > 0
-
-
 def trained(policy: Path, work: Path, rollouts: list[Rollout]) -> tuple[dict[str, Any], Any]:
     """After one update without a ratio: its log, and the weights."""
     work.mkdir()
@@ -296,15 +275,6 @@ def test_what_was_not_drawn_is_context_like_a_prompt(
         torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=1e-4)
 
 
-def test_demonstrations_are_trained_on_what_was_drawn(run: Path, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    write_demonstrations(run / "rollouts", Best(least_reward=None, per_prompt=1), tmp_path)
-    drawn = {f"{r.iteration}/{r.row}/{r.k}": r for r in read_rollouts(run / "rollouts")}
-    for row in pq.read_table(tmp_path / "tokens-00000.parquet").to_pylist():
-        assert row["mask"][-len(drawn[row["row"]].ids) :] == list(drawn[row["row"]].scored)
-
-
 # --- judging --------------------------------------------------------------------------------------
 
 
@@ -345,13 +315,3 @@ def test_a_reply_continues_the_tokens_as_the_template_would(name: str, role: str
     assert REPLY in text
     assert before.endswith(tuple(f"2 + 2{gap}{end}" for end in chat.ends for gap in ("", " ")))
     assert encoder(tokenizer).ids([text]) == [list(ids)]
-
-
-def test_replies_that_cannot_be_written_are_refused() -> None:
-    observed, row = Observed(word_tokenizer()), PromptRow("r", (ASKED,))
-    with pytest.raises(ValueError, match="ids that the tokenizer does not have"):
-        observed.ids(Observation(ids=(VOCABULARY,)), row)
-    with pytest.raises(ValueError, match="the special token '<end>' in it"):
-        observed.ids(says("w5 <end>"), row)
-    with pytest.raises(ValueError, match="has no role and content"):
-        observed.ids(Observation(messages=({"content": "w5"},)), row)

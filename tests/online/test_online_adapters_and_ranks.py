@@ -1,6 +1,5 @@
 """Online runs that train adapters, and online runs of several processes."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,11 +68,6 @@ def test_segments_and_replays_of_adapters_are_one_run(
     assert trained(tmp_path) == trained(adapted)
 
 
-def test_adapters_of_another_base_are_refused(policy: Path, adapted: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give the policy of the first segment"):
-        run(adapted / "out/model", tmp_path, rl(**ADAPTED), 1, start=adapted / "out/state")
-
-
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -102,20 +96,6 @@ def test_settings_with_which_a_state_means_something_else_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         run(policy, tmp_path, rl(**ADAPTED | changed), 1, start=adapted / "out/state")
-
-
-@pytest.mark.parametrize("is_mastered", [True, False])
-@pytest.mark.parametrize("dtype", list(Dtype))
-def test_a_state_tells_the_dtype_that_its_numbers_have(
-    policy: Path, tmp_path: Path, dtype: Dtype, is_mastered: bool
-) -> None:
-    """The optimiser chooses it; the run works it out before it has one, to refuse another."""
-    run(policy, tmp_path, rl(dtype=dtype, master_weights=is_mastered), 1)
-    state = tmp_path / "out/state"
-    numbers = load_file(state / "state.safetensors")
-    found = {str(n.dtype) for name, n in numbers.items() if name.startswith("model/")}
-    told = json.loads((state / "state.json").read_text())["dtype (of updates)"]
-    assert found == {f"torch.{told}"}
 
 
 def test_dropout_is_refused_where_the_policy_is_compared_with_itself() -> None:

@@ -9,7 +9,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from online_bed import ASKED, even_share, log_of, rl, rollouts_of, run
+from online_bed import even_share, log_of, rl, rollouts_of, run
 from tiny_models import folder_bytes, model_folder, word_tokenizer
 
 from steps.generation import slots
@@ -76,13 +76,6 @@ def test_the_first_update_has_ratio_1_no_clipping_no_kl_and_a_gradient(
     assert first["grad_norm"] > 0
     assert second["kl/k3"] > 0
     assert second["ratio/at_start"] == 0
-
-
-def test_the_first_loss_of_centred_advantages_is_zero(policy: Path, tmp_path: Path) -> None:
-    method = PolicyGradient(advantage=Advantage.group_mean, over=Over.response)
-    run(policy, tmp_path, rl(method=method))
-    assert abs(log_of(tmp_path)[0]["loss"]) < 1e-12
-    assert log_of(tmp_path)[0]["grad_norm"] > 0
 
 
 def one_prompt_teaches(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -155,24 +148,6 @@ def three(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("three")
     run(policy, work, rl(method=NOISY, minibatches=2), 3)
     return work
-
-
-def test_slots_and_checkpoints_change_nothing(policy: Path, three: Path, tmp_path: Path) -> None:
-    other = rl(method=NOISY, minibatches=2, slots=3, checkpoint_every_steps=1)
-    run(policy, tmp_path, other, 3)
-    assert weights(tmp_path) == weights(three)
-    assert log_of(tmp_path) == log_of(three)
-
-
-def test_the_size_of_forwards_changes_a_run_by_rounding_only(
-    policy: Path, three: Path, tmp_path: Path
-) -> None:
-    run(policy, tmp_path, rl(method=NOISY, minibatches=2, tokens_per_forward=24), 3)
-    drawn = [[r.ids for r in rollouts_of(work)] for work in (tmp_path, three)]
-    assert drawn[0] == drawn[1]
-    for cut, whole in zip(log_of(tmp_path), log_of(three), strict=True):
-        assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-9, abs=1e-12)
-        assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-9)
 
 
 def test_two_segments_are_one_run(policy: Path, three: Path, tmp_path: Path) -> None:
@@ -294,16 +269,6 @@ def leave_after(
     return done
 
 
-def test_a_run_with_a_lag_that_leaves_goes_on_where_it_was(
-    policy: Path, behind: Path, tmp_path: Path
-) -> None:
-    leave_after(1, policy, tmp_path, BEHIND, 4)
-    for kept in (tmp_path / "scratch" / "rollouts").iterdir():
-        kept.rename(tmp_path / f"lost-{kept.name}")
-    run(policy, tmp_path, BEHIND, 4)
-    assert weights(tmp_path) == weights(behind)
-
-
 def test_a_recording_has_the_trainers_own_logps(three: Path, tmp_path: Path) -> None:
     rollouts = list(read_rollouts(record(three, tmp_path / "rollouts")))
     assert len(rollouts) == 3 * 4 * 6
@@ -352,21 +317,6 @@ def test_rollouts_in_scratch_that_other_weights_drew_are_drawn_again(
     (tmp_path / "scratch" / "rollouts" / "iteration-000001").mkdir()
     run(policy, tmp_path, config, 3)
     assert weights(tmp_path) == weights(three)
-
-
-def test_a_kept_iteration_that_is_missing_is_named(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "rollouts")
-    kept.put(0, [])
-    kept.put(2, [])
-    with pytest.raises(ValueError, match="the rollouts of iteration 2 were in the scratch"):
-        list(kept.all(range(3)))
-
-
-def test_a_run_that_goes_on_with_other_threads_says_so(policy: Path, tmp_path: Path) -> None:
-    (tmp_path / "scratch" / "threads").mkdir(parents=True)
-    (tmp_path / "scratch" / "threads" / "64").touch()
-    told = run(policy, tmp_path, rl(), 1)
-    assert "and 64 threads, so its weights may differ in their last bits" in told["notices"][-1]
 
 
 # --- other methods, and what is left out ----------------------------------------------------------
@@ -418,14 +368,6 @@ def test_an_update_of_prompts_that_all_lack_verdicts_is_one_of_those_that_are_th
     assert log_of(tmp_path / "with")[0]["updates"] == 1
     one, other = (folder_bytes(tmp_path / name / "out/model") for name in ("with", "without"))
     assert one == other
-
-
-def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> None:
-    def broken(rollouts: Any) -> list[Any]:
-        return [replace(r, rewards={"broken": float("nan")}) for r in rollouts]
-
-    with pytest.raises(ValueError, match="completion 0: its reward broken is nan"):
-        run(policy, tmp_path, rl(), 1, judge=broken)
 
 
 def test_a_run_in_which_no_completion_has_a_reward_says_so(policy: Path, tmp_path: Path) -> None:
@@ -493,30 +435,6 @@ def test_settings_that_would_train_on_something_else_are_refused(settings: Any, 
         rl(**settings)
 
 
-def test_raft_may_draw_at_any_temperature_and_a_single_completion() -> None:
-    assert rl(method=Raft(), temperature=1.3, completions=1).completions == 1
-
-
-def test_too_few_prompts_are_refused(policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"takes 11 prompts, but there are only 10: .* set rl\.prompts=10 "
-    ):
-        run(policy, tmp_path, rl(prompts=11), 1)
-
-
-def test_a_segment_of_no_iterations_is_refused(policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
-        run(policy, tmp_path, rl(), 0)
-
-
-def test_a_recording_without_rewards_is_refused(policy: Path, three: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "rollouts"
-    drawn = read_rollouts(record(three, folder))
-    write_rollouts(tmp_path / "bare", [replace(rollout, rewards={}) for rollout in drawn])
-    with pytest.raises(ValueError, match="has a reward; judge them first"):
-        run_replay(Folders(policy), rl(), tmp_path / "bare", Workplace(tmp_path, tmp_path / "s"))
-
-
 def test_a_recording_of_longer_completions_than_the_loss_divides_by_is_refused(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
@@ -559,9 +477,3 @@ def test_a_recording_of_a_part_of_the_distribution_is_refused_where_tokens_are_w
         place = Workplace(tmp_path / method.name, tmp_path / f"{method.name}-scratch")
         run_replay(Folders(policy), rl(method=method), folder, place)
         assert (place.output / "model" / "model.safetensors").is_file()
-
-
-def test_every_prompt_comes_up_before_any_comes_again() -> None:
-    seen = [request.row for i in range(2) for request in ASKED.requests(rl(prompts=5), i)]
-    assert sorted(set(seen)) == sorted(row for row, _ in ASKED.prompts)
-    assert len(seen) == 10 * 6

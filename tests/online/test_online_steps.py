@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
-from experiment_desk import Desk
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
 from worlds import ShortWords
 
-from pipeline import Artifact, Step, adopt
 from pipeline.show.views import Curves, Texts
 from steps.checking.config import JudgeConfig
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
-from steps.kinds import Model, Prompts
 from steps.models.folders import load_model
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
@@ -135,25 +132,6 @@ def test_segments_and_a_replay_end_with_the_bits_of_one_run(
         assert folder_bytes(again.path / part) == folder_bytes(made / part)
 
 
-def test_more_iterations_leave_earlier_segments_as_they_are(tmp_path: Path) -> None:
-    def adopted(name: str, kind: type[Artifact]) -> Step:
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "content").write_text(name)
-        return adopt(str(tmp_path / name), kind)
-
-    prompts, policy = adopted("prompts", Prompts), adopted("policy", Model)
-
-    def segments(count: int) -> list[str]:
-        steps: list[Step] = []
-        for _ in range(count):
-            start = steps[-1]["state"] if steps else None
-            steps.append(train_online(prompts, policy, 5, config=CONFIG, start=start))
-        return [step.fingerprint for step in steps]
-
-    assert segments(3)[:2] == segments(2)
-    assert len(set(segments(3))) == 3
-
-
 @pytest.mark.parametrize("preset", sorted(Path("conf/rl").glob("*.yaml")), ids=lambda p: p.stem)
 def test_presets_are_settings_that_their_methods_take(preset: Path) -> None:
     content = yaml.safe_load(preset.read_text())
@@ -161,14 +139,3 @@ def test_presets_are_settings_that_their_methods_take(preset: Path) -> None:
     settings = content.get("method", {})
     method: Callable[..., Any] = METHODS[override["override method"]]
     RlConfig(method=method(**settings))
-
-
-def test_there_is_a_preset_of_every_method_that_is_promised(repository: Path) -> None:
-    there = {file.stem for file in (repository / "conf" / "rl").glob("*.yaml")}
-    named = {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "online_dpo", "raft"}
-    assert there == named
-
-
-def test_the_experiment_is_planned_with_another_method(repository: Path, tmp_path: Path) -> None:
-    desk = Desk(repository, "grpo_arithmetic", tmp_path, ("rl=raft",))
-    assert "train_online" in desk.plan()

@@ -12,9 +12,6 @@ import pytest
 from rank_processes import run_ranks
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 from worlds import Halves, OddLength
 
 import steps.online.recording as recorder
@@ -29,7 +26,7 @@ from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.vocabularies import TEMPLATE, TOKENIZER
 from steps.generation.config import WHOLE, SamplingConfig
 from steps.generation.engine import Engine, Finish, Finished, Request
-from steps.generation.sampling import decoded, make_requests
+from steps.generation.sampling import make_requests
 from steps.generation.slots import SlotEngine
 from steps.judge import judge
 from steps.kinds import Model, Prompts, Rollouts
@@ -39,8 +36,7 @@ from steps.online.config import RlConfig
 from steps.online.iteration_rollouts import Recorded
 from steps.online.learning_from import describe, experience_of, overlong
 from steps.online.methods.online_dpo import OnlineDpo
-from steps.online.recording import record, require_ids, require_whole_distribution
-from steps.online.rewarding.judging import copy_beside
+from steps.online.recording import record, require_whole_distribution
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
 from steps.train_on_rollouts import train_on_rollouts
@@ -118,14 +114,6 @@ def test_a_recording_says_from_what_it_was_drawn(
             require_whole_distribution(work / "made")
 
 
-@pytest.mark.parametrize("told", [{"top_p": None, "min_p": None}, {"top_k": -1}])
-def test_a_recording_of_another_tool_says_in_its_way_that_no_token_was_left_out(
-    tmp_path: Path, told: dict[str, Any]
-) -> None:
-    (tmp_path / "engine.json").write_text(json.dumps(told))
-    require_whole_distribution(tmp_path)
-
-
 def test_a_plan_refuses_a_part_of_the_distribution_where_tokens_would_be_weighed(
     prompts: Path, policy: Path
 ) -> None:
@@ -150,14 +138,6 @@ def test_prompts_that_cannot_be_told_apart_and_no_prompts_are_refused(
         sampled(tmp_path / "work", tmp_path / "same", policy)
 
 
-def test_texts_are_a_view_that_the_recording_s_own_tokenizer_gives(recording: Path) -> None:
-    rollouts = list(read_rollouts(recording))
-    tokenizer = word_tokenizer()
-    assert texts(recording, (r.ids for r in rollouts)) == [
-        tokenizer.decode(list(r.ids), skip_special_tokens=True) for r in rollouts
-    ]
-
-
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     rollout = Rollout(
         "q", 2, (5, 6), (7, 8, 2), (True, False, True), (-0.5, 0.0, -1.25), Finish.stop, "w",
@@ -168,17 +148,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     write_rollouts(tmp_path, [rollout, plain])
     assert list(read_rollouts(tmp_path)) == [rollout, plain]
     assert by_row([rollout, plain]) == {(3, "q"): [rollout, plain]}
-
-
-def test_a_rollout_whose_logps_are_not_one_a_token_is_refused(recording: Path) -> None:
-    rollout = next(read_rollouts(recording))
-    with pytest.raises(ValueError, match=r"row 'q0', completion 0: logps has 1 values"):
-        replace(rollout, logps=(-1.0,))
-    for nonsense in (float("nan"), -float("inf"), 2.0):
-        with pytest.raises(ValueError, match="its logps are no log-probabilities"):
-            replace(rollout, logps=(nonsense,) * len(rollout.ids))
-    with pytest.raises(ValueError, match="row 'q0', completion 0: it has a negative token id"):
-        replace(rollout, prompt_ids=(-1,))
 
 
 def test_a_recording_that_somebody_has_edited_is_not_trained_on(
@@ -258,20 +227,7 @@ def test_an_iteration_is_described_by_its_rewards_lengths_and_entropy(recording:
     )
 
 
-def test_tokens_that_a_model_does_not_have_are_refused() -> None:
-    require_ids([("q", (0, 63)), ("empty", ())], 64)
-    with pytest.raises(ValueError, match=r"row 'q' has the token ids 1 to 64"):
-        require_ids([("q", (1, 64))], 64)
-
-
 # --- the same whatever happens --------------------------------------------------------------------
-
-
-def test_slots_are_no_part_of_a_recording(
-    tmp_path: Path, recording: Path, prompts: Path, policy: Path
-) -> None:
-    sampled(tmp_path / "again", prompts, policy, replace(CONFIG, slots=2, tokens_per_forward=8))
-    assert folder_bytes(tmp_path / "again" / "made") == folder_bytes(recording)
 
 
 @pytest.mark.slow
@@ -394,13 +350,6 @@ def judged_by(
     return list(read_rollouts(work / "made")), dict(metrics or {})
 
 
-def test_a_recording_without_completions_is_not_judged(recording: Path, tmp_path: Path) -> None:
-    write_rollouts(tmp_path, [])
-    copy_beside(recording, tmp_path)
-    with pytest.raises(ValueError, match="has no completions to judge; sample some"):
-        judged_by(tmp_path / "judged", tmp_path, Boxed())
-
-
 def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     tmp_path: Path, recording: Path
 ) -> None:
@@ -445,17 +394,3 @@ def test_a_checker_that_comes_to_too_few_verdicts_stops_the_run(
     sampled(tmp_path / "work", tmp_path / "unanswered", policy)
     with pytest.raises(ValueError, match=r"row 'q0': the row has no answer; .* 7 of 7 rows"):
         judged_by(tmp_path / "judged", tmp_path / "work" / "made", Boxed())
-
-
-def test_a_recording_is_read_as_it_was_judged_whatever_clean_up_a_tokenizer_asks_for(
-    tmp_path: Path,
-) -> None:
-    core = Tokenizer(WordLevel({"x": 0, "=": 1, ".": 2, "[E]": 3}, unk_token="[E]"))
-    asking = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="[E]", clean_up_tokenization_spaces=True
-    )
-    asking.save_pretrained(tmp_path)
-    assert asking.decode([0, 1, 2]) == "x =."
-
-    assert decoded(asking, [0, 1, 2, 3]) == "x = ."
-    assert texts(tmp_path, [[0, 1, 2, 3]]) == ["x = ."]

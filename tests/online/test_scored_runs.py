@@ -21,7 +21,6 @@ from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
-from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.generation.engine import Finish
 from steps.judge_with_reward_model import judge_with_reward_model
@@ -96,13 +95,6 @@ def test_the_rewards_of_a_run_are_those_of_its_recording(
     assert metrics["final"]["completions/unscorable"] == cut
 
 
-def test_the_policy_learns_what_the_reward_model_likes(
-    folders: tuple[Any, Any, Any], tmp_path: Path
-) -> None:
-    _, metrics = online(folders, tmp_path, 6)
-    assert metrics["final"]["reward"] > metrics["first"]["reward"]
-
-
 def test_segments_and_a_replay_end_with_the_bits_of_one_run(
     folders: tuple[Any, Any, Any], run: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -132,15 +124,3 @@ def test_a_checker_adds_its_reward_and_cut_completions_may_have_one(
         settings = {"scoring": ModelRewards(name=giver.name), what: giver}
         with pytest.raises(ValueError, match=f"{what} and reward model both give a reward named"):
             online(folders, tmp_path / "one-name", 1, **settings)
-
-
-def test_of_each_kind_of_notice_a_run_has_one(
-    folders: tuple[Any, Any, Any], tmp_path: Path
-) -> None:
-    """In each iteration the limit refuses other completions."""
-    tokenize = TokenizeConfig(max_length=5)
-    _, metrics = online(folders, tmp_path, 3, scoring=ModelRewards(tokenize=tokenize))
-    assert metrics["first"]["completions/unscorable"] > 0
-    assert metrics["final"]["completions/unscorable"] > 0
-    told = [notice for notice in metrics["notices"] if "has no score" in notice]
-    assert len(told) == 1

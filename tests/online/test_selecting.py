@@ -72,11 +72,6 @@ def test_one_right_completion_of_each_prompt_is_imitated(recording: Path) -> Non
     assert demonstrated(recording, Best()) == [("0/a/1", (8, 9, 2)), ("0/b/2", (10, 11, 2))]
 
 
-def test_best_of_n_takes_the_best_whatever_it_is_worth(recording: Path) -> None:
-    chosen = demonstrated(recording, Best(least_reward=None))
-    assert [row for row, _ in chosen] == ["0/a/1", "0/b/2", "0/c/0"]
-
-
 def test_all_right_takes_every_different_one(recording: Path) -> None:
     chosen = demonstrated(recording, Best(per_prompt=None))
     assert [row for row, _ in chosen] == ["0/a/1", "0/b/2", "0/b/3"]
@@ -132,13 +127,6 @@ def test_completions_that_cannot_be_compared_are_refused(recording: Path) -> Non
         write_pairs(recording, Pairs(), recording.parent / "out")
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
-    """Sorted by a NaN, the best completion is any."""
-    with pytest.raises(ValueError, match="row 'a', completion 0: its reward checker is"):
-        drawn("a", 0, (7, 2), reward)
-
-
 def test_pairs_are_the_best_against_the_worst(recording: Path) -> None:
     output = recording.parent / "out"
     write_pairs(recording, Pairs(per_prompt=2), output)
@@ -173,12 +161,6 @@ def test_trainers_take_what_was_selected(recording: Path, tmp_path: Path) -> Non
     place = Workplace(tmp_path / "reference", tmp_path / "scratch")
     scored = run_reference(policy.path, read_rows(pairs.path), ReferenceConfig(), place)
     assert scored["groups"] == len(groups) == 2
-
-
-def test_a_margin_leaves_close_pairs_out(recording: Path) -> None:
-    output = recording.parent / "out"
-    metrics = write_pairs(recording, Pairs(per_prompt=2, margin=0.6), output)
-    assert metrics["pairs"] == 2
 
 
 def test_a_recording_in_which_there_is_nothing_to_choose_is_refused(

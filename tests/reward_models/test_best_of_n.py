@@ -42,12 +42,6 @@ def test_each_picker_takes_its_best_of_disjoint_runs_of_samples() -> None:
     assert found[4] == {"reward_model": 0.5, "majority": 1.0, "checker": 1.0}
 
 
-def test_samples_left_over_from_the_runs_are_not_looked_at() -> None:
-    assert curve(A, sizes=[3]) == curve(
-        sampled("7", *zip("755", (1.0, 0.5, 3.0), strict=True)), sizes=[3]
-    )
-
-
 def test_samples_vote_for_one_answer_however_its_digits_are_spelled() -> None:
     votes = [(text, 0.0) for text in ("5", "5", "7", "\N{ARABIC-INDIC DIGIT SEVEN}", "\uff17")]
     (point,) = best_of_n([sampled("7", *votes)], [5])
@@ -69,16 +63,6 @@ def test_a_sample_without_a_score_is_never_preferred_and_one_without_an_answer_n
     assert silent.majority["value"] == 0
 
 
-def test_the_score_of_what_is_picked_never_falls_with_n() -> None:
-    scores = [point.score for point in best_of_n([A, B], [1, 2, 4])]
-    assert scores == sorted(score for score in scores if score is not None)
-
-
-def test_too_few_samples_are_told_by_row() -> None:
-    with pytest.raises(ValueError, match=r"row 'q7' has 4 completions, too few for the best of 8"):
-        best_of_n([A], [1, 8])
-
-
 def test_one_right_of_four_needs_a_strictly_highest_score() -> None:
     wins = sampled("7", ("1", 0.0), ("2", 0.1), ("2", 0.1), ("3", 0.2), ("7", 0.3), ("4", 9.0))
     ties = sampled("7", ("1", 0.0), ("2", 0.1), ("3", 0.2), ("7", 0.2))
@@ -95,13 +79,6 @@ def test_over_optimisation_is_told_where_intervals_part() -> None:
     assert "the best of 4 is right in 0.000, the best of 1 in 0.750" in told
     better = [sampled("7", ("5", 0.1), ("7", 0.2)) for _ in range(30)]
     assert over_optimised(best_of_n(better, [1, 2])) is None
-
-
-def test_three_prompts_are_too_few_for_over_optimisation() -> None:
-    worse = [sampled("7", ("7", 0.1), ("5", 0.2), ("7", 0.1), ("5", 0.1)) for _ in range(3)]
-    curve = best_of_n(worse, [1, 4])
-    assert curve[-1].reward_model == {"value": 0, "low": 0, "high": pytest.approx(0.5615, abs=1e-4)}
-    assert over_optimised(curve) is None
 
 
 def test_pairs_are_counted_and_a_tie_is_no_hit() -> None:

@@ -13,11 +13,10 @@ import pytest
 import torch
 from fresh_processes import exit_code
 from rank_processes import run_ranks
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_models import (
     folder_bytes,
     gpt2,
-    llama,
     log_of,
     model_folder,
     pair_records,
@@ -163,17 +162,6 @@ def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(tmp_path: Path
             assert one == pytest.approx(whole, rel=1e-9, abs=1e-10)
 
 
-def test_margins_widen_what_is_learnt(tmp_path: Path) -> None:
-    init = model_folder(tmp_path / "init", llama)
-    records = [{**r, "score_chosen": 9.0, "score_rejected": 1.0} for r in pair_records(8)]
-    for name, scale in (("without", 0.0), ("with", 0.5)):
-        config = replace(CONFIG, epochs=10, loss=BradleyTerry(margin_per_score=scale))
-        trained(init, tmp_path / name, config, records)
-    without, margin = (log_of(tmp_path / name / "model") for name in ("without", "with"))
-    assert margin[0]["loss"] == pytest.approx(math.log1p(math.exp(4.0)), rel=1e-12)
-    assert margin[-1]["rewards/margins"] > without[-1]["rewards/margins"] + 0.5
-
-
 def test_held_out_pairs_are_evaluated_and_the_best_step_is_kept(init: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, eval_every_steps=3, keep_best="eval_rewards/accuracies")
     place = Workplace(tmp_path / "model", tmp_path / "scratch")
@@ -293,26 +281,6 @@ def test_a_tokenizer_s_own_padding_token_is_kept_where_no_response_ends_with_it(
     padded_alike(tmp_path / "model", records, tmp_path)
 
 
-def test_a_padding_token_can_be_named(tmp_path: Path) -> None:
-    folder = with_tokenizer(tmp_path / "init", pad=None)
-    records = ending(pair_records(8), 2)
-    trained(folder, tmp_path, replace(CONFIG, pad_token="w7"), records)
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token == "w7"
-    padded_alike(tmp_path / "model", records, tmp_path)
-    for named, fault in (("nowhere", "is no token of the tokenizer"), ("<end>", "ends a response")):
-        with pytest.raises(ValueError, match=rf"pad_token='{named}' {fault}"):
-            trained(folder, tmp_path / named, replace(CONFIG, pad_token=named), records)
-        assert not (tmp_path / named / "model").exists()  # nothing was trained for that
-
-
-def test_without_a_padding_token_transformers_refuses_batches(run: tuple[Path, Any]) -> None:
-    work, summary = run
-    assert any("there is no padding token" in notice for notice in summary["notices"])
-    model = AutoModelForSequenceClassification.from_pretrained(work / "model")
-    with pytest.raises(ValueError, match="batch sizes > 1 if no padding token"):
-        model(input_ids=torch.tensor([[1, 2], [3, 4]]))
-
-
 def test_what_is_no_reward_model_is_refused(init: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no reward model: it lacks score\.weight"):
         load_reward_model(init, Dtype.float32)
@@ -322,15 +290,6 @@ def test_what_is_no_reward_model_is_refused(init: Path, tmp_path: Path) -> None:
         start_reward_model(three, Dtype.float32)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_reward_model(tmp_path / "nowhere", Dtype.float32)
-
-
-@pytest.mark.parametrize("name", ["score.bias", "score.0.weight"])
-def test_a_head_that_transformers_would_read_in_part_is_refused(init: Path, name: str) -> None:
-    file = init / "model.safetensors"
-    save_file(load_file(file) | {name: torch.ones(1)}, file, {"format": "pt"})
-    for load in (load_reward_model, start_reward_model):
-        with pytest.raises(ValueError, match=rf"has {name}, and a reward model's head"):
-            load(init, Dtype.float32)
 
 
 # --- killed, and on several ranks ----------------------------------------------------------------

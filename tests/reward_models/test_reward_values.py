@@ -12,14 +12,11 @@ from families import FAMILIES, UNLIKE
 from tiny_models import VOCABULARY, model_folder
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     BloomConfig,
     BloomForCausalLM,
     PreTrainedModel,
 )
 
-from benchmarks.architectures import pairs as random_pairs
-from benchmarks.architectures import tiny
 from steps.models.config import Dtype
 from steps.models.value_head import value_head
 from steps.reward_models.bradley_terry import BradleyTerry
@@ -167,12 +164,6 @@ def test_training_sees_the_bits_that_scoring_sees(tmp_path: Path) -> None:
     assert seen.logps.flatten().tolist() == values(model, pack).tolist()
 
 
-def test_the_last_token_counts(tmp_path: Path) -> None:
-    model = packed(model_folder(tmp_path, FAMILIES["llama"]), Dtype.float32)
-    one, other = values(model, make_pack([group((1, 2, 3), (4, 5, 6), (4, 5, 7))])).tolist()
-    assert abs(one - other) > 1e-3
-
-
 def test_a_model_that_takes_no_packs_scores_in_padded_batches(tmp_path: Path) -> None:
     config = BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=4)
     folder = model_folder(tmp_path, lambda: BloomForCausalLM(config))
@@ -187,21 +178,6 @@ def test_a_model_that_takes_no_packs_scores_in_padded_batches(tmp_path: Path) ->
     scores = scorer.logps(scorer.prepare(groups)).result().sequences
     scorer.close()
     torch.testing.assert_close(scores, expected.double(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_score_does_not_depend_on_longer_sequences_that_were_read_before(tmp_path: Path) -> None:
-    """A "dynamic" rotation keeps the angles of the longest one."""
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-
-    def build() -> PreTrainedModel:
-        return tiny("llama", rope_parameters=rope, max_position_embeddings=8).float()
-
-    model = reward_model(model_folder(tmp_path / "model", build))
-    groups = [as_whole(group) for group in random_pairs([(3, 6, 5), (9, 30, 2), (3, 6, 5)])]
-    first, _, last = (values(model, make_pack([group])) for group in groups)
-    again = values(model, make_pack(groups[:1]))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, last)
 
 
 def test_packing_is_checked_although_a_new_head_gives_every_response_zero(
@@ -224,13 +200,3 @@ def test_packing_is_checked_although_a_new_head_gives_every_response_zero(
     packing = check_packing(model, groups, Attention.auto, probe=VALUES.probe)
     assert packing.attention is Attention.padded
     assert packing.why_not is not None
-
-
-@pytest.mark.parametrize("family", UNCLASSIFIED)
-def test_an_architecture_without_a_classifier_is_refused_by_its_name(
-    tmp_path: Path, family: str
-) -> None:
-    folder = model_folder(tmp_path, FAMILIES[family])
-    kind = AutoConfig.from_pretrained(folder).model_type
-    with pytest.raises(ValueError, match=f"no sequence classifier of the type '{kind}'"):
-        start_reward_model(folder, Dtype.float32)

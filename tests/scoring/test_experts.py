@@ -15,8 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from steps.generation.engine import Request
 from steps.generation.slots import SlotEngine
-from steps.models.adapters import add_adapter
-from steps.models.config import Dtype, LoraConfig
+from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
@@ -79,16 +78,6 @@ def test_a_pair_has_the_same_bits_in_any_pack(folder: Path) -> None:
     assert logps(model, pairs[:5], pairs[5:]).equal(together)
 
 
-def test_a_gate_with_an_adapter_has_the_bits_that_it_has_without(tmp_path: Path) -> None:
-    config = CONFIG_MAPPING["qwen2_moe"](**SIZES, **MIXTURES["qwen2_moe"])
-    model = load_model(model_folder(tmp_path, lambda: AutoModelForCausalLM.from_config(config)))
-    use_packed_attention(model)
-    pairs = some_pairs()
-    before = logps(model, pairs)
-    add_adapter(model, LoraConfig(target_modules=["shared_expert_gate"]), seed=0)
-    assert logps(model, *([pair] for pair in pairs)).equal(before)
-
-
 def test_a_completion_has_the_same_bits_in_any_slots(folder: Path) -> None:
     model, draw = load_model(folder), random.Random(1)
     prompts = [some(draw, 20) for _ in range(6)]
@@ -115,13 +104,3 @@ def test_experts_compute_as_in_transformers(folder: Path, dtype: Dtype, digits: 
         gradients.append([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
     for actual, expected in zip(*gradients, strict=True):
         assert_close(actual, expected, rtol=digits, atol=digits)
-
-
-def test_experts_with_sizes_that_grouped_products_refuse_are_read_in_a_loop(tmp_path: Path) -> None:
-    sizes = {**SIZES, **MIXTURES["qwen3_moe"], "moe_intermediate_size": 6}
-    config = CONFIG_MAPPING["qwen3_moe"](**sizes)
-    test_experts_compute_as_in_transformers(
-        model_folder(tmp_path, lambda: AutoModelForCausalLM.from_config(config)),
-        Dtype.float32,
-        1e-5,
-    )

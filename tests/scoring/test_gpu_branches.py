@@ -3,7 +3,6 @@ for CUDA: shapes, dtypes and devices of every operation, and no number. What ask
 is given the answers of a machine with GPUs. Nothing here needs or shows a GPU; it finds what would
 not even run."""
 
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -27,7 +26,6 @@ from steps.losses.registry import losses_of
 from steps.models import activation_checkpointing, ranks
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.adapters import add_adapter
-from steps.models.call_queue import SerialQueue
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_as
 from steps.scoring import attention, gradients
@@ -35,7 +33,6 @@ from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import TokenLogps, forward_backward, token_logps
 from steps.scoring.packing import Pack, lengths_of, make_pack, without_waiting
-from steps.scoring.parity import slow_on_gpu
 from steps.scoring.scorer import Scorer
 from steps.training.objectives import Objective, preference_objective, unpaired_objective
 from steps.training.policy import require_deterministic_kernels
@@ -202,25 +199,6 @@ def test_a_window_reaches_the_kernel_and_its_numbers_do_not_wait_for_the_device(
     assert counted(model, small)["torch_attn._varlen_attn"] > 0
 
 
-@pytest.mark.parametrize("accepted", [True, False])
-def test_a_kernel_that_always_splits_keys_is_used_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, accepted: bool
-) -> None:
-    kernel, given = torch.nn.attention.varlen.varlen_attn, []
-
-    @functools.wraps(kernel)
-    def choosy(*args: Any, num_splits: int | None = None, **settings: Any) -> Any:
-        given.append(num_splits)
-        if num_splits is not None and not accepted:
-            raise RuntimeError("num_splits is not supported")
-        return kernel(*args, num_splits=num_splits, **settings)
-
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", choosy)
-    model = on_meta(LlamaForCausalLM, LlamaConfig(**LLAMA_3_8B, num_hidden_layers=1))
-    assert counted(model, pairs(1))["torch_attn._varlen_attn"] > 0
-    assert given[1:] == [1 if accepted else None] * len(given[1:])
-
-
 @pytest.mark.parametrize(
     ("architecture", "of"),
     [
@@ -241,34 +219,6 @@ def test_attention_of_every_kind_is_traced_with_every_checkpointing(
         checkpoint_activations(model, how)
         flashes = counted(model, pairs(2)).get("torch_attn._varlen_attn", 0)
         assert (flashes > 0) is (of == "plain attention")
-
-
-@pytest.mark.parametrize("why", ["float32", "an odd size of heads"])
-def test_what_flash_attention_cannot_do_goes_segment_by_segment(why: str) -> None:
-    dtype = torch.float32 if why == "float32" else torch.bfloat16
-    sizes = {**LLAMA_3_8B, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"intermediate_size": 96, "vocab_size": 97, "num_hidden_layers": 1}
-    sizes |= {} if why == "float32" else {"head_dim": 20}  # no multiple of 8
-    model = on_meta(LlamaForCausalLM, LlamaConfig(**sizes), dtype)
-    group = TokenGroup("a", "a", (3,) * 9, (TokenResponse((4,) * 5), TokenResponse((5,) * 30)))
-    assert "torch_attn._varlen_attn" not in counted(model, [group])
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "tokens", "told"),
-    [
-        ("cuda", torch.float32, 16384, "float32 on a GPU goes without flash attention"),
-        ("cuda", torch.bfloat16, 1024, "tokens_per_forward=1024 is little work for a GPU"),
-        ("cuda", torch.bfloat16, 16384, None),
-        ("cpu", torch.float32, 1024, None),
-    ],
-)
-def test_slow_choices_are_told_on_a_gpu_alone(
-    device: str, dtype: torch.dtype, tokens: int, told: str | None
-) -> None:
-    model: Any = SimpleNamespace(device=torch.device(device), dtype=dtype)
-    notice = slow_on_gpu(model, tokens)
-    assert notice is None if told is None else told in str(notice)
 
 
 CUDA_1 = torch.device("cuda:1")
@@ -331,12 +281,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "get_device_name", noting("name", "NVIDIA H100 80GB HBM3"))
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: [asked.append("pin"), tensor][1])
     return asked
-
-
-def test_a_queue_works_on_the_gpu_of_the_thread_that_made_it(gpus: list[Any]) -> None:
-    queue = SerialQueue()
-    assert queue.submit(lambda: list(gpus)).result() == [("set_device", 1)]
-    queue.close()
 
 
 def test_checkpointing_puts_back_the_random_state_of_the_layer_s_own_gpu(gpus: list[Any]) -> None:

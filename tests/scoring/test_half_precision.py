@@ -1,24 +1,20 @@
 """The rounding of a model of 16 bits hides nothing that is wrong: neither in packs, nor in batches,
 nor in slots, nor tokens that see later ones."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.architectures import HELD_OUT, TRAINING, tiny
-from steps.generation.choosing import choose_engine, sample_checked
+from steps.generation.choosing import choose_engine
 from steps.generation.engine import Request
-from steps.generation.slots import SlotEngine
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_model, save_model
-from steps.scoring import attention, parity
 from steps.scoring.architectures import in_float32 as half
-from steps.scoring.architectures.in_float32 import found_in_float32, in_float32
+from steps.scoring.architectures.in_float32 import in_float32
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.config import Attention
 from steps.scoring.parity import check_packing
@@ -50,28 +46,6 @@ def test_a_model_is_read_as_in_float32_and_keeps_its_weights(
     for name, tensor in model.state_dict().items():
         assert tensor.dtype is before[name].dtype
         assert torch.equal(tensor, before[name])
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("is_wrong", [False, True])
-def test_more_rounding_than_usual_is_no_fault_if_a_model_s_own_forward_rounds_as_much(
-    is_wrong: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(parity._TOLERANCES, torch.bfloat16, (0.0, 0.0))
-    if is_wrong:  # in this dtype only, as a kernel would be
-        monkeypatch.setattr(attention, "_added", see_everything(attention._added))
-    model = tiny("llama", initializer_range=0.05).bfloat16()
-    layout = check_packing(model, EVERY).layout
-    assert (layout is Layout.packed) == (not is_wrong)
-
-
-def see_everything(added: Callable[[Tensor, torch.dtype], Tensor]) -> Any:
-    def mistaken(seen: Tensor, dtype: torch.dtype) -> Tensor:
-        is_exact = dtype is torch.float32
-        return added(seen if is_exact else torch.ones_like(seen), dtype)
-
-    return mistaken
 
 
 @torch.no_grad()
@@ -114,17 +88,6 @@ def failing_in_float32(error: BaseException) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
-def test_weights_have_their_own_memory_again_where_it_does_not_suffice() -> None:
-    model = failing_in_float32(torch.OutOfMemoryError())
-    places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-    found = found_in_float32(model, lambda: model(input_ids=torch.tensor([[3, 4]])))
-    assert found == (None, half.NO_MEMORY)
-    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places
-    assert check_packing(model, EVERY).layout is Layout.packed
-    assert choose_engine(model, REQUESTS).name == "slots"
-
-
 @pytest.mark.parametrize(
     ("wanted", "how"), [(Attention.auto, "in packs"), (Attention.padded, "in padded batches")]
 )
@@ -141,14 +104,6 @@ def test_a_user_is_told_where_only_the_rounded_comparison_was_made(
     monkeypatch.setattr(half, "DTensor", torch.nn.Parameter)  # as each weight of a sharded model is
     told = check_packing(model, EVERY, wanted).notice or ""
     assert told.endswith(f"and not in float32: {half.SHARED}")
-
-
-@torch.no_grad()
-def test_weights_are_given_back_after_an_interrupt() -> None:
-    model = failing_in_float32(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        check_packing(model, EVERY)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 @torch.no_grad()
@@ -174,29 +129,6 @@ def test_slots_are_right_in_float32_too(architecture: str, name: str) -> None:
     choice = choose_engine(tiny(architecture).bfloat16(), REQUESTS)
     assert choice.name == name
     assert (choice.why_not is None) == (name == "slots")
-
-
-@torch.no_grad()
-def test_an_operation_that_float32_lacks_is_no_fault_of_slots() -> None:
-    for error, reason in (
-        (RuntimeError("no kernel for float32"), half.NO_OPERATION),
-        (MemoryError(), half.NO_MEMORY),
-    ):
-        choice = choose_engine(failing_in_float32(error), REQUESTS)
-        assert choice.name == "slots"
-        told = choice.notice or ""
-        assert "whose rounding can hide a difference" in told
-        assert told.endswith(f"and not in float32: {reason}")
-    assert choose_engine(tiny("llama").bfloat16(), REQUESTS).notice is None
-
-
-@torch.no_grad()
-def test_a_user_who_samples_once_is_told_that_only_the_rounded_comparison_was_made() -> None:
-    model = failing_in_float32(RuntimeError("no kernel for float32"))
-    told: list[int] = []
-    drawn, notice = sample_checked(SlotEngine(model, "", 2), REQUESTS, REQUESTS, told.append)
-    assert len(drawn) == len(REQUESTS)
-    assert (notice or "").endswith(f"and not in float32: {half.NO_OPERATION}")
 
 
 @torch.no_grad()

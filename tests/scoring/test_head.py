@@ -11,13 +11,10 @@ from tiny_models import gemma2, granite, llama, model_folder
 from torch import Tensor, nn
 from transformers import CohereConfig, CohereForCausalLM, PreTrainedModel
 
-from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.scoring.head import (
     Head,
-    compile_softmax,
     compiled_kernels,
-    gaps_of,
     output_head,
     softmax_backward,
 )
@@ -79,20 +76,6 @@ def test_through_autograd_it_is_the_same(transforms: Transforms) -> None:
         logps.backward(of_logps.double())
     torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-13)
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("transforms", TRANSFORMS)
-def test_a_hit_is_a_target_with_the_largest_logit(transforms: Transforms) -> None:
-    rows, targets, _ = rows_and_targets()
-    head = Head(layer(bias=True), *transforms)
-    best = layer(bias=True)(rows).argmax(dim=-1)
-    targets[::2] = best[::2]
-    expected = (targets == best).double()
-    assert 0 < expected.sum() < ROWS
-    values = head.logps_and_hits(rows, targets)
-    assert torch.equal(values, torch.stack([head.logps(rows, targets), expected], dim=1))
-    assert torch.equal(values, head.softmax(rows, targets).logps_and_hits())
-    assert torch.equal(gaps_of(head.logits(rows), targets) == 0, expected.bool())
 
 
 @torch.no_grad()
@@ -158,19 +141,6 @@ def test_a_certain_prediction_keeps_a_gradient_in_bfloat16() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [Dtype.bfloat16, Dtype.float32, Dtype.float64])
-@pytest.mark.parametrize("build", [llama, gemma2, granite])
-def test_what_a_compiler_is_given_computes_the_same(
-    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype
-) -> None:
-    model = load_model(model_folder(tmp_path, build), dtype)
-    expected = forth_and_back(output_head(model))
-    compile_softmax(model, lambda function: function)
-    found = forth_and_back(output_head(model))
-    assert all(map(torch.equal, found, expected))
-
-
-@torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -214,24 +184,6 @@ def test_gradients_have_the_dtype_that_is_wanted(wanted: torch.dtype) -> None:
         assert softmax.logps.dtype == torch.float32
         assert softmax_backward(softmax, of_logps).dtype == torch.bfloat16
     assert {p.grad.dtype for p in module.parameters() if p.grad is not None} == {wanted}
-
-
-class Adapted(nn.Linear):
-    """What an adapter library puts in a layer's place."""
-
-
-def test_only_a_linear_map_that_nobody_watches_is_plain() -> None:
-    assert Head(layer(bias=True)).is_plain
-    assert Head(layer(bias=True).requires_grad_(False)).is_plain
-    assert not Head(Adapted(WIDTH, VOCABULARY)).is_plain
-    hooked = layer(bias=True)
-    hooked.register_forward_hook(lambda *_: None)
-    assert not Head(hooked).is_plain
-    watched = layer(bias=True)
-    watched.weight.register_post_accumulate_grad_hook(lambda _: None)
-    assert not Head(watched).is_plain
-    parametrized = nn.utils.parametrizations.weight_norm(layer(bias=True))
-    assert not Head(parametrized).is_plain
 
 
 def cohere() -> PreTrainedModel:

@@ -1,6 +1,5 @@
 """Linear layers by oneDNN: the same values, the same bits in any company, the same layers."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +95,6 @@ def test_a_samplers_row_has_the_same_bits_in_any_company(inputs: int, outputs: i
             assert linear(rows[-count:].clone(), weight).equal(every[-count:])
 
 
-def test_only_a_samplers_own_products_with_small_weights_change() -> None:
-    torch.manual_seed(0)
-    rows, small, large = torch.randn(64, 96), torch.randn(256, 96), torch.randn(1024, 96)
-    before, of_large = linear(rows, small), linear(rows, large)
-    with of_changing_rows(), ThreadPoolExecutor(1) as trainer:
-        assert linear(rows, small).equal(functional.linear(rows, small))
-        assert linear(rows, large).equal(of_large)
-        assert trainer.submit(linear, rows, small).result().equal(before)
-    assert linear(rows, small).equal(before)
-
-
 @pytest.mark.parametrize("architecture", [llama, gpt2])
 def test_a_loaded_model_is_that_of_transformers_but_for_the_last_bits(
     tmp_path: Path, architecture: Any
@@ -136,17 +124,3 @@ def test_other_dtypes_and_function_transforms_are_left_to_torch(tmp_path: Path) 
     weight = torch.randn(6, 5)
     expected = torch.stack([torch.func.grad(total)(weight, row) for row in small])
     assert_close(per_example(weight, small), expected)
-
-
-def test_a_result_may_be_changed_in_place() -> None:
-    """As Gemma 3n does with the result of a layer."""
-    layer, rows = torch.nn.Linear(5, 4), torch.randn(2, 3, 5)
-    result = linear(rows, layer.weight, layer.bias)
-    result *= 2
-    result.sum().backward()
-    assert_close(layer.weight.grad, 2 * rows.sum((0, 1)).expand(4, 5))
-
-
-def test_a_wrong_shape_is_named_by_torch() -> None:
-    with pytest.raises(RuntimeError, match="4x3 and 5x6"):
-        linear(torch.randn(4, 3), torch.randn(6, 5))

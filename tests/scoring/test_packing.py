@@ -14,7 +14,7 @@ from steps.scoring.examples import (
     read_pairs,
     read_unpaired,
 )
-from steps.scoring.packing import GroupSpan, Pack, Segment, make_pack, plan_packs
+from steps.scoring.packing import GroupSpan, Segment, make_pack, plan_packs
 
 
 def group(prompt: tuple[int, ...], *responses: TokenResponse) -> TokenGroup:
@@ -71,21 +71,6 @@ def test_the_first_token_after_an_empty_prompt_is_read_and_not_scored() -> None:
     assert pack.num_scored.tolist() == [2, 1]
 
 
-def test_a_response_of_one_token_takes_no_room() -> None:
-    one = group((1, 2), everything(3), everything(4))
-    pack = make_pack([one])
-    assert one.packed_tokens == 2
-    assert pack.input_ids.tolist() == filled([1, 2])
-    assert pack.predictors.tolist() == [1, 1]
-    assert pack.targets.tolist() == [3, 4]
-
-
-@pytest.mark.parametrize(("tokens", "padded"), [(5, 32), (32, 32), (33, 40), (40, 40), (41, 48)])
-def test_rows_are_filled_up_to_counts_that_kernels_treat_alike(tokens: int, padded: int) -> None:
-    pack = make_pack([group((1,) * tokens, everything(2))])
-    assert len(pack.input_ids) == len(pack.position_ids) == padded
-
-
 def test_a_group_of_fewer_responses_than_others_has_lengths_of_0() -> None:
     groups = [group((1,), everything(2)), group((1,), everything(2, 3), everything(3))]
     assert make_pack(groups).lengths.tolist() == [[1, 0], [2, 1]]
@@ -104,19 +89,7 @@ def test_the_layout_for_variable_lengths_lists_every_segment_s_keys() -> None:
     assert (layout.longest_query, layout.longest_key) == (22, 22)
 
 
-def test_moving_a_pack_moves_all_of_it() -> None:
-    pack = make_pack([group((1, 2), everything(3, 4))]).to("meta")
-    tensors = [value for value in vars(pack).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 6
-    assert all(tensor.is_meta for tensor in tensors)
-    assert isinstance(pack, Pack)
-
-
 # --- which go together ---------------------------------------------------------------------------
-
-
-def test_the_fullest_pack_with_room_is_filled_first() -> None:
-    assert plan_packs([5, 6, 4, 3, 2], budget=10) == [[0, 3, 4], [1, 2]]
 
 
 def test_what_is_longer_than_the_budget_stands_alone() -> None:
@@ -135,12 +108,6 @@ def test_a_plan_has_every_example_once_within_the_budget(lengths: list[int], bud
 
 
 # --- examples ------------------------------------------------------------------------------------
-
-
-def test_token_counts_are_of_full_sequences_and_of_what_is_read() -> None:
-    pair = group((1, 2, 3), everything(4, 5, 6), everything(7, 8))
-    assert pair.num_tokens == 11
-    assert pair.packed_tokens == 6 == len(make_pack([pair]).input_ids) - 26
 
 
 @pytest.mark.parametrize(

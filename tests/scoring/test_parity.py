@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import oracle
 import pytest
@@ -26,18 +26,15 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from steps.data.images.images_of_rows import ImageOfRow
 from steps.models.config import Dtype
 from steps.models.folders import load_model, own_attention
-from steps.models.ranks import Ranks
 from steps.scoring import attention, parity
 from steps.scoring.attention import attends_packed
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import forward_backward, sequence_logps, token_logps
 from steps.scoring.packing import Pack, make_pack
-from steps.scoring.parity import check_packing, choose_attention
-from steps.scoring.scorer import Scorer
+from steps.scoring.parity import check_packing
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -190,26 +187,6 @@ def test_packing_that_was_asked_for_is_not_given_up_in_silence(
         check_packing(load_model(folder), groups(), Attention.packed)
 
 
-def test_packing_can_be_declined(tmp_path: Path) -> None:
-    model = load_model(model_folder(tmp_path))
-    packing = check_packing(model, groups(), Attention.padded)
-    assert (packing.attention, packing.notice) == (Attention.padded, None)
-    assert not attends_packed(model)
-
-
-def test_a_model_is_checked_against_itself_however_often(tmp_path: Path) -> None:
-    model = load_model(model_folder(tmp_path))
-    assert [check_packing(model, groups()).attention for _ in range(2)] == ["packed"] * 2
-    assert check_packing(model, groups(), Attention.padded).attention is Attention.padded
-    assert not attends_packed(model)
-
-
-def test_one_example_is_enough(tmp_path: Path) -> None:
-    one = TokenGroup("a", "a", (), (TokenResponse((3, 4)),))
-    model = load_model(model_folder(tmp_path))
-    assert check_packing(model, [one]).attention is Attention.packed
-
-
 @pytest.mark.parametrize("change", ["window", "neighbour"])
 def test_a_mistake_in_the_attention_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
@@ -251,13 +228,6 @@ def test_a_group_that_sees_its_neighbour_is_found(
     assert check_packing(model, groups()).attention is Attention.padded
 
 
-def test_a_model_of_nothing_but_nan_is_left_to_whoever_scores_with_it(tmp_path: Path) -> None:
-    model = load_model(model_folder(tmp_path))
-    with torch.no_grad():
-        model.get_parameter("model.norm.weight").fill_(torch.nan)
-    assert check_packing(model, groups()).attention is Attention.packed
-
-
 def test_more_tokens_than_a_model_has_positions_for_are_refused_by_row(tmp_path: Path) -> None:
     model = load_model(model_folder(tmp_path, gpt2))
     fits = TokenGroup("fits", "a", (3,) * 60, (TokenResponse((4,) * 5),))
@@ -265,13 +235,6 @@ def test_more_tokens_than_a_model_has_positions_for_are_refused_by_row(tmp_path:
     assert check_packing(model, [fits]).attention is Attention.packed
     with pytest.raises(ValueError, match="row 'long' has 65 tokens to read, but GPT2LMHeadModel"):
         check_packing(model, [fits, long])
-
-
-def test_rows_with_images_are_refused_on_several_ranks() -> None:
-    seen = [replace(group, images=(cast("ImageOfRow", None),)) for group in groups(2)]
-    scorer = Scorer(llama(), 64)
-    with pytest.raises(ValueError, match="images are read on one device; use one rank"):
-        choose_attention(scorer, seen, Attention.auto, Ranks(0, 2))
 
 
 def test_a_model_reads_with_sdpa_unless_it_has_none_or_sdpa_would_leave_out_a_soft_cap() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import llama, model_folder
+from tiny_models import model_folder
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_sliding_window_causal_mask
@@ -16,7 +16,6 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 from benchmarks.architectures import (
     HELD_OUT,
     TRAINING,
-    WINDOW,
     examined,
     pairs,
     tiny,
@@ -26,7 +25,6 @@ from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.scoring import parity
-from steps.scoring.architectures import masks
 from steps.scoring.architectures.pack_layouts import Layout, layout_of, plan_forwards
 from steps.scoring.attention import Reach, packed_attention
 from steps.scoring.config import Attention, ReferenceConfig
@@ -35,7 +33,6 @@ from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack, plan_batches
 from steps.scoring.parity import check_packing, choose_attention
 from steps.scoring.reference import run_reference
-from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Scorer
 from steps.training.config import ReferenceFreeConfig
 from steps.training.recipes import run_reference_free
@@ -257,17 +254,6 @@ def test_a_held_out_row_beyond_a_model_s_positions_is_named_before_training(tmp_
     assert not (tmp_path / "scratch").exists()
 
 
-def test_advice_about_attention_can_be_followed_by_every_model(tmp_path: Path) -> None:
-    model = load_model(model_folder(tmp_path, llama))
-    packed, padded = (
-        ScoredBy.of(model, Dtype.float32, attention, 1024)
-        for attention in (Attention.packed, Attention.padded)
-    )
-    for mine, other in ((packed, padded), (padded, packed)):
-        with pytest.raises(ValueError, match="set attention=padded for both, and compute it again"):
-            mine.require_comparable(other, tmp_path)
-
-
 # --- models that are not causal -----------------------------------------------------------------
 
 
@@ -413,11 +399,3 @@ def test_a_reference_of_a_hybrid_is_what_each_response_has_alone(tmp_path: Path)
         means.append(found["logps/chosen"])
         assert "read in padded batches" in found["notices"][0]
     assert means == pytest.approx([means[0]] * 3, rel=1e-6)
-
-
-def test_the_watching_attention_is_gone_after_a_check() -> None:
-    model = tiny("llama")
-    with torch.no_grad():
-        check_packing(model, TRAINING)
-    assert model.config._attn_implementation != masks.WATCHED
-    assert max(group.longest_sequence for group in TRAINING) > WINDOW

@@ -1,7 +1,6 @@
 """Reference logps: computed once, kept by shard, found by what a pair is."""
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +13,15 @@ from tiny_models import VOCABULARY, folder_bytes, model_folder, pair_records
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.workplace import Left, OnProgress, Workplace, ignore_progress
-from steps.scoring import parity
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import mismatched, read_pairs, read_unpaired
 from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import read_reference, run_reference
-from steps.training.config import DpoConfig, KtoConfig, OptimizerConfig
+from steps.training.config import DpoConfig, KtoConfig
 from steps.training.recipes import run_dpo, run_kto
 
-FAST = OptimizerConfig(learning_rate=1e-2)
 SHARDS_OF_TWO = ReferenceConfig(groups_per_shard=2)
 
 
@@ -242,50 +239,6 @@ def test_training_does_not_start_away_from_its_reference(model: Path, tmp_path: 
     assert "differs between the two: model (its weights or its config)" in str(raised.value)
     assert not (tmp_path / "dpo").exists()
     train_against(tmp_path / "out", other, records, DpoConfig(check_start=False))
-
-
-def test_the_start_is_not_checked_again_on_resuming(model: Path, tmp_path: Path) -> None:
-    records = pair_records(6)
-    compute(model, records, tmp_path)
-    config = DpoConfig(batch_size=2, checkpoint_every_steps=1, optimizer=FAST)
-
-    class Interrupted(Exception):
-        pass
-
-    def interrupt(done: int, total: int, metrics: object) -> None:
-        if done == 2:
-            raise Interrupted
-
-    reference = tmp_path / "out"
-    with pytest.raises(Interrupted):
-        train_against(reference, model, records, config, on_progress=interrupt)
-    train_against(reference, model, records, config)
-    assert len((tmp_path / "dpo/metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_packing_is_not_tried_again_where_the_reference_shows_it(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = pair_records(4)
-    compute(model, records, tmp_path)
-    other = model_folder(tmp_path / "other", seed=1)
-    tried: list[str] = []
-
-    def always_right(*_: object) -> torch.Tensor:
-        tried.append("packed")
-        return torch.empty(0)
-
-    monkeypatch.setattr(parity, "_try_packed", always_right)
-    train_against(tmp_path / "out", model, records, DpoConfig(max_steps=1))
-    assert not tried
-    unchecked = DpoConfig(max_steps=1, check_start=False)
-    for count, folder in enumerate((model, other), start=1):
-        shutil.rmtree(tmp_path / "dpo")
-        train_against(tmp_path / "out", folder, records, unchecked)
-        assert len(tried) == count
-    with pytest.raises(ValueError, match="would not start from its reference"):
-        train_against(tmp_path / "out", other, records, DpoConfig())
-    assert len(tried) == 3
 
 
 def test_single_responses_are_scored_beside_other_prompts_too(model: Path, tmp_path: Path) -> None:

@@ -7,21 +7,17 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import oracle
 import pytest
 import torch
-from families import FAMILIES
 from tiny_models import VOCABULARY, gemma2, gpt2, llama, model_folder
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.flops import flop_counter
 from steps.models import activation_checkpointing
 from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing, Dtype
@@ -176,15 +172,6 @@ def test_every_way_gives_the_same(
     assert_close(learn(change(load(tmp_path, build, Dtype.float64)), pack), expected)
 
 
-@pytest.mark.usefixtures("exactly")
-@pytest.mark.parametrize("name", ["gemma2", "granite", "cohere2"])
-def test_a_watched_head_transforms_its_logits_too(tmp_path: Path, name: str) -> None:
-    pack = make_pack(groups(5))
-    expected = learn(load(tmp_path, FAMILIES[name], Dtype.float64), pack)
-    model = watched_head(load(tmp_path, FAMILIES[name], Dtype.float64))
-    assert_close(learn(model, pack), expected)
-
-
 @pytest.mark.parametrize("change", [watched_head, checkpointed, lambda model: model])
 def test_logps_with_a_graph_are_the_same_bits(
     tmp_path: Path, change: Callable[[PreTrainedModel], PreTrainedModel]
@@ -227,15 +214,6 @@ def test_a_padding_token_in_the_text_keeps_its_embedding(tmp_path: Path) -> None
     rows = gradients["model.embed_tokens.weight"].abs().sum(dim=1)
     assert rows[7] == 0
     assert (rows > 0).sum() > 40
-
-
-def test_no_table_of_gradients_is_made_for_the_embeddings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(tmp_path, llama, Dtype.float32)
-    monkeypatch.setattr("torch.nn.functional.embedding", torch.no_grad()(functional.embedding))
-    _, gradients = learn(model, make_pack(groups(3)))
-    assert gradients["model.embed_tokens.weight"].norm() > 0
 
 
 # --- a loss that sees tokens ---------------------------------------------------------------------
@@ -368,24 +346,6 @@ def test_layers_are_computed_again_in_evaluation_mode_too(tmp_path: Path) -> Non
     assert len(calls) == 3
 
 
-def test_what_is_computed_again_selectively_is_no_matrix_product(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
-    done = {}
-    for how in ActivationCheckpointing:
-        model: Any = load(tmp_path, llama, Dtype.float32)
-        checkpoint_activations(model, how)
-        gates: list[bool] = []
-        model.base_model.layers[0].mlp.act_fn.register_forward_hook(lambda *_: gates.append(True))  # noqa: B023
-        with flop_counter() as counter:
-            learn(model, make_pack(groups(2)))
-        done[how] = (counter.get_total_flops(), len(gates))
-    none, selective, full = done.values()
-    assert (none[1], selective[1], full[1]) == (1, 2, 2)
-    assert none[0] == selective[0] < full[0]
-
-
 class Scaled(torch.nn.Module):
     """A layer's MLP whose product without a bias is a view, which is then written to."""
 
@@ -416,22 +376,6 @@ def test_a_layer_that_writes_in_place_keeps_everything(
     (one, gradients), (other, again) = learnt
     assert torch.equal(one.losses, other.losses)
     assert all(torch.equal(gradient, again[name]) for name, gradient in gradients.items())
-
-
-@torch.library.custom_op("temper_test::attend", mutates_args=())
-def _attend(x: Tensor, dropout_p: float) -> Tensor:
-    return functional.dropout(x, dropout_p)
-
-
-def test_attention_that_drops_out_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has drawn random numbers, and whatever draws after it must draw what it drew before."""
-    monkeypatch.setattr(activation_checkpointing, "_EXPENSIVE", ("temper_test::attend",))
-    activation_checkpointing._is_expensive.cache_clear()
-    attend = torch.ops.temper_test.attend.default
-    context = SimpleNamespace(is_recompute=False)
-    kept = [activation_checkpointing._policy(context, attend, torch.ones(2), p) for p in (0.0, 0.1)]
-    assert kept == [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE]
-    activation_checkpointing._is_expensive.cache_clear()
 
 
 def test_losses_and_metrics_come_in_the_order_of_the_groups(

@@ -167,15 +167,6 @@ def test_models_of_all_kinds_end_with_the_same_bits_after_a_kill(tmp_path: Path,
     assert written[()] == written[4,]
 
 
-def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
-) -> None:
-    for killed_at in (1, 4):
-        run(model, tmp_path / "killed", every_steps=1, killed_at=killed_at)
-    run(model, tmp_path / "killed", every_steps=1, killed_at=None)
-    assert folder_bytes(tmp_path / "killed/out") == undisturbed
-
-
 @pytest.mark.parametrize(
     "delay", [0.02, *(pytest.param(other, marks=pytest.mark.attack) for other in (0.0, 0.1))]
 )
@@ -255,11 +246,6 @@ def test_a_checkpoint_has_its_name_only_once_all_of_it_is_on_the_disk(
     assert tmp_path / "checkpoints" in forced
 
 
-def test_the_newest_checkpoint_is_the_one_restored(saved: Checkpoints, model: Path) -> None:
-    fresh = new_trainer(model)
-    assert saved.restore(fresh) == steps(2)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -282,11 +268,6 @@ def test_a_torn_checkpoint_is_passed_over(saved: Checkpoints, model: Path, damag
     saved.save(2, fresh, steps(2))
     saved.wait()
     assert saved.latest() == saved.directory / "step-000002"
-
-
-def test_nothing_to_restore_changes_nothing(model: Path, tmp_path: Path) -> None:
-    fresh = new_trainer(model)
-    assert Checkpoints(tmp_path / "none").restore(fresh) == []
 
 
 def test_older_checkpoints_are_removed_and_a_torn_newer_one_does_not_save_itself(
@@ -353,14 +334,6 @@ def test_a_checkpoint_whose_best_weights_are_damaged_is_passed_over(
     assert saved.latest() == saved.directory / "step-000003"
     os.truncate(saved.directory / "best-000003/weights.safetensors", 100)
     assert saved.latest() == saved.directory / "step-000002"
-
-
-def test_a_write_that_fails_is_an_error_of_the_run(model: Path, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(1, new_trainer(model), [{"not": object()}])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="not JSON serializable"), checkpoints:
-        pass
-    assert checkpoints.latest() is None
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from benchmarks.architectures import TRAINING, tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model
-from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
 from steps.scoring.architectures import compiled_layers
 from steps.scoring.architectures.compiled_layers import compile_layers
@@ -27,7 +26,6 @@ from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import run_reference
 from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
-from steps.training.policy import open_policy
 from steps.training.recipes import run_dpo
 
 CONFIG = DpoConfig(batch_size=4, optimizer=OptimizerConfig(learning_rate=1e-2))
@@ -116,14 +114,6 @@ def test_inductor_takes_the_layers_of_a_model_that_was_loaded_on_a_processor(
     torch.testing.assert_close(token_logps(model, pack), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_model_that_is_not_packed_is_not_compiled_and_says_so(tmp_path: Path) -> None:
-    policy = model_folder(tmp_path / "policy", lambda: tiny("lfm2", vocab_size=64).float())
-    config = replace(CONFIG, compile_layers=True, max_steps=1)
-    summary, _ = trained(policy, config, tmp_path)
-    assert "the layers are not compiled, as the model is not packed" in summary["notices"]
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -136,9 +126,3 @@ def test_a_model_that_is_not_packed_is_not_compiled_and_says_so(tmp_path: Path) 
 def test_what_is_not_compiled_is_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         TrainConfig(compile_layers=True, **settings)
-
-
-def test_several_devices_are_refused(tmp_path: Path) -> None:
-    config = TrainConfig(compile_layers=True)
-    with pytest.raises(ValueError, match="compile_layers is for one device"):
-        open_policy(tmp_path, config, Ranks(index=0, count=2))

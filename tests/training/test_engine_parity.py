@@ -26,7 +26,7 @@ from steps.models.activation_checkpointing import checkpoint_activations
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.models.folders import load_model
 from steps.scoring.attention import use_packed_attention
-from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import (
     GroupLoss,
     TokenLogps,
@@ -225,17 +225,6 @@ def test_a_group_has_the_same_bits_with_and_without_gradients_so_its_own_referen
     assert scored.losses.tolist() == [math.log(2)] * len(groups)
 
 
-@UNLIKE_FAMILIES
-def test_identical_responses_have_the_same_bits(folder: Path) -> None:
-    model = packed(folder, Dtype.float32)
-    draw = random.Random(8)
-    for length in (1, 2, 9, 33):
-        same = ids(draw, length)
-        pack = make_pack([group(ids(draw, 6), same, same)])
-        chosen, rejected = sequence_logps(token_logps(model, pack), pack)
-        torch.testing.assert_close(chosen, rejected, rtol=1e-6, atol=0)
-
-
 # --- degenerate cases ----------------------------------------------------------------------------
 
 
@@ -251,10 +240,3 @@ def test_a_response_to_nothing_is_scored_from_its_second_token(
     with torch.no_grad():
         expected = oracle.logp(slow, response[:1], response[1:])
     torch.testing.assert_close(token_logps(model, pack).sum(), expected, rtol=0, atol=1e-10)
-
-
-def test_a_group_without_anything_to_score_is_refused_by_its_row() -> None:
-    with pytest.raises(ValueError, match="row 'r'"):
-        TokenGroup("r", "g", (), (TokenResponse((3,)), TokenResponse((4, 5))))
-    with pytest.raises(ValueError, match="row 'r'"):
-        TokenGroup("r", "g", (1, 2), (TokenResponse((3, 4), (False, False)),))

@@ -18,17 +18,16 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from steps.losses.base import ReferenceLoss
 from steps.losses.dpo import Dpo
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model
-from steps.models.quantized import count_of, put_rounded_weights, rounded_weights
+from steps.models.quantized import put_rounded_weights
 from steps.models.workplace import Workplace
 from steps.scoring.reference import run_reference
-from steps.step_needs import model_of
 from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
 from steps.training.recipes import run_dpo, run_sft
 
@@ -150,55 +149,3 @@ def test_a_killed_run_goes_on_to_the_bit(policy: Path, tmp_path: Path, config: T
     run_sft(policy, records, config, place)
     run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "t"))
     assert folder_bytes(tmp_path / "m") == folder_bytes(tmp_path / "whole")
-
-
-def test_an_optimizer_of_eight_bits_goes_nearly_where_one_of_32_goes(
-    policy: Path, tmp_path: Path
-) -> None:
-    config = TrainConfig(batch_size=2, optimizer=OptimizerConfig(learning_rate=3e-3))
-    small = replace(config, optimizer=replace(config.optimizer, eight_bit=True))
-    losses = [
-        run_sft(policy, demonstration_records(6), c, Workplace(tmp_path / n, tmp_path / f"{n}s"))
-        for n, c in {"whole": config, "small": small}.items()
-    ]
-    start, end = losses[0]["first"]["loss"], losses[0]["final"]["loss"]
-    assert losses[1]["final"]["loss"] == pytest.approx(end, abs=0.1 * (start - end))
-    assert losses[1]["final"]["loss"] != end
-
-
-@pytest.mark.parametrize("how", Quantization)
-def test_the_estimate_of_rounded_weights_is_what_the_library_allots(how: Quantization) -> None:
-    """On PyTorch's meta device, for two layers of Llama-3.1-8B in bfloat16."""
-    config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=2,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        tie_word_embeddings=False,
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    found = 0
-    for name, weight in model.named_parameters():
-        if "_proj" not in name:
-            found += 2 * weight.numel()
-            continue
-        packed, state = functional.quantize_4bit(
-            weight.detach().bfloat16(), quant_type="nf4", compress_statistics="double" in how
-        )
-        scales = [state.absmax] if not state.nested else [state.absmax, state.state2.absmax]
-        found += sum(tensor.nbytes for tensor in (packed, *scales))
-    model = model_of(config.to_dict())
-    assert model is not None
-    expected = model.weights(Dtype.bfloat16, how)
-    assert expected == pytest.approx(found, rel=1e-3)
-
-
-def test_flops_count_a_weight_of_four_bits_as_one(policy: Path) -> None:
-    plain, small = load_model(policy), load_model(policy, quantization=Quantization.nf4)
-    assert sum(map(count_of, small.parameters())) == sum(p.numel() for p in plain.parameters())
-    assert {name for name, _ in rounded_weights(small)} == {
-        name for name, _ in plain.named_parameters() if "_proj" in name
-    }

@@ -135,15 +135,6 @@ def test_the_most_accurate_weights_are_kept_by_a_run_that_was_interrupted_too(
     assert folder_bytes(tmp_path / "o") == folder_bytes(tmp_path / "out")
 
 
-def test_training_stops_once_patience_is_over(init: Path, tmp_path: Path) -> None:
-    _, whole = sft(init, tmp_path / "whole", eval_every_steps=1)
-    losses = [m["eval_loss"] for m in whole]
-    best = losses.index(min(losses))
-    assert best + 3 < len(losses)  # or there is nothing to stop
-    _, log = sft(init, tmp_path / "stopped", eval_every_steps=1, early_stop_patience=2)
-    assert log == whole[: best + 3]
-
-
 @pytest.mark.parametrize(
     ("values", "best", "stopped"),
     [
@@ -215,17 +206,6 @@ def test_a_model_is_evaluated_without_a_loss_by_what_it_finds_likelier(tmp_path:
     assert alone["eval_logps/accuracies"] == compared["eval_logps/accuracies"]
     with pytest.raises(FloatingPointError, match=r"AlphaPo gives to \['.*drop the rows"):
         preference_metrics(held_out, one, other, AlphaPo(alpha=1e4))
-
-
-def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
-    init: Path, tmp_path: Path
-) -> None:
-    config = TrainConfig(eval_every_steps=1)
-    place = Workplace(tmp_path / "out", tmp_path / "scratch")
-    with pytest.raises(ValueError, match="there are no held-out examples"):
-        run_sft(init, demonstration_records(4), config, place)
-    with pytest.raises(ValueError, match=r"'eval_accuracy'; .* \['eval_loss', 'eval_mean_tok"):
-        sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from benchmarks.architectures import tiny
-from steps.evaluation.config import EvaluateConfig, KlConfig
-from steps.models.config import Dtype
-from steps.scoring.config import Attention, ReferenceConfig
 from steps.training.config import OptimizerConfig, Schedule, TrainConfig
 from steps.training.optimizer import Updater, clip_gradients, freeze
 from steps.training.schedule import (
@@ -54,38 +51,6 @@ def test_wsd_is_stable_and_then_falls_over_the_last_share_of_the_steps() -> None
 def test_warm_up_climbs_in_equal_steps_to_the_full_rate() -> None:
     warm = rates(7, schedule=Schedule.linear, warmup_steps=3)
     assert warm == [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]
-
-
-def test_warm_up_may_be_a_share_of_the_steps() -> None:
-    share, steps = {"warmup_fraction": 0.3, "warmup_steps": 9}, {"warmup_steps": 3}
-    assert rates(10, **share) == rates(10, **steps)
-    assert rates(9, **share) == rates(9, **steps)  # rounded up
-
-
-def test_the_schedules_may_fall_to_a_share_of_the_full_rate() -> None:
-    for schedule in (Schedule.linear, Schedule.cosine, Schedule.wsd):
-        to_zero = rates(8, schedule=schedule, warmup_steps=1, decay_fraction=0.5)
-        kept = rates(8, schedule=schedule, warmup_steps=1, decay_fraction=0.5, final_fraction=0.1)
-        assert kept == pytest.approx([to_zero[0], *(0.1 + 0.9 * rate for rate in to_zero[1:])])
-    with pytest.raises(ValueError, match="needs a schedule that falls, and schedule is constant"):
-        OptimizerConfig(schedule=Schedule.constant, final_fraction=0.1)
-
-
-def test_the_decays_of_running_means_may_be_whole_numbers() -> None:
-    config = OptimizerConfig(adam_beta1=0, adam_beta2=0.9)
-    (optimizer,) = config.build({"weight": nn.Parameter(torch.ones(2, 2))})
-    assert optimizer.param_groups[0]["betas"] == (0.0, 0.9)
-
-
-@given(
-    total=st.integers(1, 50),
-    warmup_steps=st.integers(0, 60),
-    schedule=st.sampled_from(Schedule),
-)
-def test_no_step_is_wasted_on_a_rate_of_zero(
-    total: int, warmup_steps: int, schedule: Schedule
-) -> None:
-    assert all(0 < r <= 1 for r in rates(total, warmup_steps=warmup_steps, schedule=schedule))
 
 
 def decayed(model: nn.Module) -> set[str]:
@@ -206,14 +171,6 @@ def test_every_example_is_seen_exactly_once_an_epoch(
     assert all(len(batch) == batch_size for batch in batches[:-1])
 
 
-def test_epochs_and_seeds_shuffle_differently() -> None:
-    first = batch_indices(50, 50, 0, seed=0)
-    assert first == batch_indices(50, 50, 0, seed=0)
-    assert first != sorted(first)
-    assert first != batch_indices(50, 50, 1, seed=0)
-    assert first != batch_indices(50, 50, 0, seed=1)
-
-
 def test_a_run_is_as_long_as_its_epochs_and_no_longer_than_max_steps() -> None:
     assert total_steps(10, 4, epochs=1, max_steps=None) == 3
     assert total_steps(10, 4, epochs=2.5, max_steps=None) == 8
@@ -245,19 +202,6 @@ def test_a_run_is_as_long_as_its_epochs_and_no_longer_than_max_steps() -> None:
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
         TrainConfig(**settings)
-
-
-def test_a_choice_may_be_named_by_its_value() -> None:
-    """A string that stayed one would not be `Attention.padded`, and would be packed."""
-    named: dict[str, Any] = {"dtype": "bfloat16", "attention": "padded"}
-    meant: dict[str, Any] = {"dtype": Dtype.bfloat16, "attention": Attention.padded}
-    for config in (TrainConfig, ReferenceConfig, EvaluateConfig, KlConfig):
-        assert config(**named) == config(**meant)
-        assert isinstance(config(**named).attention, Attention)
-    schedule: Any = "cosine"
-    assert OptimizerConfig(schedule=schedule).schedule is Schedule.cosine
-    with pytest.raises(ValueError, match="schedule must be one of constant, linear, cosine, wsd"):
-        OptimizerConfig(schedule=schedule + "s")
 
 
 @pytest.mark.parametrize(

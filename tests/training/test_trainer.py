@@ -4,7 +4,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -15,7 +15,6 @@ from tiny_models import VOCABULARY, demonstration_records, llama, model_folder, 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
-from waiting import HANGS_SECONDS
 
 from steps.losses.dpo import Dpo
 from steps.models.call_queue import PoisonedError
@@ -25,9 +24,7 @@ from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import read_demonstrations, read_pairs
 from steps.scoring.logps import TokenLogps
 from steps.scoring.scorer import Scorer
-from steps.training.checkpoints import Checkpoints
-from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.loop import train
+from steps.training.config import OptimizerConfig
 from steps.training.objectives import Objective, preference_objective, sft_objective
 from steps.training.trainer import GroupLosses, Trainer
 
@@ -250,44 +247,6 @@ def test_no_forward_waits_for_the_device(folder: Path, make: Callable[[int], Obj
     assert reads[0] <= 2  # the check that the losses are finite, on the host
 
 
-def test_the_next_batch_is_prepared_while_the_device_works(folder: Path, tmp_path: Path) -> None:
-    steps = 3
-    following = threading.Semaphore(0)
-    prepared: list[int] = []
-    waited: list[bool] = []
-
-    class Watched(Trainer):
-        def prepare(self, *args: Any, **kwargs: Any) -> Any:
-            prepared.append(len(prepared))
-            if len(prepared) > 1:  # another than the one that is being worked on
-                following.release()
-            if len(prepared) == steps:  # the last has none after it
-                following.release()
-            return super().prepare(*args, **kwargs)
-
-    @dataclass(frozen=True)
-    class Patient:
-        """A loss that is not done until the batch after its own is prepared."""
-
-        loss: Any
-
-        def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
-            waited.append(following.acquire(timeout=HANGS_SECONDS))
-            return self.loss(logps, members)
-
-        def to(self, device: torch.device) -> Self:
-            return self
-
-    objective = pairs(12)
-    patient = replace(
-        objective, batch_loss=lambda indices, b: Patient(objective.batch_loss(indices, b))
-    )
-    config = TrainConfig(batch_size=4, tokens_per_forward=10**6, max_steps=steps)
-    watched = Watched(Scorer(packed(folder), config.tokens_per_forward), RATE)
-    train(watched, patient, config, Checkpoints(tmp_path))
-    assert waited == [True] * steps
-
-
 def test_dropout_acts_in_training_alone_and_follows_from_the_noise(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", lambda: llama(dropout=0.3))
     objective = demonstrations(4)
@@ -307,17 +266,6 @@ def test_dropout_acts_in_training_alone_and_follows_from_the_noise(tmp_path: Pat
     scores = scorer.logps(batch).result().sequences, scorer.logps(batch).result().sequences
     assert torch.equal(*scores)
     assert not torch.equal(losses(1, True), losses(1, False))
-
-
-def test_usage_says_how_full_the_forwards_were(folder: Path) -> None:
-    trained = trainer(folder, 64)
-    batch = trained.prepare(pairs(6).groups)
-    usage = trained.usage(batch, seconds=2.0)
-    tokens = sum(len(pack.input_ids) for pack in batch.packs)
-    assert usage["tokens_per_second"] == tokens / 2
-    assert usage["occupancy"] == pytest.approx(tokens / (64 * len(batch.packs)))
-    assert "mfu" not in usage  # nobody knows the peak of this processor
-    assert usage["peak_memory_gb"] > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read where Linux has it")

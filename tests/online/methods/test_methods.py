@@ -75,18 +75,6 @@ def test_raft_imitates_one_right_completion_of_each_prompt() -> None:
     ]
 
 
-def test_raft_may_imitate_all_that_are_good_enough_and_different() -> None:
-    assert trained(Raft(least_reward=0.5, per_prompt=None)) == [
-        ("row-0", ((5, 6),)),
-        ("row-1", ((9,),)),
-        ("row-1", ((8, 9, 2),)),
-        ("row-2", ((4,),)),
-        ("row-2", ((3, 3),)),
-        ("row-2", ((2,),)),
-    ]
-    assert Raft(least_reward=9.0).objective(experience()) is None
-
-
 def test_online_dpo_pairs_the_first_of_the_best_with_the_first_of_the_worst() -> None:
     method = OnlineDpo(loss=Dpo(beta=0.5))
     assert trained(method) == [("row-0", ((5, 6), (7,))), ("row-1", ((9,), (8, 9, 2)))]
@@ -157,14 +145,6 @@ def test_metrics_are_of_the_tokens_that_count() -> None:
     assert loss_of(method, 0, given=given)[1]["kl/k1"] == pytest.approx(kept.mean().item())
 
 
-def test_a_prompt_with_fewer_completions_is_compared_with_its_own() -> None:
-    method = PolicyGradient(advantage=Advantage.leave_one_out)
-    objective = method.objective(experience())
-    assert objective is not None
-    batch = objective.batch_loss([1], None)
-    assert batch.advantages.tolist() == [[-1.5, 1.5, 0]]  # pyright: ignore
-
-
 def test_a_kl_penalty_in_the_reward_lowers_it_by_what_the_policy_is_ahead() -> None:
     given = experience()
     assert given.policy is not None
@@ -177,13 +157,6 @@ def test_a_kl_penalty_in_the_reward_lowers_it_by_what_the_policy_is_ahead() -> N
     found = objective.batch_loss([0], None).advantages[0]  # pyright: ignore
     rewards = given.rewards[0] - 0.1 * ahead[0]
     torch.testing.assert_close(found, rewards - rewards.mean())
-
-
-def test_without_a_kl_penalty_no_reference_is_needed() -> None:
-    assert not PolicyGradient().needs_reference
-    assert not Raft().needs_reference
-    assert PolicyGradient(kl=Kl.k3, kl_weight=0.1).needs_reference
-    assert OnlineDpo().needs_reference
 
 
 @pytest.mark.parametrize("how", [OffPolicy.truncate, OffPolicy.mask])

@@ -151,33 +151,6 @@ def test_the_made_up_policy_is_clipped_on_both_sides() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", Ratio)
-def test_a_policy_that_has_not_moved_has_ratio_1_no_clipping_and_the_gradient_of_reinforce(
-    ratio: Ratio,
-) -> None:
-    data = made_up()
-    data = replace(data, policy=data.old, reference=data.old)
-    clips = UNCLIPPED if ratio is Ratio.none else {}
-    method = PolicyGradient(ratio=ratio, over=Over.token, **clips)
-    _, gradient, metrics = loss_and_gradient(method, data)
-    assert metrics == dict.fromkeys(
-        ["ratio/deviation", "clip_ratio/low_mean", "clip_ratio/high_mean", "kl/k1", "kl/k3"], 0
-    )
-    torch.testing.assert_close(gradient, -data.of_tokens / len(data.old), rtol=1e-12, atol=0)
-    assert gradient.abs().max() > 0
-
-
-def test_without_a_bound_the_ratio_is_plain_importance_weighting() -> None:
-    data = made_up()
-    wide = PolicyGradient(over=Over.token, clip_low=1e9, clip_high=1e9)
-    for method in (wide, replace(wide, **UNCLIPPED)):
-        loss, gradient, metrics = loss_and_gradient(method, data)
-        terms = -(data.policy - data.old).exp() * data.of_tokens / len(data.old)
-        assert loss == pytest.approx(terms.sum().item(), rel=1e-12)
-        torch.testing.assert_close(gradient, terms, rtol=1e-12, atol=0)
-        assert metrics["clip_ratio/low_mean"] == metrics["clip_ratio/high_mean"] == 0
-
-
 def test_the_loss_does_not_depend_on_how_a_batch_is_cut_into_forwards() -> None:
     data = made_up()
     method = PolicyGradient(kl=Kl.k3_weighted, kl_weight=0.1, ratio=Ratio.sequence)

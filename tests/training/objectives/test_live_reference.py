@@ -15,34 +15,25 @@ import torch
 from oracle import assert_same_gradients
 from tiny_models import (
     ARCHITECTURES,
-    SIZES,
     folder_bytes,
     llama,
     log_of,
     model_folder,
     pair_records,
-    token_files,
 )
 from token_groups import pairs, reference_logps
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from waiting import leaving_at
 
-from benchmarks.architectures import tiny
-from pipeline import TemperError, adopt, run
-from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.evaluation.preferences import preference_metrics
 from steps.jax_backend.config import InfluenceConfig
-from steps.kinds import Model, PairTokens
-from steps.losses.combined import CombinedReference
 from steps.losses.dpo import Dpo
-from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.with_reference.tdpo import Tdpo
-from steps.models.config import Dtype, LoraConfig, Quantization
+from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.methods.online_dpo import OnlineDpo
-from steps.reference_logprobs import reference_logprobs
 from steps.scoring import logps as scoring
 from steps.scoring.architectures.pack_layouts import Layout, read_batches
 from steps.scoring.attention import use_packed_attention
@@ -52,7 +43,6 @@ from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
-from steps.train_dpo import train_dpo
 from steps.training.beside.live_reference import LiveReference
 from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainingBackend
 from steps.training.objectives import preference_objective
@@ -322,24 +312,6 @@ def test_the_first_step_is_exactly_that_of_dpo(
         assert first["grad_norm"] == pytest.approx(alone["grad_norm"], rel=close)
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
-def test_so_it_is_for_a_model_that_reads_each_response_alone(
-    tmp_path: Path, lora: LoraConfig | None
-) -> None:
-    def turning() -> PreTrainedModel:  # by the length of the longest sequence
-        rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-        config = LlamaConfig(**SIZES, max_position_embeddings=12, rope_parameters=rope)
-        return LlamaForCausalLM(config)
-
-    folder = model_folder(tmp_path / "model", turning)
-    config = replace(CONFIG, lora=lora, dtype=Dtype.float32, max_steps=2)
-    with pytest.warns(UserWarning, match="read alone"):
-        first, second = trained(folder, tmp_path, config)
-    assert first["loss"] == math.log(2)
-    assert first["kl/chosen"] == first["kl/rejected"] == first["rewards/margins"] == 0
-    assert second["kl/rejected"] > 0
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_run_is_the_textbook_s_with_two_models(folder: Path, tmp_path: Path, name: str) -> None:
     loss = LOSSES[name]
@@ -406,18 +378,6 @@ def test_a_run_goes_on_to_the_bit(folder: Path, tmp_path: Path, lora: LoraConfig
     assert folder_bytes(parts.output) == folder_bytes(whole.output)
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
-def test_a_mixture_of_experts_starts_from_its_reference_too(
-    tmp_path: Path, lora: LoraConfig | None
-) -> None:
-    folder = model_folder(tmp_path / "model", lambda: tiny("qwen3_moe"))
-    config = replace(CONFIG, dtype=Dtype.float32, lora=lora, router_aux_loss_coef=0.5, max_steps=2)
-    first, second = trained(folder, tmp_path, config)
-    assert first["loss"] == math.log(2) + 0.5 * first["aux_loss"]
-    assert first["kl/chosen"] == first["kl/rejected"] == 0
-    assert second["kl/rejected"] > 0
-
-
 def test_adapters_are_compared_with_their_base(tmp_path: Path) -> None:
     """Also those of the head."""
     untied = model_folder(tmp_path / "untied", lambda: llama(tied=False))
@@ -429,13 +389,6 @@ def test_adapters_are_compared_with_their_base(tmp_path: Path) -> None:
     base, policy = oracle.load(untied), oracle.load(tmp_path / "out")
     expected = mean_kl(policy, base, "rejected")
     assert log[-1]["eval_kl/rejected"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_beside_other_losses_it_logs_its_distances_too(folder: Path, tmp_path: Path) -> None:
-    both = CombinedReference({"tdpo": SECOND, "ld": LdDpo(BETA)}, {"ld": 0.5})
-    log = trained(folder, tmp_path, replace(CONFIG, loss=both))
-    assert log[0]["loss"] == 1.5 * math.log(2)
-    assert log[-1]["kl/rejected"] > 0
 
 
 def test_what_cannot_run_a_reference_beside_the_policy_is_refused(
@@ -465,36 +418,3 @@ def test_what_cannot_run_a_reference_beside_the_policy_is_refused(
             ),
             torch.arange(9),
         )
-
-
-def test_a_run_refuses_several_processes_before_anything_runs(folder: Path, tmp_path: Path) -> None:
-    """After SFT and the computation of the reference it would come too late."""
-    tokens = token_files(tmp_path / "tokens", PAIR_TOKENS, pair_records(4))
-    pairs, model = adopt(str(tokens), PairTokens), adopt(str(folder), Model)
-    config = DpoConfig(loss=SECOND)
-    reference = reference_logprobs(pairs, model, config.reference())
-    trained = train_dpo(pairs, model, reference, config).on(processes=2)
-    store = tmp_path / "store"
-    with pytest.raises(TemperError, match=r"train_dpo would run in 2 processes .* use one process"):
-        run({"model": trained}, store=str(store))
-    assert not [*store.glob("artifacts/*")]
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"loss": SECOND}, "runs its reference beside the policy on one device"),
-        ({"follow_every": 2, "follow_alpha": 0.5}, "follow_alpha below 1"),
-        ({"compile_layers": True}, "compile_layers is for one device"),
-        ({"optimizer": OptimizerConfig(eight_bit=True)}, "eight_bit is for one device"),
-        ({"lora": replace(LORA, quantization=Quantization.nf4)}, "weights of 4 bits"),
-    ],
-)
-def test_settings_say_that_they_are_for_one_process(
-    settings: dict[str, Any], sentence: str
-) -> None:
-    config = DpoConfig(**settings)
-    config.require_processes(1)
-    DpoConfig().require_processes(8)
-    with pytest.raises(ValueError, match=f"{sentence}.*; use one process"):
-        config.require_processes(8)

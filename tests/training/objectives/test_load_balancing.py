@@ -168,26 +168,6 @@ def test_a_run_logs_the_loss_and_can_do_without_it(tmp_path: Path, dtype: Dtype)
         assert log["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-@torch.no_grad()
-def test_a_loss_of_another_form_is_not_added_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = mixture()
-    assert find_balancing(model, None) == (Balancing(COEFFICIENT, 2), None)
-    assert find_balancing(model, 0.0) == (None, None)
-    assert find_balancing(tiny("llama"), None) == (None, None)
-    forward = model.forward
-
-    def another(*args: Any, **kwargs: Any) -> Any:
-        outputs = forward(*args, **kwargs)
-        outputs.aux_loss = outputs.aux_loss * 1.01
-        return outputs
-
-    monkeypatch.setattr(model, "forward", another)
-    balancing, notice = find_balancing(model, None)
-    assert balancing is None
-    assert notice is not None
-    assert "the load of the experts is not balanced: Qwen3MoeForCausalLM" in notice
-
-
 def classifier(architecture: str) -> Any:
     config = tiny(architecture, router_aux_loss_coef=COEFFICIENT, num_labels=1).config
     return AutoModelForSequenceClassification.from_config(config, dtype=torch.float64)

@@ -29,16 +29,15 @@ from steps.losses.with_reference.wpo import Wpo
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
-from steps.online.methods.online_dpo import OnlineDpo
 from steps.scoring.architectures.pack_layouts import read_alone
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, read_pairs
 from steps.scoring.logps import TokenLogps, aligned_logps
 from steps.scoring.packing import lengths_of, make_pack
-from steps.scoring.reference import read_reference, run_reference
+from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
-from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainingBackend
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule
 from steps.training.objectives import preference_objective
 from steps.training.recipes import run_dpo
 from steps.training.trainer import Trainer
@@ -143,16 +142,6 @@ def aligned_weight(model: PreTrainedModel, row: Mapping[str, Any]) -> float:
     return min(1.0, math.exp(total))
 
 
-def test_settings_of_aligned_weights_that_cannot_be_are_refused() -> None:
-    both = CombinedReference({"wpo": Wpo(align=True), "aot": Aot()})
-    with pytest.raises(ValueError, match="over whole batches"):
-        DpoConfig(loss=both)
-    with pytest.raises(ValueError, match="needs backend=null"):
-        DpoConfig(loss=Wpo(align=True), backend=TrainingBackend())
-    with pytest.raises(ValueError, match="looks at tokens or at whole batches"):
-        OnlineDpo(loss=Wpo(align=True))
-
-
 def config(loss: Any, tokens_per_forward: int = 64) -> DpoConfig:
     return DpoConfig(
         batch_size=4,
@@ -186,22 +175,6 @@ def test_a_run_starts_at_its_reference_learns_and_is_evaluated_by_the_same_loss(
     run_reference(out, records, config(loss).reference(), place(after))
     metrics = preference_metrics(records, after, reference, loss)
     assert metrics["eval_loss"] == pytest.approx(log[-1]["eval_loss"], rel=1e-5)
-
-
-def test_a_reference_gives_its_tokens_in_any_order(folder: Path, tmp_path: Path) -> None:
-    records, reference = pair_records(7), tmp_path / "reference"
-    run_reference(folder, records, config(Dpo()).reference(), place(reference))
-    read = read_reference(reference)
-    vocabulary = (
-        max(max(r["chosen_ids"] + r["rejected_ids"] + r["prompt_ids"]) for r in records) + 1
-    )
-    groups = read_pairs(records, vocabulary)
-    everything = read.tokens_of(groups)
-    assert torch.equal(everything.sums(), read.of(groups))
-    order = [5, 0, 3]
-    some = read.tokens_of([groups[i] for i in order])
-    assert torch.equal(some.tokens, everything.of(torch.tensor(order)).tokens)
-    assert torch.equal(some.lengths, everything.lengths[order])
 
 
 def test_beta_dpo_goes_on_from_a_checkpoint_with_the_bits_of_a_run_in_one_piece(

@@ -228,15 +228,3 @@ def test_an_example_keeps_what_is_its_own_in_any_batch_and_any_forward(family: s
     alone = torch.cat([losses([i], [0]) for i in range(6)])
     assert len(set(alone.tolist())) == 6
     torch.testing.assert_close(losses([5, 1, 3], [2, 0]), alone[[3, 5]])
-
-
-def test_the_order_of_a_batch_changes_neither_loss_nor_gradient(folder: Path) -> None:
-    groups = pairs()
-    reference = reference_logps(len(groups))
-    forward = run(folder, preference_objective(groups, Dpo(0.3, nll_weight=0.5), reference))
-    turned = preference_objective(groups[::-1], Dpo(0.3, nll_weight=0.5), reference.flip(0))
-    backward = run(folder, turned)
-    torch.testing.assert_close(backward[1].losses.flip(0), forward[1].losses, rtol=0, atol=1e-12)
-    assert_same_gradients(
-        backward[0], {n: p.grad for n, p in forward[0].named_parameters() if p.grad is not None}
-    )
