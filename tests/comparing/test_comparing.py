@@ -169,11 +169,6 @@ def test_a_model_is_asked_in_both_orders_and_only_for_what_is_missing(
     assert records[0]["verdicts"][0]["reason"] == "so VERDICT: B"
 
 
-def test_a_template_shows_both_answers() -> None:
-    with pytest.raises(ValueError, match=r"template must have \{second\} in it"):
-        LlmPairJudge("j", "{first}")
-
-
 def test_the_recipe_dpo_asks_about_the_prompts_of_its_pairs_whatever_their_format(
     tmp_path: Path,
 ) -> None:

@@ -69,14 +69,6 @@ def test_the_page_gives_values_sentences_papers_and_choices(page: Said) -> None:
     assert "One of float32," in page.out
 
 
-def test_the_values_are_those_of_the_command_line() -> None:
-    out = script(DPO, "dpo/loss=simpo", "scale=own", "--help", "dpo").out
-    assert "dpo.batch_size = 16" in out
-    assert "dpo.loss.gamma = 1.0" in out
-    assert "dpo.loss: the loss that training minimises. SimPO" in out
-    assert "sft.batch_size" not in out
-
-
 def test_help_about_a_choice_explains_its_options() -> None:
     out = script(DPO, "--help", "dpo/loss").out
     assert re.search(r"dpo/loss=simpo +SimPO \(Meng, Xia and Chen 2024", out)
@@ -91,51 +83,9 @@ def test_help_about_a_word_shows_the_settings_that_have_it() -> None:
     assert settings == [f"{step}.optimizer.{name}" for step in ("sft", "dpo") for name in names]
 
 
-def test_help_about_nothing_says_so() -> None:
-    assert "no setting has this path" in script(DPO, "--help", "zzzz").error
-
-
-def test_help_of_a_recipe_is_called_as_the_recipe_is() -> None:
-    out = temper("run", "sft", "-h").out
-    assert "usage: temper run sft [OPTION]... [SETTING=VALUE]..." in out
-    assert "--data FILE" in out
-
-
-def test_a_choice_without_settings_is_listed_among_the_choices_alone() -> None:
-    out = temper("run", "sft", "-h").out
-    assert re.findall(r"^  loss = .*", out, re.MULTILINE) == [
-        "  loss = sft                                one of dft, sft"
-    ]
-
-
 def test_no_summary_of_a_command_is_cut() -> None:
     for asked in ("--help", "-h"):
         said = temper(asked)
         assert said.status == 0
         assert "..." not in said.out.replace("[ARGS]...", "").replace("[SETTING=VALUE]...", "") \
             .replace("[OVERRIDES]...", "")  # fmt: skip
-
-
-def test_the_page_offers_no_choice_that_another_choice_implies() -> None:
-    said = temper("run", "rlhf", "--help").out
-    assert "kl/light" not in said
-    assert "rl.method.kl=none rl.method.kl_weight=0" in said, "how to do without"
-    assert "kl/light=policy_gradient" in temper("run", "rlhf", "--help", "kl/light").out
-
-
-def test_help_about_a_choice_that_is_not_made_explains_its_settings() -> None:
-    out = script(DPO, "--help", "dpo/lora").out
-    assert re.search(r"dpo/lora=lora +Low-rank adapters", out)
-    assert re.search(r"^  dpo\.lora\.r = 16 +the rank", out, re.MULTILINE)
-
-
-def test_help_about_the_data_of_any_recipe_speaks_of_rows() -> None:
-    assert re.search(
-        r"^data: Rows from your own files", temper("run", "sft", "--help", "data").out, re.M
-    )
-
-
-def test_a_setting_that_takes_a_text_has_it_as_typed() -> None:
-    out = script(DPO, "data.revision=6e39871", "data.train_split=1e3", "--cfg", "job").out
-    assert "revision: '6e39871'" in out
-    assert "train_split: '1e3'" in out

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -129,21 +128,6 @@ def test_a_mistake_in_an_own_option_is_one_line(
     assert told in script(mine, "--plan", "model=own").error
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("model:\n\twidth: 3\n", 'conf/mine.yaml", line 2'),
-        ("n: four\n", "Value 'four' of type 'str'"),
-    ],
-)
-def test_a_study_tells_it_too(
-    mine: Path, content: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("conf/mine.yaml").write_text(content)
-    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
-    assert told in script(mine, "model.width=1,2").error
-
-
 def test_a_study_keeps_the_config_that_it_began_with(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,25 +147,6 @@ def test_a_study_keeps_the_config_that_it_began_with(
     assert found == [(4, 2), (4, 2)]
 
 
-def test_the_record_of_a_study_has_the_command_of_the_study(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script's own words would run something else."""
-    monkeypatch.setattr(
-        os, "execve", lambda path, words, all: monkeypatch.setenv(TUNING, all[TUNING])
-    )
-    temper("tune", "mine.py", "model.width=1,2", "--metric", "made.n", "--trials", "2")
-    recorded = []
-
-    def search(*others: Any, **more: Any) -> None:
-        recorded.extend(sys.orig_argv)
-        raise TemperError("enough")
-
-    monkeypatch.setattr(experiment, "search", search)
-    script(mine, "model.width=1,2")
-    assert "tune mine.py model.width=1,2 --metric made.n --trials 2" in " ".join(recorded)
-
-
 def test_a_plan_of_a_study_shows_its_first_trials_and_runs_nothing(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,20 +161,6 @@ def test_a_plan_of_a_study_shows_its_first_trials_and_runs_nothing(
     assert "2 to run, 0 cached" in said.out
     assert "a plan of all trials; nothing has run" in said.out
     assert not Path("here/artifacts").exists()
-
-
-def test_links_in_the_folder_of_configs_are_followed_for_a_study_but_not_round_in_circles(
-    mine: Path, tmp_path: Path
-) -> None:
-    (shared := tmp_path / "shared").mkdir()
-    (shared / "one.yaml").write_text("width: 1\n")
-    Path("conf/linked").symlink_to(shared)
-    for name in ("round", "again"):
-        Path("conf", name).symlink_to(Path("conf").resolve())
-    with experiment._copied(Path("conf")) as copy:
-        found = {str(path.relative_to(copy)) for path in copy.rglob("*.yaml")}
-    assert "linked/one.yaml" in found
-    assert not [name for name in found if name.startswith(("round", "again"))]
 
 
 @pytest.mark.parametrize(
@@ -238,25 +189,6 @@ def test_a_value_that_does_not_exist_is_found_before_a_trial_runs(
     )
 
 
-def test_an_own_option_of_a_choice_with_the_name_of_a_shipped_group_is_taken(mine: Path) -> None:
-    Path("conf/model/own.yaml").write_text("defaults: [big, _self_]\nwidth: 7\n")
-    assert "width: 7\n  deep: true" in script(mine, "--cfg", "job", "model=own").out
-    assert script(mine, "--plan", "model=smollm2").error.find("known: big, own, small;") > 0
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("note: gr\xf6\xdfe\n".encode("latin-1"), "mine.yaml cannot be read; save it as text, in"),
-        (b"defaults: schema\n", "mine.yaml: defaults is a list of names and choices"),
-    ],
-)
-def test_a_config_that_cannot_be_begun_is_named(mine: Path, content: bytes, told: str) -> None:
-    Path("conf/mine.yaml").write_bytes(content)
-    with pytest.raises(TemperError, match=told):
-        script(mine, "--plan")
-
-
 def test_a_config_that_would_be_ignored_is_refused(mine: Path) -> None:
     """Without it, the experiment would run with other settings than its author has written."""
     Path("conf/mine.yml").write_text("n: 4\n")
@@ -270,10 +202,4 @@ def test_a_config_that_would_be_ignored_is_refused(mine: Path) -> None:
     Path("conf/mine.yaml").unlink()
     Path("conf/mine.yaml").mkdir()
     with pytest.raises(TemperError, match=r"mine\.yaml is no file that can be read"):
-        script(mine, "--plan")
-
-
-def test_a_field_of_one_of_several_classes_is_told_what_to_be(mine: Path) -> None:
-    mine.write_text(EXPERIMENT.replace("model: Size = field", "model: Small | Big = field"))
-    with pytest.raises(TemperError, match=r"^Config: .*Small, Big\].*has their base class as its"):
         script(mine, "--plan")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command_line import script, temper
+from command_line import script
 from places import REPOSITORY
 
 from experiments.dpo_ultrafeedback import CHOICES, Config
@@ -90,24 +90,9 @@ def test_a_script_names_what_was_meant(typed: str, meant: str) -> None:
     assert meant in error
 
 
-def test_the_value_after_an_option_of_another_tool_is_its_value() -> None:
-    assert "dpo.loss.beta=0.2?" in script(DPO, "--beta", "0.2").error
-
-
 def test_a_setting_of_the_chosen_loss_is_suggested() -> None:
     error = script(DPO, "dpo/loss=simpo", "gamma=1").error
     assert "did you mean dpo.loss.gamma=1?" in error
-
-
-def test_a_setting_that_is_like_nothing_points_to_the_help() -> None:
-    assert "unknown config key 'zzzz'; --help lists every setting" in script(DPO, "zzzz=1").error
-
-
-def test_a_word_without_a_value_is_no_setting() -> None:
-    assert "'pairs.jsonl' is no setting: settings are written key=value" in (
-        temper("run", "dpo", "pairs.jsonl").error
-    )
-    assert script(DPO, "dpo.epochs").error.endswith("did you mean dpo.epochs=…?")
 
 
 def test_adapters_are_not_exported_alone_for_a_base_that_is_not_theirs() -> None:
@@ -240,25 +225,6 @@ def test_a_wrong_part_of_a_setting_is_named(typed: str, told: str, own: Path) ->
     assert told in script(own, typed, "--plan").error
 
 
-def test_what_lies_in_lists_and_under_numbers_is_set_as_any_other(own: Path) -> None:
-    typed = ("ready.0.lr=3", "at={2: 1}", "colours=[blue]", "ends=[1,2]", "any=[[3,4],b]")
-    assert "own.py does not exist" in script(own, *typed, "--plan").error  # no setting is refused
-
-
 @pytest.mark.parametrize("typed", ["jobs=range(3,1)", "colour=glob(*)"])
 def test_a_sweep_over_no_value_is_told_and_not_passed_over(typed: str, own: Path) -> None:
     assert f"-m: {typed} stands for no job" in script(own, "-m", typed, "--plan").error
-
-
-def test_the_errors_of_several_jobs_name_the_jobs(own: Path) -> None:
-    error = script(own, "-m", "rate.lr=10,20", "--plan").error
-    told = "invalid configuration in rate: lr must be below 10"
-    assert f"error: job 1: {told}; job 2: {told}" in error
-
-
-def test_help_names_the_options_of_an_enum_as_they_are_typed(own: Path) -> None:
-    page = script(own, "--help").out
-    assert "colour = red" in page
-    assert 'paints = {"red": ["blue"]}' in page
-    assert "One of red, blue." in page
-    assert "rate: A rate.\n" in page

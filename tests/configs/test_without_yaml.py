@@ -61,22 +61,12 @@ def test_a_chosen_model_takes_the_place_of_the_whole_default(mine: Path) -> None
     assert "  package: null" in told
 
 
-def test_a_group_of_the_same_name_as_a_plain_setting_is_in_nobodys_way(mine: Path) -> None:
-    assert "scale: 0.5" in config(mine, "scale=0.5")
-
-
 def test_a_yaml_of_settings_alone_is_read(mine: Path) -> None:
     conf = mine.parent / "conf"
     conf.mkdir()
     (conf / "mine.yaml").write_text("data: {max_train: 3}\n")
     assert "max_train: 3" in config(mine)
     assert "max_train: 4" in config(mine, "data.max_train=4")
-
-
-def test_an_empty_yaml_is_as_good_as_none(mine: Path) -> None:
-    (mine.parent / "conf").mkdir()
-    (mine.parent / "conf/mine.yaml").touch()
-    assert "hub: meta-llama/Llama-3.1-8B" in config(mine, "model=llama3_8b")
 
 
 def test_a_group_beside_the_script_wins_over_the_one_that_ships(mine: Path) -> None:
@@ -169,17 +159,6 @@ def test_a_choice_may_be_none_by_default_and_have_a_frozen_base_without_fields(
     assert made in script(path, *settings, "--plan").out
 
 
-@pytest.mark.parametrize("settings", [["part=odd", "--plan"], ["-m", "part=small,odd", "--plan"]])
-def test_a_choice_with_a_field_of_no_type_for_settings_is_one_sentence(
-    tmp_path: Path, settings: list[str]
-) -> None:
-    path = tmp_path / "chosen.py"
-    path.write_text(CHOICE)
-    said = script(path, *settings)
-    assert "Odd.names: Unexpected type annotation: set[str]; a setting is a number" in said.err
-    assert "Traceback" not in said.err
-
-
 def test_a_sweep_takes_another_store_without_a_folder_of_configs(tmp_path: Path) -> None:
     """Hydra took the package store/ beside its caller for a group of options."""
     path = tmp_path / "chosen.py"
@@ -187,19 +166,6 @@ def test_a_sweep_takes_another_store_without_a_folder_of_configs(tmp_path: Path)
     said = script(path, "-m", "part=small", "store=elsewhere", "--plan")
     assert "job 1: part=small" in said.out
     assert "store" not in said.err
-
-
-def test_a_generic_class_is_told_to_be_written_out(tmp_path: Path) -> None:
-    path = tmp_path / "chosen.py"
-    path.write_text(CHOICE)
-    assert "error: Of is a Generic class, which no config" in script(path, "part=of").err
-
-
-def test_a_command_that_makes_one_step_again_has_references_as_typed(mine: Path) -> None:
-    Path("rows.jsonl").write_text('{"a": 1}\n')
-    typed = ("data.path=rows.jsonl", "data.max_test=${data.max_train}")
-    said = script(mine, *typed, "only=[load_preferences]")
-    assert "'data.max_test=${data.max_train}' 'only=[load_preferences@" in said.out
 
 
 def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:

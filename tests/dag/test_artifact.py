@@ -11,9 +11,6 @@ from typing import Any, List, Literal, TypeVar  # noqa: UP035
 import pytest
 
 from pipeline import Artifact, Output, TemperError, step
-from pipeline.dag.conversions import converted_fields
-from steps.online.methods.policy_gradient import PolicyGradient
-from steps.training.config import TrainConfig
 
 
 class Model(Artifact):
@@ -304,29 +301,11 @@ def test_fields_that_are_converted_whatever_they_are_called_are_not_checked() ->
     convert_all(AnyOf())
 
 
-def test_switches_of_shipped_configs_are_checked_though_these_convert_choices() -> None:
-    assert converted_fields(TrainConfig) == {"dtype", "attention", "activation_checkpointing"}
-    assert "mask_cut" not in converted_fields(PolicyGradient)
-
-
 @pytest.mark.parametrize("kind", [Parted, Frozen, Described, Chosen, Looped, Fixed])
 def test_a_field_that_the_constructor_converts_is_annotated_as_what_it_is_given(kind: Any) -> None:
     convert(kind())
     with pytest.raises(TemperError, match=r"depth takes a whole number .*; write 3"):
         convert(kind(depth="3"))
-
-
-class Busy:
-    def packages_in_use(self) -> list[str]:
-        return self.packages  # type: ignore[attr-defined]
-
-
-def test_an_error_in_a_property_of_a_step_is_that_error() -> None:
-    """It was said that the step has no ``needs_packages``."""
-    made = build()
-    vars(made).update(arguments={"a": Busy()})
-    with pytest.raises(AttributeError, match="'Busy' object has no attribute 'packages'"):
-        made.needs_packages  # noqa: B018
 
 
 class Heat(float, enum.Enum):
@@ -358,25 +337,6 @@ def test_what_an_annotation_allows_is_taken(annotation: Any, value: Any) -> None
 
     given.__annotations__["value"] = annotation
     step(version="1")(given)(value=value)
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value", "message"),
-    [
-        (list[int] | list[float], ["a"], "(value)[0] takes a whole number (int) or a number (floa"),
-        (str | list[int], ["a"], "(value)[0] takes a whole number (int), and was given the text"),
-        (tuple[int, str] | None, [1, 2], "(value)[1] takes a text (str), and was given 2"),
-        (dict[str, int] | list[str], {"a": "b"}, "(value)['a'] takes a whole number (int)"),
-    ],
-)
-def test_what_no_member_of_a_union_allows_is_refused(
-    annotation: Any, value: Any, message: str
-) -> None:
-    def given(out: Output, value: Any) -> None: ...
-
-    given.__annotations__["value"] = annotation
-    with pytest.raises(TemperError, match=re.escape(message)):
-        step(version="1")(given)(value=value)
 
 
 def test_a_part_that_the_kind_does_not_have_is_refused_when_the_dag_is_built() -> None:

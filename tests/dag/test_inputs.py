@@ -272,16 +272,6 @@ def test_another_file_under_the_same_name_is_seen(tmp_path: Path, settled: float
     assert look(link) == look(tmp_path / "other") != first
 
 
-def test_a_name_that_is_no_unicode_can_be_kept(
-    tmp_path: Path, cache_folder: Path, settled: float
-) -> None:
-    name = os.fsdecode(b"caf\xe9")
-    (tmp_path / name).write_bytes(bytes(LARGE))
-    time.sleep(2 * settled)
-    assert look(tmp_path) == look(tmp_path)
-    assert kept(cache_folder) == {name}
-
-
 @pytest.mark.parametrize(
     "trouble", ["garbage", "zeros", "foreign", "flipped", "locked", "no folder"]
 )
@@ -346,29 +336,6 @@ def test_processes_share_the_cache(tmp_path: Path, cache_folder: Path, settled: 
     assert bytes_read(lambda: look(tmp_path)) < 30 * LARGE / 2
 
 
-def test_a_cache_that_is_read_only_is_read(
-    shared_folder: Path, settled: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, cache = shared_folder / "data", shared_folder / "cache"
-    monkeypatch.setenv("TEMPER_CACHE", str(cache))
-    data.write_bytes(bytes(LARGE))
-    time.sleep(2 * settled)
-    look(data)
-    with closing(sqlite3.connect(cache / "digests.sqlite3")) as database, database:
-        ((*key, _),) = database.execute("SELECT * FROM checked")
-        told = digests._with_checksum((key[0], key[1]), "from-the-cache")
-        database.execute("UPDATE checked SET digest = ?", [told])
-    (cache / "digests.sqlite3").chmod(0o444)
-    cache.chmod(0o555)
-    with not_as_root():
-        assert look(data) == "from-the-cache"
-    data.write_bytes(b"1" * LARGE)
-    time.sleep(2 * settled)
-    with not_as_root():
-        assert look(data) == blake3.blake3(b"1" * LARGE).hexdigest()
-    cache.chmod(0o755)
-
-
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
     """A folder that other users may enter."""
@@ -392,14 +359,6 @@ def test_what_this_user_may_not_read_is_told_from_what_does_not_exist(
         look(data)
     assert "Errno" not in str(caught.value)
     (shared_folder / closed).chmod(0o700)
-
-
-def test_a_link_to_itself_is_named_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("{}")
-    (link := tmp_path / "link").symlink_to(link)
-    with pytest.raises(TemperError, match=f"{link}: .*; delete the link") as caught:
-        look(tmp_path)
-    assert "Errno" not in str(caught.value)
 
 
 def test_a_run_that_is_stopped_stops_reading_and_keeps_no_half_digest(
@@ -703,22 +662,6 @@ def test_a_revision_that_cannot_be_pinned_is_refused_in_one_line(
         HubModel("owner/other")
 
 
-@pytest.mark.parametrize("refusal", [(404, "RepoNotFound"), (403, "GatedRepo"), (401, "")])
-def test_who_may_not_see_a_model_is_told_to_check_its_name_and_to_log_in(
-    refusal: tuple[int, str], hub: Hub
-) -> None:
-    hub.refusal = refusal
-    with pytest.raises(TemperError, match=r"the Hub .*; check the name, .*hf auth login") as no:
-        HubModel("owner/hidden")
-    assert hub.url not in str(no.value)
-
-
-def test_what_is_no_name_of_the_hub_is_told_what_one_is(hub: Hub) -> None:
-    with pytest.raises(TemperError, match=r"no name of a model\); name it as OWNER/NAME"):
-        HubModel("../../model")
-    assert hub.asked == []
-
-
 # --- files beside inputs ---------------------------------------------------------------------
 
 
@@ -748,17 +691,3 @@ def test_a_file_beside_an_input_has_a_name_that_moves_with_the_input(tmp_path: P
     for folder in (here, f"{tmp_path}/link"):
         (through,) = linked.names(f"{folder}/1.png", folder)
         assert linked.path(through) == f"{tmp_path}/link/1.png"
-
-
-def test_no_file_is_named_after_inputs_of_which_nobody_knows_where_they_lie() -> None:
-    (name,) = beside(File("/data/a.jsonl")).names("/data/1.png", "/data")
-    unknown = InputFolders.of(None)
-    assert unknown == InputFolders()
-    assert [*unknown.names("/data/1.png", "/data")] == []
-    assert unknown.path(name) is None
-    assert not InputFolders.has("/data/1.png")
-
-
-def test_a_file_whose_place_is_no_text_is_refused() -> None:
-    with pytest.raises(TemperError, match=r"File\(5\): give a path or URL as text"):
-        File(5)  # type: ignore[arg-type]

@@ -159,14 +159,6 @@ def test_a_stated_name_is_the_step_s(lab: Lab) -> None:
     assert renamed("scale").name == "scale"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"name": "a/b"}, {"name": ""}, {"was": "old"}, {"was": ["a b"]}]
-)
-def test_a_name_that_no_function_could_have_is_refused(settings: Any) -> None:
-    with pytest.raises(TemperError, match="name"):
-        step(version="1", **settings)(multiply.function)
-
-
 def test_what_was_made_under_an_earlier_name_is_found(lab: Lab) -> None:
     lab.run(product=lab.product())
     scale = renamed("scale", was=("rescale", "multiply"))
@@ -261,17 +253,6 @@ def test_a_reason_is_never_empty(lab: Lab, one: Any, other: Any, said: str) -> N
     assert compare(old, new).settings
 
 
-def test_the_type_of_a_setting_is_shown_whole(
-    lab: Lab,
-    module: Make,
-) -> None:
-    one, two = (module(name, SETTINGS) for name in ("first", "second"))
-    lab.run(it=train(one.Conf(), two.Conf()))
-    assert reason(lab, train(two.Conf(), one.Conf())) == (
-        "config first:Conf() → second:Conf(), other second:Conf() → first:Conf()"
-    )
-
-
 def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> None:
     lab.run(it=lab.product(Times(2)), other=lab.product(Times(3)))
     (two, three) = Catalog(lab.store).history("multiply")
@@ -295,25 +276,6 @@ def test_the_nearest_artifact_of_any_experiment_is_compared_with(lab: Lab) -> No
 def _of(made: Any, experiment: str, arguments: Json) -> Any:
     recipe = {"encoding": 3, "step": made.step, "version": "1", "arguments": arguments}
     return replace(made, recipe=recipe, provenance={"experiment": experiment})
-
-
-def test_an_artifact_of_another_experiment_may_still_turn_out_to_be_it(lab: Lab) -> None:
-    """What a reason is given by must not decide what may run."""
-    lab.run(sum=add([lab.product()], lab.journal))
-    lab.source.write_text("3 1 2 4")
-    planned = make_plan(
-        {"sum": add([lab.product()], lab.journal)}, lab.store, experiment="quite another"
-    )
-    assert [p.state for p in planned.steps] == [State.RUN, State.MAYBE, State.MAYBE]
-
-
-def test_keys_of_an_earlier_encoding_are_said_to_be_that(lab: Lab) -> None:
-    lab.run(it=lab.product())
-    (made,) = Catalog(lab.store).history("multiply")
-    recipe: Any = made.recipe
-    close = History([replace(made, recipe={**recipe, "encoding": 1})]).nearest(recipe, {})
-    assert close is not None
-    assert close.changes == ("Temper makes other keys now",)
 
 
 # --- going on ------------------------------------------------------------------------------------
@@ -383,27 +345,6 @@ def test_a_key_of_the_environment_is_refused_since_manifests_would_record_it(
     with pytest.raises(TemperError, match=rf"^ask: .* {variable},"):
         ask({key: 1})
     assert ask({"key_variable": variable})
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("CACHE_KEY", "feature/longer-answers"),
-        ("CACHE_KEY", "linux-py311-a1b2c3d4"),
-        ("MODEL_KEY", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("TOKEN_CLASSIFIER", "distilbert-base-uncased"),
-        ("PARTITION_KEY", "550e8400-e29b-41d4-a716-446655440000"),
-        ("GOOGLE_APPLICATION_CREDENTIALS", "secrets/service-account.json"),
-        ("SORT_KEY", "Internationalization_of_answers"),
-        ("PAD_TOKEN", "<|finetune_right_pad_id|>"),
-    ],
-)
-def test_a_variable_that_holds_no_key_may_be_in_an_argument(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = ask({"name": value}).fingerprint
-    monkeypatch.setenv(variable, value)
-    assert ask({"name": value}).fingerprint == before
 
 
 class Service(enum.Enum):

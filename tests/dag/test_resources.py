@@ -8,7 +8,6 @@ from job_steps import lines, where
 from rich.console import Console
 
 from pipeline import Store, TemperError, run
-from pipeline.base.extras import how_to_install, is_extra
 from pipeline.dag.resources import Resources
 from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.launchers.placement import requests
@@ -98,19 +97,6 @@ def test_a_mistake_in_the_defaults_names_the_step_and_the_field(
         run([where("j")], store, console=console, launcher=LauncherConfig(steps={"where": asked}))
 
 
-def test_what_is_cached_needs_no_machine(store: Store, tmp_path: Path, console: Console) -> None:
-    root = where(str(tmp_path / "journal"))
-    made = run([root], store, console=console)
-    assert run([root.on(gpus=64, nodes=8)], store, console=console) == made
-
-
-def test_an_unknown_launcher_is_one_clear_error(store: Store, console: Console) -> None:
-    with pytest.raises(
-        TemperError, match=r"launcher.use=pbs: there is no such launcher; use local"
-    ):
-        run([where("journal")], store, console=console, launcher=LauncherConfig(use=["pbs"]))
-
-
 def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
     store: Store, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,13 +106,6 @@ def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
     told = r"launcher ray needs the package ray, .* pip install 'temper-ml\[ray\]'"
     with pytest.raises(TemperError, match=told):
         run([where("journal")], store, console=console, launcher=LauncherConfig(use=["ray"]))
-
-
-def test_of_a_package_in_several_extras_the_smallest_is_offered() -> None:
-    """JAX for processors comes without what a TPU needs; torch, which one extra narrows, always."""
-    assert how_to_install("jax") == "pip install 'temper-ml[jax]'"
-    assert how_to_install("libtpu") == "pip install 'temper-ml[tpu]'"
-    assert not is_extra("torch")
 
 
 @pytest.mark.parametrize(

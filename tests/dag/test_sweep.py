@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,9 @@ from pipeline.dag.grid import grid
 from pipeline.plan.planning import topological
 from pipeline.show.results import compare
 from pipeline.store.manifest import Manifest
-from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+from steps.training.config import DpoConfig, OptimizerConfig
 
 pytestmark = pytest.mark.usefixtures("workers_here")
-
-
-@dataclass(frozen=True)
-class Pair:
-    first: DpoConfig
-    second: DpoConfig
-    seed: int = 0
 
 
 def test_a_grid_is_every_combination_by_name_the_last_axis_fastest() -> None:
@@ -38,22 +31,6 @@ def test_a_grid_is_every_combination_by_name_the_last_axis_fastest() -> None:
     ]  # fmt: skip
     assert next(iter(variants)) == "learning_rate=1e-06 batch_size=8"
     assert base == DpoConfig(batch_size=16)
-
-
-def test_a_grid_over_nothing_is_the_config_itself() -> None:
-    assert grid(DpoConfig()) == {"": DpoConfig()}
-
-
-def test_fields_that_end_alike_are_named_by_their_path() -> None:
-    axes = {"optimizer.weight_decay": [0.1], "optimizer.schedule": [Schedule.linear]}
-    assert list(grid(DpoConfig(), axes)) == ["weight_decay=0.1 schedule=linear"]
-    pair = Pair(DpoConfig(), DpoConfig())
-    variants = grid(pair, {"first.epochs": [2.0], "second.epochs": [3.0]}, seed=[3])
-    assert variants == {
-        "first.epochs=2.0 second.epochs=3.0 seed=3": Pair(
-            DpoConfig(epochs=2.0), DpoConfig(epochs=3.0), 3
-        )
-    }
 
 
 @pytest.mark.parametrize(
@@ -82,17 +59,6 @@ def test_a_grid_needs_a_config_and_each_field_once() -> None:
         grid({"epochs": 0.1}, epochs=[0.1])
     with pytest.raises(TemperError, match="epochs is given twice"):
         grid(DpoConfig(), {"epochs": [0.1]}, epochs=[0.2])
-
-
-def test_what_is_no_grid_is_one_clear_line() -> None:
-    axes: Any
-    for axes, message in ((["beta"], "the axes are a list; give a dict"),
-                          ({1: [0.1]}, "1 is no field's name")):  # fmt: skip
-        with pytest.raises(TemperError, match=message) as refused:
-            grid(DpoConfig(), axes)
-        assert "\n" not in str(refused.value)
-    with pytest.raises(TemperError, match="of the type type, which is no config dataclass"):
-        grid(DpoConfig, epochs=[0.1])
 
 
 def test_variants_share_the_steps_that_do_not_differ(
@@ -160,32 +126,12 @@ def test_results_are_rows_and_intervals_keep_their_ends() -> None:
     assert after == ["beta=0.1", "0.25", "0.52 (0.4 – 0.612)", "True"]
 
 
-def test_what_is_the_same_for_all_is_told_once() -> None:
-    assert printed(compare(RESULTS))[-1] == "the same for all: pairs 24"
-    alike = {"one": result(loss=0.5), "other": result(loss=0.5)}
-    assert shown(compare(alike)) == [["", "loss"], ["one", "0.5"], ["other", "0.5"]]
-    close = {"one": result(loss=0.50001, pairs=2), "other": result(loss=0.50002, pairs=2)}
-    assert shown(compare(close))[0] == ["", "loss"]
-
-
 def test_chosen_metrics_are_shown_in_the_order_chosen() -> None:
     heading, before, _ = shown(compare(RESULTS, ["pairs", "loss"]))
     assert heading == ["", "pairs", "loss"]
     assert before == ["before", "24", "0.6931"]
     with pytest.raises(TemperError, match="no result has the metric 'los'; did you mean loss"):
         compare(RESULTS, ["los"])
-
-
-def test_what_are_no_results_are_refused() -> None:
-    listed: Any = [result(loss=0.5)]
-    results: Any
-    for results, metrics, message in (
-        (listed, None, "a list is no results by name"),
-        ({"one": None}, None, "'one' is a NoneType and no result"),
-        (RESULTS, "loss", r"metrics='loss'; give a list of names"),
-    ):
-        with pytest.raises(TemperError, match=message):
-            compare(results, metrics)
 
 
 @pytest.mark.parametrize("width", [40, 100, 300])
@@ -206,9 +152,3 @@ def test_what_does_not_fit_beside_the_rest_is_in_a_table_below(width: int) -> No
     assert [h for line in headings for h in line if h.startswith("metric")] == [
         f"metric_{i}" for i in range(9)
     ]
-
-
-def test_a_name_wider_than_the_terminal_does_not_keep_a_result_from_being_shown() -> None:
-    text = " ".join(printed(compare({"x" * 70: result(loss=0.5), "y": result(loss=0.25)}), 40))
-    assert "0.5" in text
-    assert "0.25" in text

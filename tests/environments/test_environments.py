@@ -6,7 +6,7 @@ from worlds import Counter
 from steps.checking.judges import Judges
 from steps.checking.verdicts import Answered, Judgement, Verdict, judged
 from steps.environments.calculator import Calculator
-from steps.environments.environment import Environment, Graded, Observation, Turn, says, turns_of
+from steps.environments.environment import Environment, Observation, Turn, says
 from steps.environments.environments import ENVIRONMENTS
 from steps.environments.playing import Episode, Over, Played, Playing
 
@@ -62,20 +62,8 @@ def test_a_calculator_can_be_told_how_it_is_called_and_how_much_it_does() -> Non
         Calculator("(")
 
 
-def test_too_many_calls_are_wrong() -> None:
-    calculator = Calculator(most_calls=1)
-    state = calculator.reset(Answered(""), 0)
-    assert calculator.step(state, turn("1+1")) == says("2")
-    assert calculator.step(state, turn("1+1")) == judged(False, "more than 1 calls")
-
-
 def test_every_environment_of_the_folder_has_a_name() -> None:
     assert "calculator" in ENVIRONMENTS
-
-
-def test_turns_are_the_stretches_that_were_drawn() -> None:
-    marks = [True, True, False, False, True, False]
-    assert turns_of(range(6), marks) == [(0, 1), (4,)]
 
 
 def test_an_observation_says_something_in_one_way() -> None:
@@ -83,10 +71,6 @@ def test_an_observation_says_something_in_one_way() -> None:
         Observation()
     with pytest.raises(TypeError):
         Observation(ids=("5",))  # pyright: ignore[reportArgumentType]
-
-
-def test_what_has_no_verdict_has_no_grade() -> None:
-    assert Graded("none", grade=0.3).reward is None  # pyright: ignore[reportArgumentType]
 
 
 # --- in processes ---------------------------------------------------------------------------------

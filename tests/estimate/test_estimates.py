@@ -18,12 +18,10 @@ from estimated_steps import (
 )
 from rich.console import Console
 
-from pipeline import Output, Step, Store, TemperError, run, step
-from pipeline.base.text import about, clock, counted, size
-from pipeline.estimate import machine
+from pipeline import Output, Step, Store, run, step
 from pipeline.estimate.estimates import Estimates, Estimator
 from pipeline.estimate.machine import Hardware
-from pipeline.estimate.past_runs import PastRun, past_run, scaled, seconds_of
+from pipeline.estimate.past_runs import PastRun, past_run, seconds_of
 from pipeline.estimate.remaining import Ahead, left_of
 from pipeline.plan.planning import Plan, make_plan
 from pipeline.show.terminal import show_plan
@@ -125,13 +123,6 @@ def test_what_declares_nothing_is_scaled_by_the_bytes_of_its_inputs(store: Store
     assert (estimate.disk, estimate.is_rough) == (100, False)
 
 
-def test_other_threads_make_a_time_rough(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    run([undeclared(write_rows(100))], store, console=QUIET)
-    monkeypatch.setattr(machine, "threads_set", lambda: 5000)
-    text = shown(*planned(store, other=undeclared(write_rows(100), times=2)))
-    assert "~1 s" in text
-
-
 def test_a_cached_plan_has_no_estimate_and_imports_nothing_to_say_so(store: Store) -> None:
     root = sum_rows(write_rows(3))
     run({"sum": root}, store, console=QUIET)
@@ -147,15 +138,6 @@ def test_a_cached_plan_has_no_estimate_and_imports_nothing_to_say_so(store: Stor
     path = {"PYTHONPATH": ":".join(sys.path)}
     again = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
     assert again.stdout.splitlines()[-1] == "False"
-
-
-def test_a_declaration_is_a_text_and_in_no_key() -> None:
-    function = sum_rows.function
-    others = [step(estimate=named)(function) for named in (None, "elsewhere:OTHER")]
-    one, other = (each(write_rows(3)) for each in others)
-    assert one.fingerprint == other.fingerprint == sum_rows(write_rows(3)).fingerprint
-    with pytest.raises(TemperError, match="name it, as in 'module:name'"):
-        step(estimate="no reference")(function)
 
 
 def test_a_declaration_that_breaks_or_is_not_there_breaks_no_plan(store: Store) -> None:
@@ -221,16 +203,6 @@ def test_time_grows_with_work_as_it_did_between_runs(
     assert found == pytest.approx(seconds, rel=0.02)
 
 
-def test_runs_are_compared_in_a_unit_that_both_have() -> None:
-    runs = [past(100, 50)]
-    assert seconds_of({"tokens": 7.0, "rows": 100.0}, runs) == 50
-    assert seconds_of({"tokens": 7.0}, runs) is None
-    assert seconds_of({}, runs) is None
-    assert scaled("memory", 20.0, runs[0]) == 60
-    assert scaled("memory", None, runs[0]) is None
-    assert scaled("memory", 20.0, None) == 20
-
-
 def test_a_disk_that_is_too_small_is_said_before_anything_runs(store: Store) -> None:
     plan, estimates = planned(store, sum=sum_rows(write_rows(1000)))
     full = shown(plan, replace(estimates, free=500_000))
@@ -253,24 +225,3 @@ def test_what_is_left_is_laid_out_over_the_steps_that_run_at_once() -> None:
     assert left_of([first, *rest], jobs=2) == (16, 1)
     running = [Ahead("c", 1.0, needs, is_running=True), Ahead("b", 4.0, needs)]
     assert left_of(running, jobs=1) == (5, 0)  # what they need is there
-
-
-def test_durations_and_numbers_of_things_are_shown_as_people_write_them() -> None:
-    assert [clock(s) for s in (0.04, 59.94, 59.97, 60, 119.9, 185, 3599.9, 3600, 7620)] == [
-        "0.0s", "59.9s", "1m00s", "1m00s", "1m59s", "3m05s", "59m59s", "1h00m", "2h07m",
-    ]  # fmt: skip
-    assert [counted(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
-
-
-def test_estimates_are_told_no_more_exactly_than_they_are_known() -> None:
-    assert [about(s) for s in (0.2, 3.4, 89, 130, 7200, 40 * 3600, 3e6)] == [
-        "1 s", "3 s", "89 s", "2 min", "2.0 h", "40 h", "35 days",
-    ]  # fmt: skip
-    assert [size(b) for b in (0, 999, 1000, 9.96e6, 542e6, 16e9, 2.5e12)] == [
-        "0 B", "999 B", "1.0 kB", "10 MB", "542 MB", "16 GB", "2.5 TB",
-    ]  # fmt: skip
-
-
-def test_a_store_that_is_not_there_yet_has_the_free_disk_of_its_place(tmp_path: Path) -> None:
-    _, estimates = planned(Store(f"{tmp_path}/not/yet"), rows=write_rows(3))
-    assert estimates.free

@@ -3,7 +3,6 @@
 import importlib
 import json
 import pkgutil
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from steps.jax_backend.config import JaxTraining
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.online.config import RlConfig
-from steps.step_needs import loads, model_at, model_of, of_model, trained_parameters
+from steps.step_needs import model_at, model_of, of_model, trained_parameters
 from steps.training.config import DpoConfig, OptimizerConfig
 
 LLAMA = {
@@ -108,25 +107,6 @@ def test_parameters_are_counted_from_a_config_and_experts_from_the_files(tmp_pat
     assert small.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
 
 
-def test_a_gguf_file_tells_its_sizes_before_its_vocabulary(tmp_path: Path) -> None:
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    def number(name: str, value: int) -> bytes:
-        return text(f"llama.{name}") + struct.pack("<II", 4, value)
-
-    head = b"".join([
-        text("general.languages") + struct.pack("<IIQ", 9, 8, 1) + text("en"),
-        number("embedding_length", 96), number("block_count", 2), number("vocab_size", 34),
-        number("feed_forward_length", 256), number("attention.head_count", 4),
-    ])  # fmt: skip
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 7) + head + text("tokenizer.tokens"))
-    found = model_at(file)
-    assert found is not None
-    assert (found.layers, found.hidden, found.vocabulary) == (2, 96, 34)
-
-
 @pytest.mark.parametrize(
     "lora", [LoraConfig(r=3), LoraConfig(r=3, modules_to_save=["embed_tokens", "lm_head"])]
 )
@@ -177,16 +157,6 @@ def test_settings_that_save_memory_need_less() -> None:
     assert copies[1] - copies[0] == pytest.approx(2 * 4 * PARAMETERS)
 
 
-def test_the_memory_of_a_training_that_was_measured_is_about_that() -> None:
-    """A Llama of 135M parameters with adapters on a processor took 2.21 GB."""
-    small = {
-        "hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536,
-        "vocab_size": 49152, "num_attention_heads": 9, "num_key_value_heads": 3,
-    }  # fmt: skip
-    config = DpoConfig(lora=LoraConfig(r=16), tokens_per_forward=512)
-    assert memory(config, CPU, shape=small) == pytest.approx(2.21e9, rel=0.3)
-
-
 ROWS = {"train": 60_000, "lengths": {"prompt": {"mean": 200.0}, "chosen": {"mean": 300.0}}}
 
 
@@ -218,22 +188,6 @@ def test_of_a_tpu_or_another_backend_only_the_disk_is_known() -> None:
     ):
         assert found.memory is None
         assert found.disk == pytest.approx(32.1e9, rel=0.01)
-
-
-def test_a_source_without_limit_is_compared_with_itself_only(tmp_path: Path) -> None:
-    from pipeline import File, HubDataset
-    from steps.data.load.config import LoadConfig
-
-    def work(source: object, most: int | None = None) -> dict[str, float]:
-        arguments = {"train": source, "config": LoadConfig(max_train=most)}
-        return dict(loads(Call(arguments, CPU, lambda _: None, lambda _: None)).work)
-
-    file = tmp_path / "rows.jsonl"
-    file.write_text("12345")
-    hub = [HubDataset(name, "a" * 40, "train") for name in ("one/rows", "other/rows")]
-    assert work(File(str(file))) == {"bytes": 5}
-    assert work(hub[0], 7) == {"rows": 7}
-    assert work(hub[0]).keys() != work(hub[1]).keys()
 
 
 @pytest.mark.parametrize(

@@ -131,25 +131,6 @@ def test_asked_again_it_answers_the_same_bytes(
     assert b"<|user|>Q: Capital of France?" in made[0][1]["answers.jsonl"]
 
 
-def test_a_metric_that_is_no_number_for_a_row_is_left_out_and_the_rest_is_kept(
-    folder: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    scored = CHOICE.replace(
-        "metric_list: [", "process_results: !function rules.scored\nmetric_list: ["
-    )
-    scored = scored.replace("acc, ", "odds, ").replace("}]", "}, {metric: acc, aggregation: mean}]")
-    (folder / "capital.yaml").write_text(scored)
-    scores = "{'acc': 1.0, 'odds': float('nan') if 'France' in row['question'] else 2.0}"
-    (folder / "rules.py").write_text(f"def scored(row, results):\n    return {scores}\n")
-    out = Folder(tmp_path / "out")
-    config = HarnessConfig(["capital"])
-    metrics: Any = lm_eval.function(out, File(str(folder)), Model(tiny_model, "", ""), config)
-    assert metrics["capital/acc"]["value"] == 1
-    assert metrics["notices"][0].startswith("capital/odds left out: it is no finite number")
-    answers = read_json_lines(out.path / "answers.jsonl")
-    assert [answer.get("odds") for answer in answers] == [None, 2.0, 2.0]
-
-
 def test_the_interval_of_a_group_s_share_stays_between_0_and_1_and_is_there_for_one_row(
     folder: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -124,20 +124,6 @@ def test_an_exported_model_stops_where_its_template_ends_an_answer(
     assert taught in ends
 
 
-def test_a_generation_config_whose_settings_contradict_each_other_is_exported_as_it_is(
-    trained: Path, tmp_path: Path
-) -> None:
-    """As Llama 2's, which has a temperature and no sampling."""
-    shutil.copytree(trained, tmp_path / "base")
-    settings = {"do_sample": False, "temperature": 0.6, "eos_token_id": 5}
-    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(settings))
-    export_merged(tmp_path / "base", tmp_path / "out", Dtype.float32, keep_adapters=False)
-    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert (written["do_sample"], written["temperature"]) == (False, 0.6)
-    assert written["eos_token_id"][0] == 5
-    assert written["eos_token_id"][1:]
-
-
 def test_adapters_alone_name_their_base_and_their_snippet_runs(
     trained: Path, tmp_path: Path
 ) -> None:
@@ -151,12 +137,6 @@ def test_adapters_alone_name_their_base_and_their_snippet_runs(
     card = render_card(card_of(base_model=base), AFTER, adapters_alone=True)
     assert "library_name: peft\n" in card
     run_snippet(card, tmp_path / "alone")
-
-
-def test_a_model_without_adapters_has_none_to_export(tmp_path: Path) -> None:
-    write_model(tmp_path / "model")
-    with pytest.raises(FileNotFoundError, match="trained without adapters"):
-        export_adapters(tmp_path / "model", tmp_path / "out", tmp_path / "model", "owner/base")
 
 
 def test_adapters_alone_are_refused_for_a_base_that_is_not_theirs(

@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from step_output import Folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoConfig,
@@ -23,10 +22,9 @@ from transformers import (
 
 from pipeline import File, TemperError
 from steps.export.config import GgufType
-from steps.export.gguf_file import file_name, write_gguf
+from steps.export.gguf_file import write_gguf
 from steps.export_gguf import export_gguf
 from steps.import_model import import_model
-from steps.models import importing
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
 from steps.models.importing import import_pretrained
@@ -266,25 +264,6 @@ def test_a_file_adds_no_bos_to_chats_whose_template_writes_none(tmp_path: Path) 
     assert written_tokenizer(tmp_path, chat_template="{{ bos_token }}" + TURNS)["add_bos_token"]
 
 
-def test_a_template_s_bos_is_empty_where_the_tokenizer_has_none(tmp_path: Path) -> None:
-    """transformers writes nothing for it, llama.cpp would write token 11."""
-    write_model(tmp_path)
-    write_tokenizer(tmp_path)
-    template = "{{ bos_token }}" + TURNS
-    found = written_tokenizer(tmp_path, bos_token=None, chat_template=template)
-    assert found["tokenizer.chat_template"] == "{%- set bos_token = '' -%}" + template
-
-
-def test_a_file_has_every_template_of_a_tokenizer_by_its_name(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    write_tokenizer(tmp_path)
-    templates = {"default": TURNS, "tool_use": "tools" + TURNS, "rag": "rag" + TURNS}
-    found = written_tokenizer(tmp_path, chat_template=templates)
-    assert found["tokenizer.chat_templates"] == ["rag", "tool_use"]
-    assert found["tokenizer.chat_template"] == TURNS
-    assert found["tokenizer.chat_template.rag"] == "rag" + TURNS
-
-
 LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
@@ -353,23 +332,6 @@ def test_a_file_with_what_transformers_would_leave_out_is_refused(
         import_pretrained(str(tmp_path / "model.gguf"), tmp_path / "back", Dtype.float32, None)
 
 
-def test_the_rotation_of_a_gemma_4_file_is_the_share_that_its_divisors_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its divisors are 1 where the full attention rotates, and 1e30 elsewhere."""
-    config = AutoConfig.for_model("gemma4_text")
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
-    write = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma4")
-    divisors = np.array([1.0] * 32 + [1e30] * 32, dtype=np.float32)
-    write.add_tensor("rope_freqs.weight", divisors)
-    write.write_header_to_file()
-    write.write_kv_data_to_file()
-    write.write_tensors_to_file()
-    write.close()
-    found = importing._config_of_gguf(str(tmp_path / "model.gguf"), {})
-    assert found.rope_parameters["full_attention"]["partial_rotary_factor"] == 0.5
-
-
 def test_equal_folders_give_equal_files(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     write_tokenizer(tmp_path / "model")
@@ -406,25 +368,6 @@ def test_a_model_that_the_file_cannot_hold_is_refused_by_name(
     with pytest.raises(ValueError, match=told):
         write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
     assert not (tmp_path / "model.gguf").exists()
-
-
-def test_a_user_whose_model_gguf_cannot_hold_is_told_that_the_run_is_whole_without_it(
-    tmp_path: Path,
-) -> None:
-    write_model(tmp_path / "model", "gpt2")
-    write_tokenizer(tmp_path / "model")
-    step: Any = export_gguf
-    with pytest.raises(TemperError, match=r"gpt2 .*; leave this step out \(export_gguf=null\)"):
-        step.function(Folder(tmp_path / "out"), Folder(tmp_path / "model"))
-
-
-@pytest.mark.parametrize(
-    ("title", "name"),
-    [("Smol LM2 (135M)", "Smol-LM2-135M-Q8_0.gguf"), ("../v1.5.", "v1.5-Q8_0.gguf"),
-     ("???", "model-Q8_0.gguf")],
-)  # fmt: skip
-def test_a_file_is_called_after_its_model_and_its_type(title: str, name: str) -> None:
-    assert file_name(title, GgufType.q8_0) == name
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "BPE with byte fallback"])
@@ -478,17 +421,3 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(
     file.write_text(json.dumps(described))
     with pytest.raises(ValueError, match=told):
         write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
-
-
-def test_the_file_of_a_bfloat16_folder_has_its_values(tmp_path: Path) -> None:
-    write_model(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    model = load_model(tmp_path / "model").bfloat16()
-    save_model(model, tmp_path / "half", tokenizer_from=tmp_path / "model")
-    write_gguf(tmp_path / "half", tmp_path / "model.gguf", GgufType.f32, "tiny")
-    torch.testing.assert_close(
-        logits(read_back(tmp_path / "model.gguf")),
-        logits(load_model(tmp_path / "half")),
-        atol=2e-5,
-        rtol=1e-5,
-    )

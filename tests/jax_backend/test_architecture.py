@@ -3,7 +3,6 @@
 No weights and no forwards: `test_jax_parity` compares those.
 """
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tiny_models import SIZES
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from steps.jax_backend.architecture import FAMILIES, architecture_of, read_architecture
+from steps.jax_backend.architecture import FAMILIES, architecture_of
 
 MIXED = ["sliding_attention", "full_attention"]
 WINDOWED = {"sliding_window": WINDOW, "layer_types": MIXED}
@@ -100,21 +99,6 @@ def seen(config: Any, name: str) -> tuple[Any, ...]:
         return ()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_setting_of_another_family_is_passed_over_as_in_transformers(family: str) -> None:
-    settings = {
-        "logit_scale": 0.5,
-        "query_pre_attn_scalar": 3,
-        "final_logit_softcapping": 2.0,
-        "no_rope_layers": [1, 0],
-        "hidden_activation": "gelu",
-        "sliding_window": 3,
-    }
-    own = {field.name for field in fields(CONFIG_MAPPING[family])}
-    strange = {name: value for name, value in settings.items() if name not in own}
-    assert read(config_of(family, **strange)) == read(config_of(family))
-
-
 @pytest.mark.parametrize(
     ("family", "settings", "fault"),
     [
@@ -132,14 +116,6 @@ def test_what_the_decoder_would_compute_otherwise_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=fault):
         architecture_of(config_of(family, **settings))
-
-
-@pytest.mark.parametrize("heads", [3, "four"])
-def test_a_config_that_transformers_does_not_take_is_named(tmp_path: Path, heads: Any) -> None:
-    text = json.dumps({"model_type": "llama", **SIZES, "num_attention_heads": heads})
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json: .*(attention heads|num_attention_heads)"):
-        read_architecture(tmp_path)
 
 
 def test_weights_are_those_that_transformers_reads_and_a_tied_head_is_no_other(

@@ -77,15 +77,6 @@ def test_products_of_projections_are_in_expectation_those_of_gradients() -> None
     assert float(jnp.abs(off.mean(0)).max()) < 4 * (2 / 16 / 2000) ** 0.5
 
 
-def test_a_projection_depends_on_no_dtype() -> None:
-    gradient = np.linspace(-1, 1, 3000).reshape(30, 100)
-    exact = projected({"w": jnp.asarray(gradient, jnp.float32)}, 64, 3)
-    with jax.enable_x64(True):
-        finer = projected({"w": jnp.asarray(gradient)}, 64, 3)
-    assert finer.dtype == np.float64
-    assert np.asarray(exact) == pytest.approx(np.asarray(finer), abs=1e-4)
-
-
 def test_rows_are_projected_gradients(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, llama)
     common = InfluenceConfig(Simpo(), Dtype.float64, tokens_per_forward=128, devices=1)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +26,6 @@ from waiting import leaving_at
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.jax_scorer import JaxScorer
 from steps.jax_backend.jax_trainer import JaxPolicy, JaxTrainer
-from steps.jax_backend.pack_arrays import drawn, dropped
 from steps.losses.dpo import Dpo
 from steps.models.adapters import add_adapter
 from steps.models.config import Dtype, LoraConfig
@@ -155,15 +153,6 @@ def test_what_is_dropped_depends_on_no_number_of_devices(tmp_path: Path) -> None
         found.append((result.logps, trainer.optim_step(1e-3).result()))
         trainer.close()
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-5)
-
-
-def test_what_is_dropped_is_a_share_and_the_rest_is_scaled_up() -> None:
-    keys = jax.random.wrap_key_data(np.array([[1, 2], [3, 4]], np.uint32))
-    ones = jax.numpy.ones((2, 10_000), np.float32)
-    kept = np.asarray(dropped(ones, 0.25, drawn(keys, 0.25, ones)))
-    assert set(np.unique(kept)) == {0, np.float32(1 / 0.75)}
-    assert kept.mean(axis=1) == pytest.approx([1, 1], abs=0.03)
-    assert (kept[0] != kept[1]).mean() > 0.3
 
 
 def test_adapters_that_the_decoder_lacks_are_refused(tmp_path: Path) -> None:

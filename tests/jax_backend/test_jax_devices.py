@@ -1,16 +1,13 @@
 """One run over 2 and 8 devices: processors, simulated."""
 
-import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from tiny_models import VOCABULARY, llama, model_folder, pair_records
 
-from steps.jax_backend.devices import _PATIENCE, open_devices
 from steps.jax_backend.jax_scorer import JaxScorer
 from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.losses.simpo import Simpo
@@ -47,24 +44,6 @@ def test_a_run_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
     (log, scored), (same_log, same_scored) = (run(policy, count) for count in (2, 8))
     assert same_log == pytest.approx(log, rel=1e-6, abs=1e-6)
     assert same_scored == pytest.approx(scored, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("own", "together"),
-    [
-        ("", f"--{_PATIENCE}=86400"),
-        ("--xla_a=1", f"--xla_a=1 --{_PATIENCE}=86400"),
-        (f"--{_PATIENCE}=3", f"--{_PATIENCE}=3"),
-    ],
-)
-def test_a_simulated_device_waits_for_the_others_unless_the_user_says_how_long(
-    monkeypatch: pytest.MonkeyPatch, own: str, together: str
-) -> None:
-    """XLA ends the process after 40 seconds, which other work on the machine may take. That it
-    knows the flag, all tests show: they are started with it."""
-    monkeypatch.setenv("XLA_FLAGS", own)
-    open_devices(2, np.dtype("float32"))
-    assert os.environ["XLA_FLAGS"] == together
 
 
 def test_more_devices_than_there_are_is_an_error(tmp_path: Path) -> None:

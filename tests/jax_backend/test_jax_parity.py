@@ -13,7 +13,7 @@ pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from families import FAMILIES as ALL_FAMILIES
 from families import _family, _with_vectors
-from tiny_models import granite, model_folder
+from tiny_models import model_folder
 from token_groups import pairs, unscored
 from transformers import PreTrainedModel
 
@@ -205,11 +205,6 @@ def test_a_large_vocabulary_and_a_long_pack_are_computed_in_parts(
     objective = preference_objective(groups, Simpo())
     assert_same_step(trainer, oracle_model(folder), objective)
     trainer.close()
-
-
-def test_a_family_that_the_decoder_lacks_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot run the family 'granite', only .*use torch"):
-        scorer_of(model_folder(tmp_path, granite))
 
 
 def test_a_missing_weight_and_an_unknown_setting_are_refused_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from tiny_models import (
-    VOCABULARY,
     demonstration_records,
     folder_bytes,
     gemma2,
@@ -28,10 +27,8 @@ from tiny_models import (
 )
 from waiting import kill_this_process, leaving_at
 
-from steps.data.images.images_of_rows import ImageOfRow
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
-from steps.jax_backend.static_batches import RoundsBatch, tokens_size
 from steps.losses.dpo import Dpo
 from steps.models.config import Dtype
 from steps.models.workplace import Workplace
@@ -223,14 +220,6 @@ def test_what_the_backend_lacks_is_refused(policy: Path, tmp_path: Path) -> None
         run_sft(policy, records, TrainConfig(backend=JAX), place)
 
 
-def test_a_row_with_images_is_refused(policy: Path, tmp_path: Path) -> None:
-    seen = (ImageOfRow(tmp_path, "0"),)
-    records = [*demonstration_records(3), demonstration_records(4)[3] | {"images": seen}]
-    place = Workplace(tmp_path / "out", tmp_path / "scratch")
-    with pytest.raises(ValueError, match=r"row .* has images, which backend=jax does not read"):
-        run_sft(policy, records, TrainConfig(backend=replace(JAX, check=False)), place)
-
-
 def test_a_decoder_that_differs_from_the_model_is_found_before_training(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,26 +236,3 @@ def test_a_decoder_that_differs_from_the_model_is_found_before_training(
             TrainConfig(backend=JAX),
             Workplace(tmp_path / "out", tmp_path / "scratch"),
         )
-
-
-def test_a_long_run_compiles_few_programs(policy: Path) -> None:
-    """Batches of all sizes take a few shapes."""
-    from steps.jax_backend.jax_scorer import JaxScorer
-    from steps.scoring.examples import read_pairs
-
-    scorer = JaxScorer(policy, Dtype.float32, 128, devices=1)
-    groups = read_pairs(pair_records(40), VOCABULARY)
-    batches = [scorer.prepare(groups[:size]) for size in range(1, 41)]
-    arrays = [one.arrays for b in batches if isinstance(b, RoundsBatch) for one in b.rounds]
-    shapes = {(a.ids.shape, a.targets.shape, a.reach) for a in arrays}
-    assert len(arrays) > 100
-    assert len(shapes) <= 12
-    scorer.close()
-
-
-def test_a_pack_above_a_quarter_of_a_forward_has_few_fillers() -> None:
-    """A step's only pack may be one of these."""
-    for budget in (1024, 1536, 4096):
-        sizes = [tokens_size(n, budget, kernel=False) / n for n in range(budget // 4 + 1, budget)]
-        assert min(sizes) >= 1
-        assert max(sizes) < 1.25

@@ -15,15 +15,11 @@ jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not install
 
 import jax.numpy as jnp
 from tiny_models import demonstration_records, gemma2, llama, log_of, model_folder
-from token_groups import pairs
 
 from steps.jax_backend.attending.kernel_grid import block_of
 from steps.jax_backend.attending.prefix_kernel import prefix_attention
 from steps.jax_backend.backend_choice import JaxTraining
-from steps.jax_backend.jax_scorer import JaxScorer, check_parity
-from steps.jax_backend.jax_trainer import JaxTrainer
-from steps.jax_backend.pack_arrays import PackArrays
-from steps.jax_backend.static_batches import RoundsBatch, tokens_size
+from steps.jax_backend.jax_scorer import JaxScorer
 from steps.models.config import Dtype
 from steps.models.workplace import Workplace
 from steps.training.config import OptimizerConfig, TrainConfig
@@ -94,42 +90,6 @@ def test_a_model_or_a_setting_that_the_kernel_is_not_for_is_refused(tmp_path: Pa
         JaxTraining(kernel=True, check=False)
     with pytest.raises(ValueError, match="set tokens_per_forward to a multiple of 512"):
         block_of(96, interpreted=False)
-
-
-def test_every_pack_has_blocks_on_a_tpu() -> None:
-    for budget in (100, 600, *range(512, 8193, 512)):
-        sizes = {tokens_size(needed, budget, kernel=True) for needed in range(1, budget + 600, 7)}
-        assert all(block_of(size, interpreted=False) for size in sizes)
-        if budget % 512 == 0:
-            assert tokens_size(budget, budget, kernel=True) == budget
-
-
-def test_checks_lay_out_as_a_full_pack_of_training_does(tmp_path: Path) -> None:
-    """So their attention takes the same way, and the kernel has the same blocks."""
-
-    class Seen(Exception):
-        pass
-
-    class Watched(JaxScorer):
-        def on_devices(self, arrays: PackArrays) -> PackArrays:
-            raise Seen(arrays.ids.shape, arrays.reach)
-
-    folder = model_folder(tmp_path, lambda: llama(tied=False))
-    scorer = Watched(folder, Dtype.float32, 2048, devices=1, kernel=True)
-    trainer = JaxTrainer(scorer, OptimizerConfig())
-    groups = pairs() * (2048 // sum(pair.packed_tokens for pair in pairs()) + 1)
-    batch = scorer.prepare(groups)
-    assert isinstance(batch, RoundsBatch)
-    full = batch.rounds[0].arrays
-    assert full.reach < full.ids.shape[1] == 2048
-    for check in (
-        lambda: trainer.check_kernel(groups),
-        lambda: check_parity(scorer, folder, Dtype.float32, groups),
-    ):
-        with pytest.raises(Seen) as seen:
-            check()
-        assert seen.value.args == (full.ids.shape, full.reach)
-    trainer.close()
 
 
 SCRIPT = """

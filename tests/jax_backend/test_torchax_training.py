@@ -16,8 +16,6 @@ import torch
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from test_jax_parity import FAMILIES, assert_same_step, objectives, oracle_model, reference
-from test_jax_rewards import assert_same_run
-from test_jax_rewards import run as run_rewards
 from test_jax_training import (
     CONFIG,
     OF_KILLED,
@@ -116,13 +114,6 @@ def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_p
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, backend=TORCHAX, **OF_KILLED)
     killed_runs_end_alike(tmp_path, partial(train, policy, config))
-
-
-@needs_torchax
-def test_a_reward_model_is_torch_s(tmp_path: Path) -> None:
-    init = model_folder(tmp_path / "init", lambda: llama(tied=False))
-    expected = run_rewards(init, tmp_path / "torch")
-    assert_same_run(run_rewards(init, tmp_path / "torchax", backend=TORCHAX), expected)
 
 
 @needs_torchax

@@ -70,41 +70,6 @@ def test_a_training_step_compiles_for_devices_that_are_not_there(
         assert whole / 4 <= found["programs"][2]["arguments"] < whole
 
 
-@pytest.mark.parametrize(
-    ("target", "fault"),
-    [
-        pytest.param("v5p-8", "", marks=needs_libtpu),
-        pytest.param("h100:12", "12 are no whole nodes of 8", marks=needs_cuda),
-        pytest.param("a100:x", "give the number of GPUs, as in a100:8", marks=needs_cuda),
-    ],
-)
-def test_a_target_that_is_not_known_is_an_error_that_names_some(
-    tmp_path: Path, target: str, fault: str
-) -> None:
-    from steps.jax_backend.fitting.fit import Step, compile_step
-
-    expected = rf"no TPU topology or GPUs '{target}' \(.*{fault}.*; names are like v5e:2x4"
-    with pytest.raises(ValueError, match=expected):
-        compile_step(model_folder(tmp_path), target, Step(128, 64))
-
-
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("h100:8", r"'h100:8' needs XLA's compiler for GPUs: pip install 'temper-ml\[cuda\]'"),
-        ("v5e:2x4", r"TPU topologies need libtpu: pip install 'temper-ml\[tpu\]'"),
-    ],
-)
-def test_without_its_compiler_a_target_s_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, target: str, said: str
-) -> None:
-    from steps.jax_backend.fitting import targets
-
-    monkeypatch.setattr(targets, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=said):
-        targets.mesh_of(target, 1)
-
-
 def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
     from steps.jax_backend.command import GIB, report
     from steps.jax_backend.fitting.fit import Fit, Program

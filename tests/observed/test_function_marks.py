@@ -4,7 +4,6 @@ import ast
 import contextlib
 import inspect
 import linecache
-import mmap
 import os
 import traceback
 from collections.abc import Iterator
@@ -300,18 +299,6 @@ def test_marked_code_compiles_with_torch(observation: Observation, tmp_path: Pat
     assert ran(observation) == {"inner", "outer"}, "tracing a function runs it"
 
 
-def test_a_mark_is_a_byte_that_forked_processes_share(tmp_path: Path) -> None:
-    with mmap.mmap(-1, 4) as shared:
-        function_marks.install("__temper_ran_here__", shared)
-        tree = ast.parse("def f():\n    pass\n")
-        found = function_marks.functions(tree)
-        function_marks.mark(found, "__temper_ran_here__", [2])
-        namespace: dict = {}
-        exec(compile(tree, "f.py", "exec"), namespace)
-        namespace["f"]()
-        assert bytes(shared) == b"\0\0\1\0"
-
-
 # --- which paths count ---------------------------------------------------------------------------
 
 
@@ -326,22 +313,6 @@ def test_the_longer_prefix_says_whether_a_path_counts() -> None:
     assert not rules.counts("/data/input.txt")
     assert not rules.counts(str(Path("~/.cache/model.bin").expanduser()))
     assert not rules.counts(pytest.__file__)
-
-
-def test_what_lies_far_from_the_code_is_no_file_of_the_project() -> None:
-    rules = Rules.of("app", ["/tmp/project"], [])
-    assert rules.is_project("/tmp/project/a.txt")
-    assert not rules.is_project("/data/a.txt")
-
-
-def test_what_an_earlier_process_noted_is_not_noted_again(observation: Observation) -> None:
-    for _ in range(3):
-        joined = Observation.join()
-        assert joined is not None
-        joined.add_whole_module("app", "/app.py", b"pass")
-        joined.add_event("read", "/file", [1, 2])
-    for records in (observation.modules, observation.events):
-        assert len(Path(records).read_text().splitlines()) == 1
 
 
 def test_a_module_that_cannot_be_noted_is_missed(observation: Observation) -> None:

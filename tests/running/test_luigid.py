@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from drivers import start_driver
-from job_steps import lines, where
+from job_steps import lines
 from rich.console import Console
 from toy_steps import Times, add, journal_lines, multiply, numbers
 from waiting import wait_until
@@ -123,22 +123,6 @@ def test_limits_hold_over_all_drivers_and_the_page_shows_the_names_of_steps(
     ) as page:
         shown = json.load(page)["response"].values()
     assert [task["name"] for task in shown if "store-1" in task["params"]["store"]] == ["where"] * 2
-
-
-def test_what_luigid_can_never_give_is_refused_before_anything_runs(
-    luigid: str,
-    store: Store,
-    tmp_path: Path,
-    console: Console,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has limits for GPUs of all machines together: two."""
-    root = where(str(tmp_path / "journal")).on(cpus=1)
-    run([root], store, console=console, scheduler=luigid)  # it has no limit for processors
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    too_many = where(str(tmp_path / "journal"), 1).on(gpus=3)
-    with pytest.raises(TemperError, match=r"where asks for gpus=3, and the scheduler lets all"):
-        run([too_many], store, console=console, scheduler=luigid)
 
 
 @pytest.mark.slow

@@ -5,16 +5,12 @@ Steps write a line into a journal outside the store when they really run.
 
 import errno
 import importlib
-import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from numbers_lab import Lab, end, start_held_driver
@@ -32,12 +28,11 @@ from toy_steps import (
     slow_count,
 )
 
-from pipeline import File, Step, TemperError, adopt, results, run, step
+from pipeline import File, Step, TemperError, adopt, results, run
 from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.objects import LocalObjects
-from pipeline.store.runs import read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -157,24 +152,6 @@ def test_equal_content_from_two_sources_is_worked_on_once(lab: Lab) -> None:
     other.source.write_text("1 2 3 4")
     lines = lab.run(one=lab.product(), two=other.product())
     assert lines == ["numbers", "multiply"]
-
-
-@pytest.mark.parametrize("jobs", [0, -1])
-def test_a_number_of_jobs_that_runs_nothing_is_refused(lab: Lab, jobs: int) -> None:
-    with pytest.raises(TemperError, match=f"jobs={jobs}"):
-        run({"product": lab.product()}, lab.store, jobs=jobs)
-
-
-def test_a_part_is_no_result(lab: Lab) -> None:
-    with pytest.raises(TemperError, match="name a whole step"):
-        run({"part": lab.numbers()["train"]}, lab.store)  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("signature", ["out, *values", "out, **settings", "out, value, /"])
-def test_parameters_that_have_no_name_are_refused(signature: str) -> None:
-    namespace: dict = {"step": step}
-    with pytest.raises(TemperError, match="every parameter needs a name"):
-        exec(f"@step(version='1')\ndef f({signature}): ...", namespace)
 
 
 def test_a_file_edited_while_its_step_runs_makes_no_artifact(lab: Lab) -> None:
@@ -303,13 +280,6 @@ def test_a_part_that_is_not_there_is_refused_naming_what_is(lab: Lab) -> None:
         lab.run(product=lab.product(part="tset"))
 
 
-def test_a_run_is_recorded(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    (record,) = [json.loads(p.read_text()) for p in Path(lab.store.root).glob("runs/*.json")]
-    assert record["outcome"] == "done"
-    assert [step["state"] for step in record["steps"]] == ["done", "done"]
-
-
 # --- killed and started again ------------------------------------------------------------------
 
 
@@ -340,29 +310,3 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jo
 def _content(lab: Lab, step: Step) -> Path:
     made = run({"step": step}, lab.store, console=lab.console)["step"]
     return made.path
-
-
-def test_a_machine_without_shared_memory_is_told_what_to_mount(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none() -> NoReturn:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(multiprocessing, "Queue", none)
-    with pytest.raises(
-        TemperError, match=r"semaphore here \(Read-only file system\); mount /dev/shm"
-    ):
-        lab.run(product=lab.product())
-
-
-def test_a_clock_that_is_set_back_during_a_run_loses_nothing(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by a time server, or when a virtual machine wakes."""
-    clock, looks = time.time, itertools.count()
-    monkeypatch.setattr(time, "time", lambda: clock() - 1000 * next(looks))
-    assert lab.run(product=lab.product()) == ["numbers", "multiply"]
-    assert all(made.seconds >= 0 for made in Catalog(lab.store).history("multiply"))
-    for record in read_runs(lab.store):  # a negative duration would be taken for damage
-        assert record.seconds < 1000
-        assert all(0 <= entry["seconds"] < 1000 for entry in record.steps)

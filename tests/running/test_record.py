@@ -14,8 +14,6 @@ from command_line import script
 
 from pipeline import Store
 from pipeline.base.redaction import shown, without_secrets
-from pipeline.observed.observation import Observation
-from pipeline.observed.path_filter import Rules
 from pipeline.running import record
 from pipeline.running.session import RunFailed
 
@@ -85,10 +83,6 @@ def test_a_key_in_the_environment_is_redacted_and_what_only_says_where_keys_are_
 )  # fmt: skip
 def test_what_is_no_secret_is_kept(argument: str) -> None:
     assert without_secrets(["train.py", argument, "next"]) == ["train.py", argument, "next"]
-
-
-def test_a_flag_after_a_flag_that_takes_a_secret_is_kept() -> None:
-    assert without_secrets(["--use-auth", "--jobs", "2"]) == ["--use-auth", "--jobs", "2"]
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -171,22 +165,6 @@ def test_no_file_of_a_store_or_scratch_has_the_keys_that_a_step_used(
     assert "…" in next(file for file in files if file.name == "log.txt").read_text()
 
 
-def test_a_file_that_is_there_keeps_its_name_in_the_records(tmp_path: Path) -> None:
-    """Else its dependency would be one on another file."""
-    (tmp_path / "data?token=abcdefgh12345678").write_text("1")
-    observation = Observation.begin(Rules.of("own", [str(tmp_path)], []))
-    try:
-        for name in ("data", "absent"):
-            path = tmp_path / f"{name}?token=abcdefgh12345678"
-            observation.add_event("read", str(path), None)
-        lines = Path(observation.events).read_text().splitlines()
-        names = [Path(json.loads(line)[1]).name for line in lines]
-        assert names == ["data?token=abcdefgh12345678", "absent?token=…"]
-        assert not observation.is_complete  # a file may appear under the name that is not told
-    finally:
-        observation.forget()
-
-
 def test_the_commit_and_a_digest_of_the_changes_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,23 +197,6 @@ def test_the_commit_and_a_digest_of_the_changes_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("git", "told"),
-    [
-        ("exit 3", {}),
-        ("printf 'x\\377\\n'", {}),
-        (f"[ $1 = rev-parse ] && echo {'a1' * 20}", {"commit": "a1" * 20, "dirty": "unknown"}),
-    ],
-)
-def test_a_git_that_fails_or_prints_nonsense_ends_no_run(
-    git: str, told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "git").write_text(f"#!/bin/sh\n{git}\n")
-    (tmp_path / "git").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert ask_git() == told
-
-
-@pytest.mark.parametrize(
     ("typed", "script", "name"),
     [
         (["train.py", "data=x.py"], "train.py", "train"),
@@ -249,25 +210,6 @@ def test_an_experiment_is_called_after_its_script_or_package(
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", *typed])
     monkeypatch.setattr(sys, "argv", [script, *typed[1:]])
-    assert record.RunRecord.begin({}, store).experiment == name
-
-
-@pytest.mark.parametrize(
-    ("told", "name"),
-    [
-        ("/home/me/losses tried.ipynb", "losses tried"),
-        ("", "notebook"),
-        ("/home/me/mine-jvsc-0b5e8f16-7a3c-4d1e.ipynb", "mine"),  # as VS Code names it
-        ("7d4e1f0a-session", "notebook"),
-    ],
-)
-def test_an_experiment_in_a_notebook_is_called_after_it(
-    told: str, name: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel = "/venv/lib/ipykernel_launcher.py"
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "1.json"])
-    monkeypatch.setattr(sys, "argv", [kernel, "-f", "1.json"])
-    monkeypatch.setenv("JPY_SESSION_NAME", told)
     assert record.RunRecord.begin({}, store).experiment == name
 
 

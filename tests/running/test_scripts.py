@@ -137,21 +137,6 @@ def test_an_installed_file_that_was_edited_in_place_is_code_of_the_project(tmp_p
     assert script.run_forked(folder) == ("1", False)
 
 
-def test_a_library_whose_folder_the_script_itself_adds_to_the_path_is_installed_for_all(
-    tmp_path: Path,
-) -> None:
-    script = Script(
-        tmp_path,
-        "import sys; sys.path.insert(0, __file__.rpartition('/')[0] + '/libraries')\n"
-        "import a_library",
-        "a_library.VALUE",
-    )
-    install(script, LIBRARY)
-    assert script.run_forked() == ("1", True)
-    install(script, LIBRARY + "CHANGED = 1\n")
-    assert script.run_forked() == ("1", False)
-
-
 def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
     tmp_path: Path,
 ) -> None:
@@ -175,17 +160,6 @@ def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
     assert script.run_forked() == ("2", True)
 
 
-def test_a_path_that_holds_more_than_names_of_folders_is_no_fault(tmp_path: Path) -> None:
-    (tmp_path / "a-1.0.dist-info").mkdir()
-    code = f"import sys; sys.path += [None, {os.fsencode(tmp_path)!r}]; import pipeline"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_program_without_standard_input_runs_its_steps(tmp_path: Path) -> None:
-    script = Script(tmp_path, "import os", "len(os.read(0, 1))")
-    assert script.run(redirections="<&-") == ("0", True)
-
-
 def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,17 +171,6 @@ def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
     assert script.run() == ("0", True)
     [log] = tmp_path.glob("store/attempts/look/*/*/log.txt")
     assert "begins again" not in log.read_text()
-
-
-def test_a_step_may_start_the_tasks_of_the_allocation_in_which_the_program_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own ``srun`` reads their number; PMIx reads settings."""
-    told = ("SLURM_NTASKS", "SLURM_NPROCS", "PMIX_MCA_gds")
-    for name in told:
-        monkeypatch.setenv(name, "4")
-    script = Script(tmp_path, "import os", f"len({{*{told}}} & {{*os.environ}})")
-    assert script.run() == ("3", True)
 
 
 def test_steps_run_their_assertions_however_python_was_started(
@@ -282,10 +245,3 @@ def test_a_step_that_is_deleted_from_its_file_during_the_run_is_told_as_an_edit(
     )
     said = " ".join((done.stdout + done.stderr).split())
     assert "more:use is not there any more: the code was edited while the experiment ran" in said
-
-
-def test_warnings_that_are_errors_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    assert Script(tmp_path, "", "1").run() == ("1", True)

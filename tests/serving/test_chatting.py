@@ -5,13 +5,11 @@ import io
 import os
 import pty
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 from rank_processes import start_command
 from rich.console import Console
@@ -33,7 +31,6 @@ from steps.models.folders import load_model
 from steps.serving.chatting import _answer, _Talk, chat
 from steps.serving.named_models import opened
 from steps.serving.replies import Speaker
-from steps.shared import matmul
 
 PROMPT = "What is 1 + 2?"
 
@@ -85,21 +82,6 @@ def test_the_likeliest_answer_is_what_sampling_in_steps_gives(
     assert ask(speaker) == decoded(tokenizer, drawn.ids) != ""
 
 
-def test_the_tokens_of_an_answer_cost_no_product_that_suits_many_rows_only(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows_of = []
-
-    def noting(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
-        rows_of.append(len(rows))
-        return torch.nn.functional.linear(rows, weight, bias)
-
-    monkeypatch.setattr(matmul, "_product", noting)
-    prompt = speaker.prompt_of([{"role": "user", "content": PROMPT}])
-    assert len(written(speaker, prompt, SamplingConfig(4))[1]) > 1
-    assert not rows_of
-
-
 def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
     drawn = [ask(speaker, temperature=2.0, seed=seed) for seed in (1, 1, 2, 3)]
     assert drawn[0] == drawn[1]
@@ -118,23 +100,11 @@ def test_an_answer_is_drawn_as_a_completion_is(speaker: Speaker) -> None:
     assert written(speaker, ids, drawing)[1] == list(done.ids)
 
 
-def test_an_answer_ends_where_the_model_has_no_more_positions(speaker: Speaker) -> None:
-    assert len(speaker.tokenizer(ask(speaker, max_new_tokens=10_000))["input_ids"]) < 96
-    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, and the model takes 96"):
-        ask(speaker, "1 " * 96)
-
-
 def test_a_prompt_is_answered_on_standard_output_and_nothing_else_is_there(
     chat_model: Path, speaker: Speaker
 ) -> None:
     assert call(str(chat_model), "--prompt", PROMPT) == f"{ask(speaker)}\n"
     assert call(str(chat_model), stdin=f"{PROMPT}\n") == f"{ask(speaker)}\n"
-
-
-def test_another_model_answers_beside_it_under_its_name(chat_model: Path, speaker: Speaker) -> None:
-    said = call(str(chat_model), "-p", PROMPT, "--beside", str(chat_model))
-    one = f"== {chat_model}\n{ask(speaker)}\n"
-    assert said == f"{one}\n{one}"
 
 
 def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: Path) -> None:
@@ -146,11 +116,6 @@ def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: P
     assert call(str(base), "-p", "What is") == f"{expected}\n"
     with pytest.raises(TemperError, match="has no chat template, so it takes no --system"):
         call(str(base), "-p", "What is", "--system", "Be brief.")
-
-
-def test_a_system_message_is_part_of_the_conversation(chat_model: Path) -> None:
-    told = call(str(chat_model), "-p", PROMPT, "--system", "What is 9 + 9?")
-    assert told != call(str(chat_model), "-p", PROMPT)
 
 
 def test_a_prompt_that_is_too_long_is_told_in_a_conversation(
@@ -275,26 +240,6 @@ class Terminal:
         self.process.kill()
         self.process.join()
         os.close(self.here)
-
-
-def test_a_model_before_whose_data_is_gone_is_told_and_not_missed(
-    trained: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a terminal of this process, at which somebody ends the conversation at once."""
-    store = Store(str(shutil.copytree(trained.root, tmp_path / "store", symlinks=True)))
-    store.evict(find(Catalog(store), "adopt_files"))
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    here, there = pty.openpty()
-    with open(here, "rb", 0) as seen, open(there) as typed, open(os.dup(there), "w") as screen:
-        os.write(here, b"\x04")
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", typed)
-            patch.setattr(sys, "stdout", screen)
-            patch.setattr(sys, "stderr", screen)
-            chat("tuned", store=store.url)
-        screen.flush()
-        assert b"alone, without the model before: the data of adopt_files@" in seen.read(65536)
 
 
 def test_a_conversation_on_a_terminal_is_beside_the_model_before(

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 import torch
-from http_answers import Asked, answering, listening
+from http_answers import answering, listening
 from starlette.applications import Starlette
 from tiny_models import llama, model_folder
 from torch import Tensor
@@ -108,14 +107,6 @@ def test_a_folder_is_handed_over_by_its_digest(tmp_path: Path) -> None:
 # --- weights that cannot be trusted ---------------------------------------------------------------
 
 
-def test_completions_by_weights_that_the_engine_has_not_are_refused() -> None:
-    with (
-        serving(SlotEngine(seeded(0), "old")) as server,
-        pytest.raises(StaleWeightsError, match="'new' are asked for, and the engine has 'old'"),
-    ):
-        list(client(server.address).sample(ASKED, "new"))
-
-
 @pytest.mark.parametrize("torn", ["short", "changed"])
 def test_torn_weights_are_refused_and_the_old_ones_stay(torn: str) -> None:
     with serving(SlotEngine(seeded(0), "old")) as server:
@@ -129,14 +120,6 @@ def test_torn_weights_are_refused_and_the_old_ones_stay(torn: str) -> None:
             url = f"{server.address}/engine/weights"
             assert requests.post(url, b"something else", headers=headers).status_code == 422
         assert by_place(client(server.address).sample(ASKED, "old")) == before
-
-
-def test_weights_of_another_model_are_refused_in_the_engine_s_own_words() -> None:
-    with serving(SlotEngine(seeded(0), "old")) as server:
-        engine = client(server.address)
-        with pytest.raises(ValueError, match="has no weight other"):
-            engine.update_weights({"other": torch.ones(2)}, "new")
-        assert engine.weights == "old"
 
 
 class KeepsItsHead(SlotEngine):
@@ -237,16 +220,6 @@ def test_what_an_engine_finished_before_it_died_arrives_and_then_one_sentence() 
         assert len(arrived) == 2
 
 
-def test_the_others_finish_before_the_error_of_one_is_raised() -> None:
-    with serving(FailsAfterTwo(seeded(0), "w")) as bad, serving(SlotEngine(seeded(0), "w")) as good:
-        arrived: list[Finished] = []
-        engines = SyncedEngines([client(bad.address), client(good.address)], probe_of(seeded(0)))
-        engines._shown = "w"
-        with pytest.raises(EngineError, match="in the middle"):
-            arrived.extend(engines.sample(ASKED, "w"))
-        assert len(arrived) == 2 + 2 * 3  # rows 1 and 3 are the other's
-
-
 def says(*lines: Any, missing: int = 0) -> Any:
     body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     return lambda asked, content: asked.say(body, missing=missing)
@@ -274,37 +247,6 @@ GOOD["weights"] = "w"
 def test_an_answer_that_is_not_what_was_asked_for_is_one_sentence(answer: Any, told: str) -> None:
     with answering(answer) as address, pytest.raises(EngineError, match=told):
         list(client(address).sample([ONE], "w"))
-
-
-def test_a_page_of_something_else_at_the_address_is_one_sentence() -> None:
-    def page(asked: Asked, content: Any) -> None:
-        asked.say(b"<html>Welcome</html>")
-
-    told = r"answers /engine/weights with what is no JSON; start it"
-    with answering(page) as address, pytest.raises(EngineError, match=told):
-        Caller(address).ask("POST", "/engine/weights", json={})
-
-
-def test_an_engine_that_hangs_is_one_sentence_after_its_patience() -> None:
-    held = threading.Event()
-
-    def hang(asked: Asked, content: Any) -> None:
-        held.wait(60)
-
-    with answering(hang) as address:
-        with pytest.raises(EngineError, match=r"has said nothing for 0\.2 s"):
-            list(client(address, patience=0.2).sample([ONE], "w"))
-        held.set()
-
-
-def test_an_engine_that_is_not_there_and_one_with_another_token_are_one_sentence_each() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        with pytest.raises(EngineError, match="nothing listens"):
-            list(client(f"http://127.0.0.1:{free.getsockname()[1]}").sample([ONE], "w"))
-    server = serving(SlotEngine(seeded(0), "w"))
-    with server as there, pytest.raises(EngineError, match="does not know this token"):
-        list(client(there.address, token="wrong").sample([ONE], "w"))
 
 
 # --- in place of the engine of this process -------------------------------------------------------

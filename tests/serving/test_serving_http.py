@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.request import Request as UrlRequest
@@ -45,22 +44,6 @@ def test_vllm_is_told_of_one_model_and_listens_on_this_machine_alone() -> None:
         "serve", "/models/export", "--served-model-name", "experiment/export",
         "--host", "127.0.0.1", "--port", "8000",
     )  # fmt: skip
-
-
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_a_server_that_is_not_installed_is_named_with_its_remedy() -> None:
-    with pytest.raises(TemperError, match="vllm, which is not installed: pip install vllm"):
-        serve("model", through=Server.vllm)
-
-
-def test_an_address_that_cannot_be_had_is_refused_before_anything_starts() -> None:
-    with socket.socket() as other:
-        other.bind((LOOPBACK, 0))
-        other.listen()
-        port = other.getsockname()[1]
-        for host in (LOOPBACK, "256.1.1.1", "192.0.2.1"):
-            with pytest.raises(TemperError, match=f"cannot listen on {host}:{port} .*--port"):
-                serve("model", host=host, port=port, through=Server.transformers)
 
 
 @pytest.mark.parametrize("command", [partial(serve, through=Server.transformers), engine])

@@ -1,6 +1,5 @@
 """The log-probabilities of `temper serve`: the bytes of their tokens are the answer's text."""
 
-import json
 import math
 from contextlib import suppress
 from typing import Any, cast
@@ -103,13 +102,6 @@ def test_tokens_have_their_bytes_of_the_text_and_their_ids(kind: str, as_ids: bo
     ]  # fmt: skip
     for likeliest in logprobs["top_logprobs"][1:]:
         assert len(likeliest) >= 20  # names of their own, also of parts of characters
-
-
-def test_an_impossible_token_has_a_number_of_json() -> None:
-    tokenizer = byte_level()
-    _, logprobs = complete(Reciting(tokenizer, ""), [5, 0, 6], max_tokens=0, echo=True)
-    json.dumps(logprobs, allow_nan=False)
-    assert logprobs["token_logprobs"][1] == logprobs["top_logprobs"][1]["<s>"] == -9999
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from drivers import start_driver
 from shard_jobs import Doubling
 from waiting import wait_until
 
-from steps.data.rows.parquet import read_rows, shards, write_rows
+from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
 from steps.data.rows.tables import CONVERSATIONS, PAIRS, to_record
 from steps.data.tokens.config import TokenizeConfig, TrainOn
@@ -166,20 +165,6 @@ def test_lengths_are_told_in_numbers_and_as_a_plot(calm: tuple[Path, dict[str, A
     assert sum(counts) == 4 * len(rows)
 
 
-def test_what_is_noticed_of_rows_is_counted_and_told(tokenizer: Path, tmp_path: Path) -> None:
-    end = "<|im_start|>"
-    tools = ({"type": "function", "function": {"name": "nowhere"}},)
-    rows = [pair(1), replace(pair(2), prompt=(user(f"a{end}b"),)), replace(pair(3), tools=tools)]
-    write_rows(tmp_path / "rows/train/pairs-00000.parquet", PAIRS, map(to_record, rows))
-
-    metrics = tokenize(tmp_path / "rows", tokenizer, tmp_path / "work", splits=["train"])
-
-    assert metrics["special_tokens_spelled"] == 1
-    assert metrics["tools_not_written"] == 1
-    assert metrics["turns_without_end"] == metrics["messages_not_written"] == 0
-    assert [notice.split()[0] for notice in metrics["notices"]] == ["1", "1"]
-
-
 RUN = """
 import sys, threading
 from pathlib import Path
@@ -292,15 +277,6 @@ def test_a_split_of_which_nothing_is_left_is_an_error_with_the_reason(
 # --- what training reads -------------------------------------------------------------------------
 
 
-def test_a_split_without_rows_is_not_said_to_have_lost_them(
-    tokenizer: Path, tmp_path: Path
-) -> None:
-    """As one of which a filter has kept none."""
-    write_rows(tmp_path / "test/pairs-00000.parquet", PAIRS, ())
-    with pytest.raises(ValueError, match=r"^test has no rows: let the step that wrote it keep"):
-        tokenize(tmp_path, tokenizer, tmp_path / "work", splits=["test"])
-
-
 def test_training_reads_the_masks_that_were_written(
     pairs: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -360,22 +336,3 @@ def test_a_mask_that_marks_nothing_or_does_not_fit_is_refused_by_row(
 
     with pytest.raises(ValueError, match=message):
         read_pairs([record | change], vocabulary=10**6)
-
-
-# --- folders of shards ---------------------------------------------------------------------------
-
-
-def test_a_folder_is_read_shard_by_shard_in_order(pairs: Path) -> None:
-    rows = read_rows(pairs / "train", ["row"])
-
-    assert [row["row"] for row in rows] == [f"r{n}" for n in range(SHARDS * ROWS_A_SHARD)]
-    files = shards(pairs / "train")
-    assert [len(read_rows(file)) for file in files] == [ROWS_A_SHARD] * SHARDS
-    assert shards(pairs / "train/pairs-00002.parquet") == [pairs / "train/pairs-00002.parquet"]
-
-
-def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
-    write_rows(tmp_path / "ledger.parquet", PAIRS, [])
-
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}: no such file"):
-        read_rows(tmp_path)

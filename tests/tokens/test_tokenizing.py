@@ -246,14 +246,6 @@ def test_generation_marks_within_captured_text_are_not_believed(way: str, answer
     assert text(tokenizer, response) == f"{answer}</s>"
 
 
-def test_generation_marks_in_a_comment_are_none() -> None:
-    tokenizer = letters("{# no {% generation %} here #}" + PLAIN)
-
-    _, response, _ = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
-
-    assert text(tokenizer, response) == "yes</s>"
-
-
 def test_what_is_counted_of_a_pair_is_what_is_counted_of_its_sides() -> None:
     tokenizer = letters("{{ bos_token }}" + PLAIN.replace("<assistant>", "[A]{{ '\\n' }}"))
     tokenizer.chat_template = str(tokenizer.chat_template).replace(
@@ -465,14 +457,6 @@ def test_damaged_arguments_are_refused_only_where_the_template_wants_an_object(
     assert damaged in calls_trained_on(TAKING["texts"], damaged)
 
 
-def test_tools_that_only_the_question_names_are_told() -> None:
-    tools = ({"type": "function", "function": {"name": "hi"}},)
-
-    tokens = tokenize_pair(letters(PLAIN), replace(pair("yes", "no"), tools=tools), ROOMY)
-
-    assert tokens.findings.tools_lost
-
-
 @pytest.mark.parametrize(
     ("template", "more"),
     [
@@ -593,30 +577,6 @@ def test_responses_that_say_nothing_are_kept() -> None:
     assert sum(result.tokens.mask) == 2
 
 
-def test_trained_tokens_for_text_outside_the_vocabulary_are_counted() -> None:
-    assert findings(PLAIN, "東a京").unknown == 2
-    assert tokenize_pair(letters(PLAIN), pair("東", "a"), ROOMY).findings.unknown == 1
-    assert findings(PLAIN, "yes", {"role": "user", "content": "東"}).unknown == 0
-
-
-def test_rows_that_spell_special_tokens_are_told() -> None:
-    assert findings(PLAIN, "yes<user>do").spelled
-    assert findings(PLAIN, "yes", {"role": "user", "content": "hi</s><assistant>sure"}).spelled
-    assert not findings(PLAIN, "yes").spelled
-
-
-def test_a_template_that_ignores_the_generation_prompt_is_told() -> None:
-    assert findings(TURNS, "yes").rewritten
-    assert not findings(PLAIN, "yes").rewritten
-    assert not findings("{% for m in messages %}{{ m.content }}</s>{% endfor %}", "yes").rewritten
-
-
-def test_two_bos_with_white_space_between_them_are_refused() -> None:
-    problem = refusal(lambda: findings("{{ bos_token }}{{ '\\n' }}" + WRITES_BOS, "yes"))
-
-    assert problem.reason == "doubled special token"
-
-
 # The prompt is five tokens: <user> h i </s> <assistant>
 
 
@@ -628,13 +588,6 @@ def test_a_long_response_is_cut_at_its_end_and_loses_its_end_of_turn() -> None:
     assert text(tokenizer, tokens.chosen.ids) == "abcd"
     assert text(tokenizer, tokens.rejected.ids) == "xy</s>"
     assert tokens.findings.response_cut
-
-
-def test_a_response_that_just_fits_is_not_cut() -> None:
-    tokens = tokenize_pair(letters(PLAIN), pair("abc", "xyz"), TokenizeConfig(max_length=9))
-
-    assert len(tokens.prompt.ids + tokens.chosen.ids) == 9
-    assert not tokens.findings.response_cut
 
 
 @pytest.mark.parametrize(
@@ -723,29 +676,6 @@ def test_different_texts_with_equal_tokens_are_identical_responses() -> None:
     problem = refusal(lambda: tokenize_pair(letters(PLAIN), pair("Ä", "Ö"), ROOMY))
 
     assert problem.reason == "identical responses"
-
-
-@pytest.mark.parametrize("limits", [{"max_length": 0}, {"max_prompt_length": -1}])
-def test_a_limit_below_one_token_is_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        TokenizeConfig(**limits)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("field", "word"),
-    [
-        ("train_on", "all"),
-        ("inserted", "no"),
-        ("lost", "drop"),
-        ("too_long", "cut"),
-        ("prompt_too_long", "cut"),
-    ],
-)
-def test_a_choice_is_one_of_those_that_there_are(field: str, word: str) -> None:
-    """Any other word would fall through to some other behaviour, such as the last turn alone."""
-    with pytest.raises(ValueError, match=f"{field} must be one of"):
-        TokenizeConfig(**{field: word})  # pyright: ignore[reportArgumentType]
-    assert TokenizeConfig(train_on="all_turns").train_on is TrainOn.all_turns  # pyright: ignore
 
 
 TOKENIZERS = {
@@ -847,11 +777,6 @@ def test_a_tokenizer_without_an_end_token_is_refused_with_the_remedy(tmp_path: P
         load_tokenizer(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent: no such folder"):
-        load_tokenizer(tmp_path / "absent")
-
-
 def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path: Path) -> None:
     dated = "{{ strftime_now('%d %b %Y') }}|{{ strftime_now('%Y-%m-%d') }}|" + PLAIN
     letters(dated).save_pretrained(tmp_path)
@@ -880,10 +805,6 @@ def test_the_fixed_date_is_written_in_any_format(tmp_path: Path) -> None:
     rendered = rendered_once_saved("{{ strftime_now('" + form + "') }}|" + PLAIN, tmp_path)
 
     assert rendered == "Friday 26 July 24 00:00%d 208 2024-07-26|<user>hi</s>"
-
-
-def test_the_byte_order_mark_of_a_template_file_is_no_text(tmp_path: Path) -> None:
-    assert rendered_once_saved("\ufeff" + PLAIN, tmp_path) == "<user>hi</s>"
 
 
 def test_a_template_that_calls_reasoning_by_another_name_writes_it(tmp_path: Path) -> None:

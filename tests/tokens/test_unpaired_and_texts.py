@@ -12,12 +12,11 @@ from step_output import Folder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from pipeline import File, TemperError
+from pipeline import File
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import TextRow
 from steps.data.tokens.config import LongText, TextConfig, TokenizeConfig, TrainOn
-from steps.data.tokens.lengths import RowTooLong
 from steps.data.tokens.texts import TokenizedText, text_tokenization, tokenize_texts
 from steps.data.tokens.tokenizing import tokens_id
 from steps.kinds import Model, Texts, UnpairedSplits
@@ -115,13 +114,6 @@ def test_a_completion_over_the_limit_is_cut_and_one_without_room_is_dropped(
     assert outcomes["turns"] == "dropped"
 
 
-def test_a_part_where_all_splits_are_wanted_is_refused(tmp_path: Path, model: Model) -> None:
-    with pytest.raises(TemperError, match="pass the whole artifact"):
-        tokenize_unpaired.function(
-            Folder(tmp_path), UnpairedSplits(tmp_path, "load_unpaired", ""), model
-        )
-
-
 # --- texts ---------------------------------------------------------------------------------------
 
 
@@ -213,13 +205,6 @@ def test_a_frame_of_two_special_tokens_is_not_spelled_by_the_text() -> None:
     assert found == [False, True, False]
 
 
-def test_what_a_text_spells_out_within_itself_stays() -> None:
-    result = made(FRAMES["both"], "a</s><s>b")
-
-    assert isinstance(result, TokenizedText)
-    assert spelled(result.pieces[0].ids) == "<s>a</s><s>b</s>"
-
-
 @pytest.mark.parametrize(
     ("policy", "pieces"),
     [
@@ -234,15 +219,6 @@ def test_a_long_text_is_cut_as_the_policy_says(policy: LongText, pieces: list[st
     assert isinstance(result, TokenizedText)
     assert [spelled(tokens.ids) for tokens in result.pieces] == pieces
     assert result.findings.response_cut == (policy != LongText.pieces)
-
-
-def test_a_long_text_is_dropped_or_an_error_where_that_is_the_policy() -> None:
-    dropped = made(FRAMES["bos"], "abcd", TextConfig(max_length=4, too_long=LongText.drop))
-
-    assert isinstance(dropped, MalformedRow)
-    assert dropped.reason == "too long"
-    with pytest.raises(RowTooLong, match="row doc: the text has 6 tokens, over max_length=4"):
-        made(FRAMES["bos"], "abcd", TextConfig(max_length=4, too_long=LongText.error))
 
 
 @given(text=st.text("abcdefgh", min_size=1, max_size=40), limit=st.integers(2, 12))
@@ -295,8 +271,3 @@ def test_texts_need_no_chat_template(tmp_path: Path) -> None:
     )
 
     assert len(read_rows(tokens.path)) == 1
-
-
-def test_a_limit_that_leaves_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        TextConfig(max_length=1)

@@ -1,18 +1,14 @@
 """A row of tokens in the terminal: what is trained on shows, and hostile text does nothing."""
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
 from chat_families import families
 from command_line import temper
 from rich.console import Console
-from typer.testing import CliRunner
 
-from pipeline import Store, TemperError, adopt, run
-from pipeline.cli import app
-from pipeline.store.catalog import Catalog
+from pipeline import Store, adopt, run
 from steps.data.row_view import show_row, visible
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import Message, PreferenceRow, TextRow
@@ -72,18 +68,6 @@ def test_without_colour_trained_tokens_stand_in_brackets(tokens: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_with_colour_trained_context_and_special_tokens_differ(tokens: Path) -> None:
-    text = shown(tokens, "uf-1", force_terminal=True, color_system="standard")
-
-    assert "⟦" not in text
-    styles = {
-        word: text[: text.index(word)].rpartition("\x1b[")[2].partition("m")[0]
-        for word in ("Paris", "Capital", "<|im_start|>")
-    }
-    assert len(set(styles.values())) == 3
-    assert all(styles.values())
-
-
 @pytest.mark.parametrize("colour", [None, "truecolor"])
 def test_hostile_text_is_shown_as_text(tokens: Path, colour: str | None) -> None:
     text = shown(tokens, "uf-2", force_terminal=colour is not None, color_system=colour)
@@ -125,15 +109,6 @@ def test_a_row_that_is_not_there_is_answered_with_what_is(
         shown(tokens, row, split)
 
 
-def test_of_very_many_rows_those_that_start_alike_are_named(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steps.data.row_view._MOST_COMPARED", 2)
-
-    with pytest.raises(LookupError, match="similar are uf-3"):
-        shown(tokens, "uf-3x")
-
-
 def test_a_text_is_shown_with_all_its_pieces_or_one(tmp_path: Path) -> None:
     families()["chatml"].tokenizer.save_pretrained(tmp_path / "tokenizer")
     texts = [TextRow("doc", "one two three four"), TextRow("doc 2", "x")]
@@ -167,18 +142,6 @@ def store(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-def key_of(store: Store, kind: str) -> str:
-    made = Catalog(store).history("adopt_files")
-    (key,) = [manifest.key for manifest in made if str(manifest.kind).endswith(kind)]
-    return f"adopt_files@{key}"
-
-
-def refusal(store: Store, *arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments, env={"TEMPER_STORE": store.url})
-    assert isinstance(result.exception, TemperError), (result.output, result.exception)
-    return str(result.exception)
-
-
 def test_a_row_is_shown_by_the_command_from_wherever_the_store_lies(
     tokens: Path, gcs_bucket: str
 ) -> None:
@@ -191,32 +154,6 @@ def test_a_row_is_shown_by_the_command_from_wherever_the_store_lies(
     assert done.status == 0, done.err
     assert "<|im_start|>assistant\n\n" in done.out
     assert "⟦Paris 🎉<|im_end|>⟧" in done.out
-
-
-def test_a_command_that_cannot_show_a_row_says_what_can_be_done(store: Store) -> None:
-    tokens, model = key_of(store, "TokenizedPreferences"), key_of(store, "Model")
-
-    assert "no row 'uf-7' among 4; similar are uf-" in refusal(
-        store, "show", tokens, "--row", "uf-7"
-    )
-    told = refusal(store, "show", model, "--row", "uf-1")
-    assert "is of kind Model, of which no row can be shown" in told
-    assert "PairTokens" in told
-    assert "add --row ID" in refusal(store, "show", tokens, "--split", "train")
-
-
-def test_a_row_whose_data_is_gone_is_said_to_be(tokens: Path, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    run({"t": adopt(str(tokens), TokenizedPreferences)}, store, console=Console(file=io.StringIO()))
-    (made,) = Catalog(store).history("adopt_files")
-    shutil.rmtree(f"{store.content_path(made)}/train")
-    assert "is damaged (train/" in refusal(store, "show", "adopt_files", "--row", "uf-1")
-
-    store.evict(made)
-
-    assert "is evicted; a run that asks for it makes it again" in refusal(
-        store, "show", "adopt_files", "--row", "uf-1"
-    )
 
 
 def test_line_breaks_stay_and_everything_else_that_steers_is_spelled_out() -> None:

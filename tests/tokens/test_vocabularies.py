@@ -4,7 +4,6 @@ import inspect
 import json
 import random
 import shutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -132,22 +131,6 @@ def test_no_step_reads_tokens_that_mean_something_else_to_its_model(
 # --- what differs ---------------------------------------------------------------------------------
 
 
-def test_the_message_names_an_id_and_what_it_means_to_both(model: Path, tmp_path: Path) -> None:
-    ids = sorted(used())
-    words = [f"w{i - 4}" for i in ids if i >= 4][:2]
-    tokens = tokens_by(other_tokenizer((words[0], words[1])), tmp_path / "tokens")
-    with pytest.raises(ValueError, match=rf"was '{words[1]}' and is '{words[0]}'; tokenise with"):
-        require_tokens_of(model, tokens)
-
-
-def test_a_token_that_the_model_s_tokenizer_lacks_is_told(model: Path, tmp_path: Path) -> None:
-    last = max(used())
-    tokens = tokens_by(word_tokenizer(), tmp_path / "tokens")
-    other_tokenizer(without=f"w{last - 4}").save_pretrained(model)
-    with pytest.raises(ValueError, match=rf"{last} was 'w{last - 4}' and is no token"):
-        require_tokens_of(model, tokens)
-
-
 def test_tokenizers_may_differ_in_what_does_not_occur(model: Path, tmp_path: Path) -> None:
     one, other, *_ = unused = [i for i in range(4, 64) if i not in used()]
     tokenizer = other_tokenizer((f"w{one - 4}", f"w{other - 4}"))
@@ -190,30 +173,6 @@ def test_a_vocabulary_of_scores_is_read(model: Path, tmp_path: Path) -> None:
         require_meaning(
             tokens_by(swapped, tmp_path / "other"), model, lambda: range(5, 7), "say what to do"
         )
-
-
-@pytest.mark.parametrize("missing", ["tokens", "model"])
-def test_without_two_tokenizers_there_is_nothing_to_compare(
-    missing: str, model: Path, tmp_path: Path
-) -> None:
-    tokens = tokens_by(other_tokenizer(("w1", "w2")), tmp_path / "tokens")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        ({"tokens": tokens, "model": model}[missing] / name).unlink(missing_ok=True)
-    require_tokens_of(model, tokens)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda text: text[:40], lambda text: "[]", lambda text: '{"model": {"vocab": 3}}'],
-)
-def test_a_damaged_tokenizer_is_named(
-    damage: Callable[[str], str], model: Path, tmp_path: Path
-) -> None:
-    tokens = tokens_by(word_tokenizer(), tmp_path / "tokens")
-    file = tokens / "tokenizer.json"
-    file.write_text(damage(file.read_text()))
-    with pytest.raises(ValueError, match=r"tokens/tokenizer.json: not a tokenizer"):
-        require_tokens_of(model, tokens)
 
 
 # --- the chat template ----------------------------------------------------------------------------

@@ -53,22 +53,6 @@ def test_a_mistake_in_a_space_is_refused_by_name(override: str, message: str) ->
         parsed([override])
 
 
-@pytest.mark.parametrize("other", ["beta=3", "++beta=3", "beta=3,4"])
-def test_a_setting_is_given_once(other: str) -> None:
-    with pytest.raises(TemperError, match="tune: beta stands there twice; leave one of them out"):
-        parsed(["beta=1,2", other])
-
-
-def test_in_python_an_axis_is_a_list_or_a_distribution() -> None:
-    rate = FloatDistribution(0.0, 1.0)
-    assert space_of({"beta": [0.1], "rate": rate}) == {
-        "beta": CategoricalDistribution([0.1]),
-        "rate": rate,
-    }
-    with pytest.raises(TemperError, match=r"tune: beta=0\.1; give a list of values, or a dist"):
-        space_of({"beta": 0.1})
-
-
 def test_drawn_numbers_are_the_same_on_every_machine_and_within_their_bounds() -> None:
     axis = FloatDistribution(1.00000049e-5, 1e-3)
     assert rounded(0.000123456789, axis) == 0.000123457
@@ -76,21 +60,6 @@ def test_drawn_numbers_are_the_same_on_every_machine_and_within_their_bounds() -
     assert rounded(0.12345678, CategoricalDistribution([0.12345678])) == 0.12345678
     assert value_text(0.000123457) == "0.000123457"
     assert value_text(0.12345671) == "0.12345671"
-
-
-@pytest.mark.parametrize(
-    ("text", "goal"),
-    [
-        ("DPO.exact_match", Goal("DPO", "exact_match", False)),
-        ("DPO.exact_match:min", Goal("DPO", "exact_match", True)),
-        ("shuffled labels.eval_loss", Goal("shuffled labels", "eval_loss", True)),
-        ("DPO.eval_loss/chosen", Goal("DPO", "eval_loss/chosen", True)),
-        ("SFT.kl:max", Goal("SFT", "kl", False)),
-        ("v1.5.gain/eval_rewards/margins", Goal("v1.5", "gain/eval_rewards/margins", False)),
-    ],
-)
-def test_of_a_loss_less_is_better_unless_somebody_says_otherwise(text: str, goal: Goal) -> None:
-    assert Goal.parse(text, RESULTS, "--metric") == goal
 
 
 @pytest.mark.parametrize(

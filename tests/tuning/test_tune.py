@@ -140,14 +140,6 @@ def test_a_trial_that_fails_is_one_trial_less(store: Store, journal: str, consol
         tuned(store, journal, console, space={"fit.method": ["explode"]})
 
 
-def test_a_batch_in_which_every_trial_fails_ends_no_study(
-    store: Store, journal: str, console: Console
-) -> None:
-    space = {"fit.method": ["plain", "explode"]}
-    found = tuned(store, journal, console, space=space, batch=1)
-    assert [trial.state for trial in found.trials] == ["done", "failed"]
-
-
 @pytest.mark.parametrize("more", [{}, {"stop_on": "fit.eval_loss", "rungs": [2]}])
 def test_a_trial_without_the_metric_that_others_have_is_one_trial_less(
     store: Store, journal: str, console: Console, more: dict[str, Any]
@@ -158,39 +150,6 @@ def test_a_trial_without_the_metric_that_others_have_is_one_trial_less(
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "trial #1 (method=silent) fails: --" in shown
     assert more or "no number of this name; quality is None" in shown
-
-
-def test_a_cached_trial_without_the_metric_ends_no_study(
-    store: Store, journal: str, console: Console
-) -> None:
-    run([experiment(Config(journal, Fit(method="silent")))["after"]], store, console=console)
-    space = {"fit.method": ["silent", "plain"]}
-    found = tuned(store, journal, console, space=space, jobs=2, **HALVED)
-    assert [trial.state for trial in found.trials] == ["failed", "done"]
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert shown.count("trial #0 (method=silent) fails: --") == 1
-
-
-def test_a_trial_whose_settings_are_refused_is_one_trial_less(
-    store: Store, journal: str, console: Console
-) -> None:
-    space = {"fit.rate": [-1.0, 0.3], "fit.beta": [1.0, 2.0]}
-    found = tuned(store, journal, console, space=space)
-    assert [trial.state for trial in found.trials] == ["failed", "failed", "done", "done"]
-    told = "trial #1 (rate=-1 beta=2) fails: Fit refuses fit.rate=-1: rate must be above 0"
-    assert told in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_trial_without_the_result_is_one_trial_less(
-    store: Store, journal: str, console: Console
-) -> None:
-    def without_some(config: Config) -> dict[str, Step]:
-        results = experiment(config)
-        return {n: r for n, r in results.items() if n == "before" or config.fit.beta < 2}
-
-    found = tune(without_some, Config(journal), {"fit.beta": [1.0, 2.0]}, "after.quality",
-                 trials=2, sampler="grid", store=store, console=console)  # fmt: skip
-    assert [trial.state for trial in found.trials] == ["done", "failed"]
 
 
 def test_all_trials_of_a_study_have_the_same_files(
@@ -244,24 +203,6 @@ def test_a_study_that_is_interrupted_shows_the_trials_that_are_done(
     assert "1 of 4 trials are done; the same command goes on" in said
 
 
-def test_a_grid_that_is_larger_than_the_number_of_trials_is_told(
-    store: Store, journal: str, console: Console
-) -> None:
-    tuned(store, journal, console, trials=1)
-    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "the grid has 4 combinations; --trials 1 leaves some out" in said
-
-
-def test_a_training_that_ends_before_a_rung_is_compared_by_its_last_value(
-    store: Store, journal: str, console: Console
-) -> None:
-    space = {"fit.steps": [4, 8], "fit.beta": [1.0, 2.0]}
-    found = tuned(store, journal, console, space=space, stop_on="fit.eval_loss", rungs=[6])
-    by_steps = {(t.settings["fit.steps"], t.settings["fit.beta"]): t for t in found.trials}
-    assert by_steps[4, 2.0].held_out == {6: pytest.approx(0.04 + 1 / 4)}
-    assert by_steps[8, 2.0].held_out == {6: pytest.approx(0.04 + 1 / 6)}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -281,31 +222,6 @@ def test_a_mistake_is_told_by_name(
 ) -> None:
     with pytest.raises(TemperError, match=message):
         tuned(store, journal, console, **{"space": {"fit.beta": [2.0]}, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"metric": "after.accuracy"}, "after has no number of this name"),
-        ({"stop_on": "fit.validation", "rungs": [2]}, "fit has logged no such value"),
-    ],
-)
-def test_a_metric_that_no_trial_has_costs_one_trial(
-    store: Store, journal: str, console: Console, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(TemperError, match=message):
-        tuned(store, journal, console, **options)
-    assert len(steps_done(journal)) == 1
-
-
-def test_a_metric_that_is_nearly_one_of_results_that_exist_is_noted(
-    store: Store, journal: str, console: Console
-) -> None:
-    tuned(store, journal, console, space={"fit.beta": [1.0]})
-    with pytest.raises(TemperError):
-        tuned(store, journal, console, metric="after.qualty")
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "has qualty yet; did you mean quality?" in shown
 
 
 GRID_OF_A_STUDY: dict[str, Any] = {"trials": 4, **HALVED}

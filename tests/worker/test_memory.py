@@ -1,13 +1,10 @@
 """What a worker does with freed memory."""
 
-import os
 import platform
 import subprocess
 import sys
 
 import pytest
-
-from pipeline.worker.memory import keep_freed_memory
 
 SCRIPT = """
 import sys
@@ -33,9 +30,3 @@ def test_a_worker_keeps_memory_that_its_step_has_freed() -> None:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert mebibytes("kept") > 100 > mebibytes("returned")
-
-
-def test_a_worker_s_environment_stays_as_it_was_so_that_libraries_are_not_imported_anew() -> None:
-    before = dict(os.environ)
-    keep_freed_memory()
-    assert dict(os.environ) == before

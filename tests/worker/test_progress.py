@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ from waiting import wait_until
 
 from pipeline import Store
 from pipeline.wire.spec import StepSpec
-from pipeline.worker.progress import ProgressWriter, place_of
+from pipeline.worker.progress import ProgressWriter
 
 SPEC = StepSpec(
     store="", step="learn", key="0" * 32, function="", arguments={}, inputs=(), attempt="",
@@ -21,16 +20,6 @@ SPEC = StepSpec(
 
 def told(store: Store) -> dict[str, Any]:
     return json.loads(store.read(store.progress_path(SPEC.step, SPEC.key)) or b"{}")
-
-
-def test_a_function_of_the_project_is_named() -> None:
-    def load_model() -> str:
-        return place_of(sys._getframe())
-
-    assert load_model() == "in load_model() of test_progress.py"
-    assert (lambda: place_of(sys._getframe()))() == (
-        "in test_a_function_of_the_project_is_named() of test_progress.py"
-    )
 
 
 def test_a_library_that_is_imported_is_named(
@@ -59,14 +48,6 @@ def test_a_silent_step_is_told_of_until_it_speaks(store: Store) -> None:
         writer.progress(1, 3, {"loss": 0.5})
         assert told(store)["done"] == 1
         assert told(store)["metrics"] == {"loss": 0.5}
-
-
-def test_what_an_earlier_attempt_reached_is_not_forgotten(store: Store) -> None:
-    store.prepare()
-    ProgressWriter(store, SPEC).progress(4, 6)
-    with ProgressWriter(store, SPEC).watching():
-        wait_until(lambda: told(store).get("doing"))
-    assert told(store)["done"] == 4
 
 
 def test_a_step_whose_progress_cannot_be_written_goes_on(store: Store) -> None:
