@@ -25,7 +25,7 @@ class FunctionalTraining(TrainingBackend):
     """
 
     name: ClassVar[str] = "functional"
-    takes_more_than_adapters: ClassVar[bool] = True
+    is_of_torch: ClassVar[bool] = True
 
     noise_scale: bool = False
 

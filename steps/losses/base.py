@@ -33,7 +33,7 @@ and must start fast.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from steps.shared.checks import require
 
@@ -206,6 +206,11 @@ class Loss:
     """The base class of all losses; `name` is the loss's name in a config."""
 
     name: ClassVar[str]
+
+    def at(self, step: int, steps: int) -> Self:
+        """The loss of a 0-based step of a run of so many. One of your own may change with time;
+        held-out examples are evaluated with the loss as it was given."""
+        return self
 
 
 def require_smoothing(label_smoothing: float) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from steps.losses.base import (
     PairLogps,
@@ -58,6 +58,10 @@ class CombinedLoss(PreferenceLoss):
         require(not strangers, "weights must be those of losses", strangers)
         for name, weight in self.weights.items():
             require(0 < weight < math.inf, f"weights.{name} must be above 0", weight)
+
+    def at(self, step: int, steps: int) -> Self:
+        now = {name: loss.at(step, steps) for name, loss in self.losses.items()}
+        return replace(self, losses=now)
 
     @property
     def needs_tokens(self) -> bool:

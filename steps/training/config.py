@@ -173,11 +173,12 @@ class OptimizerConfig:
 class TrainingBackend:
     """The engine that trains a model; `ScoringBackend` is its counterpart for scoring.
 
-    takes_more_than_adapters: whether `lora.dora` and `lora.modules_to_save` are trained, too.
+    is_of_torch: whether it trains a module of torch in place. Only then there are `lora.dora`,
+        `lora.modules_to_save` and `ema_decay`.
     """
 
     name: ClassVar[str]
-    takes_more_than_adapters: ClassVar[bool] = False
+    is_of_torch: ClassVar[bool] = False
 
     @property
     def scoring(self) -> ScoringBackend:
@@ -307,6 +308,9 @@ class TrainConfig(UpdateConfig):
             improvement of `keep_best` (or of `eval_loss`).
         snapshot_every_steps: also write the model as it is after every so many steps, in folders
             ``step-N``, which are parts of the artifact.
+        ema_decay: the model, and what is evaluated and kept on the way, is the exponential moving
+            average of the weights after each step, with this decay, such as 0.99; on torch and
+            ``functional``.
         compile_layers: compile the layers of a packed model, and the softmax of its head, with
             torch.compile, on one device. A step is faster on a GPU, the first ones take a minute,
             and rounding differs.
@@ -322,6 +326,7 @@ class TrainConfig(UpdateConfig):
     compile_layers: bool = added_field(False, before=False)
     backend: TrainingBackend | None = added_field(None, before=None)
     snapshot_every_steps: int | None = added_field(None, before=None)
+    ema_decay: float | None = added_field(None, before=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -334,6 +339,10 @@ class TrainConfig(UpdateConfig):
         if self.keep_best is not None:
             named = self.keep_best.startswith("eval_")
             require(named, "keep_best must be of an evaluation, as in eval_loss", self.keep_best)
+        if self.ema_decay is not None:
+            require(0 < self.ema_decay < 1, "ema_decay must be in (0, 1)", self.ema_decay)
+            rule = "ema_decay needs backend=null (torch) or functional"
+            require(self.backend is None or self.backend.is_of_torch, rule, self.backend)
         for name in ("keep_best", "early_stop_patience"):
             value = getattr(self, name)
             if self.eval_every_steps is None:
@@ -349,7 +358,7 @@ class TrainConfig(UpdateConfig):
             }
             for name in holding(more):
                 rule = f"{name} needs backend=null (torch) or functional"
-                require(self.backend.takes_more_than_adapters, rule, self.backend)
+                require(self.backend.is_of_torch, rule, self.backend)
 
     def _for_one_process(self) -> list[str]:
         compiled = ["compile_layers is for one device"] if self.compile_layers else []

@@ -14,6 +14,7 @@ stop.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,11 +25,12 @@ from steps.models.workplace import Left, OnProgress, Stopping, ignore_progress, 
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
 from steps.scoring.scorer import Batch
+from steps.training.averaging import Averaged
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
 from steps.training.metrics import StepMetrics, sum_shares
-from steps.training.objectives import MovingReference, Objective
+from steps.training.objectives import MovingReference, Objective, at_step
 from steps.training.schedule import (
     batch_indices,
     learning_rate,
@@ -63,18 +65,22 @@ def train(
     device's usage.
 
     At the end, the trainer has the weights of the last step, or of the best one
-    (`config.keep_best`). `at_start` is called before the first update, but not in a resumed run.
+    (`config.keep_best`); of these the average, if there is one (`config.ema_decay`). `at_start` is
+    called before the first update, but not in a resumed run.
 
     Raises FloatingPointError, which names the step, if a loss or a gradient is not finite. Raises
     Left, after writing a checkpoint, when `stopping` is true on any of `ranks`.
     """
+    averaged = Averaged(trainer, config.ema_decay)
     log = checkpoints.restore(trainer)
     with checkpoints:
         stepper = _Stepper(trainer, objective, config, at_start, checkpoints.reference)
-        _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
+        _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks, averaged)
         best = best_step(log, config)
         if best is not None and best != len(log):
             trainer.load_weights(checkpoints.best_weights(best)).result()
+        else:
+            averaged.show()
     return log
 
 
@@ -86,6 +92,7 @@ def _steps(
     held_out: Objective | None,
     stopping: Stopping,
     ranks: Ranks,
+    averaged: Averaged,
 ) -> None:
     """Run steps and append them to `log`, until the last step or until training stops early."""
     trainer, config = stepper.trainer, stepper.config
@@ -95,14 +102,17 @@ def _steps(
         metrics, batch = stepper.step(log)
         usage = trainer.usage(batch, time.monotonic() - started)
         done = len(log) + 1
-        if held_out is not None and _is_evaluated(config, done, stepper.steps):
-            metrics |= evaluate(trainer.scorer, held_out, config)
-        log.append(metrics)
-        best = best_step(log, config)
-        if best == done:
-            checkpoints.save_best(done, trainer)
-        if config.snapshot_every_steps and done % config.snapshot_every_steps == 0:
-            checkpoints.save_snapshot(done, trainer)
+        evaluated = held_out if _is_evaluated(config, done, stepper.steps) else None
+        kept = config.snapshot_every_steps and done % config.snapshot_every_steps == 0
+        with averaged.shown() if evaluated or kept else nullcontext():
+            if evaluated is not None:
+                metrics |= evaluate(trainer.scorer, evaluated, config)
+            log.append(metrics)
+            best = best_step(log, config)
+            if best == done:
+                checkpoints.save_best(done, trainer)
+            if kept:
+                checkpoints.save_snapshot(done, trainer)
         since = done - saved_step, time.monotonic() - saved_at
         leaving, due = ranks.any(stopping(), is_due(config, *since))
         # The last state becomes the model folder, so it needs no checkpoint.
@@ -164,6 +174,7 @@ class _Stepper:
         now, self._next = self._next or self._prepare(number), None
         rate = learning_rate(self.config.optimizer, number, self.steps)
         loss = self._objective.batch_loss(now.indices, self._baseline(now))
+        loss = at_step(loss, number, self.steps)
         if log and self._objective.continued is not None:
             loss = self._objective.continued(loss, log[-1])
         if self._moving is not None:

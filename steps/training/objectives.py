@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from steps.losses.base import (
+    Loss,
     PairLogps,
     PreferenceLoss,
     SftLoss,
@@ -255,6 +256,15 @@ class OnDevice:
             if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **tensors)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
+def at_step(batch: BatchLoss, step: int, steps: int) -> BatchLoss:
+    """The loss of a batch at a 0-based step of a run of so many, if it changes with time."""
+    loss = getattr(batch, "loss", None)
+    if not isinstance(batch, OnDevice) or not isinstance(loss, Loss):
+        return batch
+    now = loss.at(step, steps)
+    return batch if now is loss else replace(batch, loss=now)  # pyright: ignore
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -175,6 +175,9 @@ class Updates(Protocol):
     def load_weights(self, weights: Mapping[str, Whole]) -> None: ...
 
 
+AnyUpdates = TypeVar("AnyUpdates", bound=Updates)
+
+
 class Measures(Protocol):
     """The interface of measurements of a step; see `usage.Usage`."""
 
@@ -192,6 +195,11 @@ class Engine:
     def _begin_queue(self, queue: SerialQueue, updater: Updates) -> None:
         self._queue, self._updater = queue, updater
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer-writer")
+
+    def wrap_updates(self, wrap: Callable[[Updates], AnyUpdates]) -> AnyUpdates:
+        """Put an optimiser around the present one, before the first call."""
+        self._updater = wrapped = wrap(self._updater)
+        return wrapped
 
     def forward_backward(self, batch: Any, loss: Any) -> Future[StepResult]:
         """Add the batch's gradient to the gradient accumulated since the last update.

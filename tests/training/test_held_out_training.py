@@ -2,9 +2,9 @@
 
 import os
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from tiny_models import (
 from waiting import leaving_at
 
 from steps.evaluation.preferences import preference_metrics
+from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.losses.base import PairLogps, PairLosses, ReferenceLoss
 from steps.losses.dpo import Dpo
 from steps.losses.reference_free.alphapo import AlphaPo
@@ -36,10 +37,16 @@ from steps.scoring.config import ReferenceConfig
 from steps.scoring.examples import read_demonstrations, read_pairs
 from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
-from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainConfig
+from steps.training.config import (
+    DpoConfig,
+    OptimizerConfig,
+    ReferenceFreeConfig,
+    Schedule,
+    TrainConfig,
+)
 from steps.training.held_out import best_step, evaluate, has_stopped
 from steps.training.objectives import preference_objective, sft_objective
-from steps.training.recipes import run_dpo, run_sft
+from steps.training.recipes import run_dpo, run_reference_free, run_sft
 
 EAGER = OptimizerConfig(learning_rate=3e-2, schedule=Schedule.constant)
 # One that is learnt and three that cannot be: their loss falls for some steps and then rises.
@@ -321,3 +328,61 @@ def test_snapshots_are_the_models_of_shorter_runs_also_after_a_kill(
         init, demonstration_records(8), config, replace(place, stopping=lambda: False), HELD_OUT
     )
     assert folder_bytes(tmp_path / "o") == folder_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"dtype": "bfloat16"}, {"backend": FunctionalTraining()}],
+    ids=str,
+)
+def test_the_model_is_the_average_of_the_weights_of_all_steps(
+    init: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    settings = {"epochs": 1e6, "max_steps": 4, "eval_every_steps": 4, **settings}
+    _, plain = sft(init, tmp_path / "plain", snapshot_every_steps=1, **settings)
+    one = settings | {"snapshot_every_steps": 2, "checkpoint_every_steps": 1, "ema_decay": 0.75}
+    _, log = sft(init, tmp_path / "average", **one)
+    made, out = tmp_path / "plain" / "out", tmp_path / "average" / "out"
+    average = load_file(init / "model.safetensors")
+    for folder in (made / "step-1", made / "step-2", made / "step-3", made):
+        weights = load_file(folder / "model.safetensors")
+        average = {n: 0.75 * a + 0.25 * weights[n].float() for n, a in average.items()}
+        if folder.name == "step-2":
+            _assert_near(load_file(out / "step-2" / "model.safetensors"), average)
+    _assert_near(load_file(out / "model.safetensors"), average)
+    assert [m["loss"] for m in log] == [m["loss"] for m in plain]  # the updates are the same
+    assert log[-1]["eval_loss"] != plain[-1]["eval_loss"]
+    config = TrainConfig(**{"batch_size": 4, "optimizer": EAGER, **one})
+    place = Workplace(tmp_path / "o", tmp_path / "s", stopping=leaving_at(3))
+    with pytest.raises(Left):
+        run_sft(init, demonstration_records(8), config, place, HELD_OUT)
+    going = replace(place, stopping=lambda: False)
+    run_sft(init, demonstration_records(8), config, going, HELD_OUT)
+    assert folder_bytes(tmp_path / "o") == folder_bytes(out)
+
+
+def _assert_near(made: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    tolerance = 1e-2 if made["model.norm.weight"].dtype is torch.bfloat16 else 1e-6
+    for name, weight in made.items():
+        torch.testing.assert_close(weight.float(), expected[name], rtol=tolerance, atol=tolerance)
+
+
+@dataclass(frozen=True)
+class Annealed(Simpo):
+    """β rises over the run from one to two times that of the settings."""
+
+    name: ClassVar[str] = "annealed"
+
+    def at(self, step: int, steps: int) -> "Annealed":
+        return replace(self, beta=self.beta * (1 + step / (steps - 1)))
+
+
+def test_a_loss_may_change_with_the_step_of_the_run(init: Path, tmp_path: Path) -> None:
+    for name, loss in (("moves", Annealed(beta=1.0)), ("stays", Simpo(beta=1.0))):
+        config = ReferenceFreeConfig(batch_size=4, epochs=1, loss=loss)
+        run_reference_free(
+            init, pair_records(8), config, Workplace(tmp_path / name, tmp_path / f"{name}-s")
+        )
+    moves, stays = log_of(tmp_path / "moves"), log_of(tmp_path / "stays")
+    assert moves[0]["loss"] == stays[0]["loss"]
+    assert moves[1]["rewards/chosen"] == pytest.approx(2 * stays[1]["rewards/chosen"], rel=1e-6)

@@ -126,7 +126,7 @@ def assert_close(made: Job, expected: Job, tolerance: float = 1e-4) -> None:
 
 CONFIGS: dict[str, TrainConfig] = {
     "sft": TrainConfig(**SETTINGS, **HELD_OUT, epochs=2),
-    "dpo": DpoConfig(**SETTINGS, **HELD_OUT, loss=Dpo(beta=0.3, nll_weight=0.3)),
+    "dpo": DpoConfig(**SETTINGS, **HELD_OUT, loss=Dpo(beta=0.3, nll_weight=0.3), ema_decay=0.5),
     "stopped": replace(
         DpoConfig(**SETTINGS, **HELD_OUT, early_stop_patience=1, epochs=4),
         optimizer=replace(FAST, learning_rate=0.3),
