@@ -2,11 +2,11 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
 from typing import Any, ClassVar
@@ -39,6 +39,12 @@ class MathExpression(Checker):
     the last box, or boxes in a row as a list. Without a box it is the first expression behind
     "answer is", or else the last one. A row's answer must be one expression, in whole.
 
+    An answer that the text marks so is read as a whole, as far as its clause goes behind "answer
+    is". Beside the expression it may have units: plurals, the units that `math-verify` knows, and
+    words of the prompt's last message. There is no verdict on one with any other word, such as
+    "thrice 5" or "5 lakh". Of the last expression without a mark, this holds of the next word
+    behind it; before it, and before a box, only common words of arithmetic are known.
+
     `math-verify` reads expressions, as LaTeX. Rational numbers are compared exactly, others to 1000
     digits relative to their size. A decimal of six or more significant digits stands for what
     rounds to it. If one side has a percent sign, `28%` equals `28` and `0.28`. Units are ignored:
@@ -46,10 +52,8 @@ class MathExpression(Checker):
     of a choice before an expression, as in `(B) 8`.
 
     There is no verdict where a number of an expression changes nothing in what was read of it,
-    where an expression is too large, and where words are part of it: "minus 5", "5 million", "3 or
-    more"; or where a sign or operator stands directly beside the box, tag or `$…$`. Nor is there
-    one on a tuple and a set, or an interval and an inequality. Of arithmetic in words, only common
-    words directly beside an expression are known.
+    where an expression is too large, and where a sign or operator stands directly beside the box,
+    tag or `$…$`. Nor is there one on a tuple and a set, or an interval and an inequality.
     If the text has such an expression, it is no failure of the checker. Time limits of
     `math-verify` are off: they use a signal, which works only in main threads. The judging process
     has a time limit instead.
@@ -74,8 +78,9 @@ class MathExpression(Checker):
         if fault := self.fault_of(answered.answer):
             return no_verdict(fault)
         gold, unread = _whole(answered.answer or ""), ""
+        question = str(answered.prompt[-1].get("content", "")) if answered.prompt else ""
         try:
-            said, others = _answers_in(answered.text)
+            said, others = _answers_in(answered.text, set(_ASKED.findall(question.lower())))
         except _Unread as error:
             return unreadable(str(error))
         for run in filter(None, (*said, *others)):
@@ -98,9 +103,13 @@ class _Unread(ValueError):
 # --- where the answer is --------------------------------------------------------------------------
 
 
-def _answers_in(text: str) -> tuple[list[str], list[str]]:
+def _answers_in(text: str, asked: Set[str]) -> tuple[list[str], list[str]]:
     """The expressions that may be a text's answer, and those that it is if in prose a comma, as in
-    "Of 2020, 5 are left", separates no items of a list, or "3!" is a factorial."""
+    "Of 2020, 5 are left", separates no items of a list, or "3!" is a factorial.
+
+    Args:
+        asked: the words of the question, which may be units.
+    """
     text = _EMPTY.sub(" ", behind_thought(text))
     if tagged := list(_TAGGED.finditer(text)):
         _require_alone(text[: tagged[-1].start()], text[tagged[-1].end() :])
@@ -111,14 +120,25 @@ def _answers_in(text: str) -> tuple[list[str], list[str]]:
         places = boxes_in(text)
         behind = text[places[-1][1] :]
         _require_alone(text[: places[-1][0]], behind)
+        word = _NEXT.match(behind.lstrip("$"))
+        if word and word[1].islower() and not _is_unit(word[1], asked):
+            raise _Unread(f"the word {word[1]!r} may change it")
         box += "%" if _PERCENT_WORD.match(f"5{behind}", 1) else ""
-        said = [_whole(text[begin:end]) for begin, end in places]
+        last = _whole(box, asked)
         if all(_LISTS.fullmatch(text[a:b]) for (_, a), (b, _) in pairwise(places)):
-            return [_whole(box), ", ".join(said)], []
-        return [_whole(box)], []
+            return [last, ", ".join(_whole(text[begin:end], asked) for begin, end in places)], []
+        return [last], []
     text = _JOINED.sub(", ", _readable(_HTML.sub(" ", text)))
     behind = next((text[anchor.end() :] for anchor in reversed(list(_ANCHOR.finditer(text)))), "")
-    said = list(_runs(behind))[:1] or list(_runs(text))[-1:]
+    runs = list(_runs(text, asked))
+    if tagged or (len(runs) == 1 and _FIRST.match(text)):
+        behind = behind or text
+    said = list(_runs(behind, asked))[:1] or runs[-1:]
+    clause = (_CLAUSE.match(behind) or [""])[0]
+    if tagged or (said and _IS_EXPRESSION.search(clause)):
+        word = _other_word(_COPULA.sub("", _MATH.sub(" 0 ", clause)), _PROSE, asked)
+        if word or _IN_WORDS in clause:
+            raise _Unread(f"the word {word!r} may change it" if word else "words are part of it")
     if _SPELLED.search(_DIGIT.split(behind)[0] if said and behind else _DIGIT.split(text)[-1]):
         raise _Unread("a number in words")
     listed = [item for run in said for item in _COMMA.split(run)[1:][-1:]]
@@ -137,19 +157,46 @@ def _require_alone(before: str, behind: str) -> None:
         raise _Unread("what stands beside the answer changes it")
 
 
-def _whole(text: str) -> str:
+def _other_word(text: str, words: re.Pattern[str], asked: Set[str]) -> str:
+    """The first word of a text that is no unit behind an expression, or what stands behind it."""
+    end, text = -1, _AND.sub(",", text)
+    for word in words.finditer(text):
+        behind = text[: word.start()].rstrip(" ,.*_-")
+        is_behind = behind[-1:].isalnum() or behind.endswith((")", "}", "%", "]"))
+        if not (is_behind and _is_unit(word[0].partition("^")[0], asked)):
+            return word[0]
+        end = word.end()
+    return "" if end < 0 or not (more := _DIGIT.search(_EXPONENT.sub("", text[end:]))) else more[0]
+
+
+def _is_unit(word: str, asked: Set[str]) -> bool:
+    return word.lower() in asked or bool(_unit_names().fullmatch(word))
+
+
+@cache
+def _unit_names() -> re.Pattern[str]:
+    """Plurals, units of `math-verify`, and words that begin the rest of a sentence."""
+    from latex2sympy2_extended import (  # pyright: ignore[reportMissingImports]
+        math_normalization,
+    )
+
+    names = "|".join(map(re.escape, math_normalization.units))
+    return re.compile(rf"[a-z]{{3,}}(?<!s)(?<!ward)s|{_UNIT}|{_REST}|(?:{names})(?:s|es)?")
+
+
+def _whole(text: str, asked: Set[str] = frozenset()) -> str:
     """The only expression of a text that is one, or of its box; empty if it has none."""
     box = boxed_answer(text, anywhere=True)
-    text = text if box is None else box
-    if _SPELLED.search(text):
-        raise _Unread("a number in words")
-    runs = list(_runs(_readable(text), is_math=True))
+    text = _SPACE.sub(" ", _readable(text if box is None else box))
+    runs = list(_runs(text, asked, is_math=True))
+    if word := _other_word(text, _WORD, asked):
+        raise _Unread(f"the word {word!r} may change it" if runs else "it is in words")
     if len(runs) > 1:
         raise _Unread(f"only a part can be read, such as {runs[-1]}")
     return runs[0] if runs else ""
 
 
-def _runs(text: str, is_math: bool = False) -> Iterator[str]:
+def _runs(text: str, asked: Set[str], is_math: bool = False) -> Iterator[str]:
     """What a text has besides words: its expressions, in order.
 
     Args:
@@ -158,17 +205,26 @@ def _runs(text: str, is_math: bool = False) -> Iterator[str]:
     end = 0
     for found in _MATH.finditer(text):
         before = text[end : found.start()]
-        yield from _between_words(before, is_math)
-        is_part = _OPERATED.search(before[-80:]) or _OPERATES.match(text, found.end())
-        for run in _between_words(next(filter(None, found.groups())), is_math=True):
+        yield from _between_words(before, asked, is_math)
+        inside, next_word = next(filter(None, found.groups())), _NEXT.match(text, found.end())
+        is_part = (
+            _OPERATED.search(before[-80:])
+            or _OPERATES.match(text, found.end())
+            or (next_word and not _is_unit(next_word[1], asked))
+            or _other_word(inside, _WORD, asked)
+        )
+        for run in _between_words(inside, asked, is_math=True):
             yield f"{_IN_WORDS}{run}" if is_part else run
         end = found.end()
-    yield from _between_words(text[end:], is_math)
+    yield from _between_words(text[end:], asked, is_math)
 
 
-def _between_words(text: str, is_math: bool) -> Iterator[str]:
-    text = (_SPACE if is_math else _BLANKS).sub(" ", text.replace("$", " "))
-    for piece in (_WORD if is_math else _WORD_OR_END).sub("\0", _AND.sub(",", text)).split("\0"):
+def _between_words(text: str, asked: Set[str], is_math: bool) -> Iterator[str]:
+    text = _AND.sub(",", (_SPACE if is_math else _BLANKS).sub(" ", text.replace("$", " ")))
+    begin, joined = 0, 0
+    for word in (*(_WORD if is_math else _WORD_OR_END).finditer(text), None):
+        piece = text[begin : word.start() if word else None]
+        begin, name = (word.end(), word[0]) if word else (begin, "")
         run = piece.strip(_MARKS if is_math else f"{_MARKS}!?")
         run = _unpaired(run).strip(" ,;:.=")
         if run.startswith("- "):
@@ -176,7 +232,15 @@ def _between_words(text: str, is_math: bool) -> Iterator[str]:
         is_unit = not is_math and _GLUED.sub("", f"5{run}") == "5"
         if _IS_EXPRESSION.search(run) and not is_unit:
             run = _QUANTITY.sub(r"\1", run)
-            yield run.replace(" ", "") if _GAPS.fullmatch(run) else run
+            run = run.replace(" ", "") if _GAPS.fullmatch(run) else run
+            is_other = not is_math and _BESIDE.search(piece) and name[:1].isalpha()
+            is_other = joined or (is_other and not _is_unit(name, asked))
+            yield f"{_IN_WORDS}{run}" if is_other else run
+            joined = 0 if is_math else 2 if run.endswith(_IN_WORDS) else 1
+        elif joined == 1:
+            joined = 0
+        if _PARTS_NUMBERS.fullmatch(name):
+            joined = 0
 
 
 def _unpaired(run: str) -> str:
@@ -215,12 +279,28 @@ _ANCHOR = re.compile(
 _MATH = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?![\s$])([^$\n]*?[^$\s])\$(?!\d)", re.DOTALL
 )
+_ASKED = re.compile(r"(?<!\d )(?<!\w)[^\W\d_]{2,}")
+"""A word of a question that is more than the unit of a number in it."""
+_FIRST = re.compile(r"[\s$*_(=-]*[\d\\]")
+_CLAUSE = re.compile(
+    r"\s*[^\n]*?(?=[.;!?:](?:[\s*_]|$)|\n|,\s+[A-Za-z]|\s\(|—|\s(?:because|since|as)\b|$)"
+)
+_COPULA = re.compile(r"^[^\d\\]*(?:\b(?:is|are|was|were|equals?)\b|[:=])")
+"""What is read as a whole: the clause of an answer, and what may begin the clause."""
+_PROSE = re.compile(r"(?<![\\\w])[^\W\d_]{2,}(?!\w)")
+_NEXT = re.compile(r"[ *_]*([^\W\d_]{2,}|[kKMBGT](?![A-Za-z]))")
+_BESIDE = re.compile(r"[^ *_,;:(-][ *_]*$")
+_EXPONENT = re.compile(r"\^\{?-?\d+\}?")
+_PARTS_NUMBERS = re.compile(r"(?!less$)(?:[^\W\d_]*s|are|were|be|so|but|then|[\W\d].*|)", re.DOTALL)
+"""What parts the numbers before and behind it; one other word joins them, as in "3 through 7"."""
+_REST = r"(?:is|are|was|were|because|since|as|so|of|in|for|on|from|with|per|each|and|left)"
 _MARKS = " \n\t,;:.*'\"`_&"
 _SPACE, _BLANKS = re.compile(r"\s+"), re.compile(r"[ \t]+")
 _AND = re.compile(r"(?<=[^A-Za-z\\]),?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _ENDS = r"(?=[\s.,;:!?)\"'/]|$)"
 _WORD = re.compile(
-    rf"(?:(?<![^\s(,])[^\W\d_]{{3,}}|(?<=[\d}})] )[^\W\d_]{{2,}}){_ENDS}(?!\s*\}})"
+    rf"(?:(?<![^\s(,])[^\W\d_]{{3,}}|(?<=[\d}})] )[^\W\d_]{{2,}})"
+    rf"(?:{_ENDS}(?!\s*\}})|(?=-[a-z]{{3}}))"
     r"|(?<=[\d}] )[^\W\d_]{4,}\^(?:\d|\{\d\})|(?<![^\s(,])[^\W\d_]{2}(?= +\d)"
 )
 _WORD_OR_END = re.compile(
@@ -228,10 +308,10 @@ _WORD_OR_END = re.compile(
     r"|[.;?](?=\s|$)|(?<!\s):(?=\s|$)|!(?=\s*$|\s+[A-Z])"
 )
 """Words of prose, and where a sentence ends."""
-_IS_EXPRESSION = re.compile(r"\d|\\[A-Za-z]|[A-Za-z]\s*[-+*/^=<>|]+\s*[A-Za-z]|\|[a-z]\|")
+_IS_EXPRESSION = re.compile(r"\d|\\[A-Za-z]|[A-Za-z]\s*[-+*/^=<>|]+\s*\{?[A-Za-z]|\|[a-z]\|")
 _GAPS = re.compile(r"-?[1-9]\d{0,2}(?: \d{3})+")
-_LETTER_UNITS = "[ACFJKLNTVWcdghlmst]"
-_UNIT = r"(?:mm|cm|dm|km|m|ft|mi|mg|kg|g|mol|min|hr|h|s|in|[ACFJKLNTVW])"
+_LETTER_UNITS = "[ACFJLNVWcdghlmst]"
+_UNIT = r"(?:mm|cm|dm|km|m|ft|mi|mg|kg|g|mol|min|hr|h|s|in|[ACFJLNVW])"
 _QUANTITY = re.compile(
     rf"^((?:[A-Za-z]\s*=\s*)?(?:\\[A-Za-z]+|[^A-Za-z\\])*(?:[\d}}]|\\pi\b))"
     rf"(?: +{_LETTER_UNITS}(?![\w/^])| *{_UNIT}(?:/{_UNIT}(?:\^\d|\^\{{\d\}})?|\^\d|\^\{{\d\}})"
@@ -240,6 +320,7 @@ _QUANTITY = re.compile(
 """A quantity with a unit, as in `10 L`, `5cm` and `10 m/s^2`."""
 _UNIT_WORD = rf"{_UNIT}(?![A-Za-z])(?:\^-?\d|\^\{{-?\d\}})?"
 _UNITS = rf"{_UNIT_WORD}(?: *+(?:(?:/|\\cdot) *+)?{_UNIT_WORD})*+"
+_SCALED = re.compile(r"(?<=\d) *(?:[kKMBGT]|[bmt]l?n|mio)$")
 _GLUED = re.compile(rf"(?<=\d) *(?:[bghkmstBGKMT]|bn|st|nd|rd|th|{_UNITS})$")
 
 
@@ -335,6 +416,8 @@ def _are_equal(gold: str, said: str) -> bool:
         except Exception as error:  # sympy raises anything for what it cannot compare
             raise _Unread(f"sympy cannot compare it ({type(error).__name__}: {error})") from error
     bare = [_GLUED.sub("", side) for side in (gold, said)]
+    if bool(_SCALED.search(gold)) != bool(_SCALED.search(said)):
+        raise _Unread("the letters behind a number may be a thousand or more")
     if bare != [gold, said] and all(bare) and _are_equal(*bare):
         raise _Unread("the letters behind a number may be a unit or factors")
     if {_is_range(gold), _is_range(said)} == {True, None}:
@@ -384,7 +467,7 @@ def _are_equal_numbers(one: Any, other: Any, *_: Any) -> bool:
     if a.is_Rational and b.is_Rational:
         return bool(abs(a - b) <= max(half_of_a, half_of_b))
     try:
-        apart = Abs(a - b).evalf(2, maxn=_DIGITS, strict=True)
+        apart = Abs(a - b).evalf(2, maxn=_DIGITS, strict=True).as_real_imag()[0]
     except PrecisionExhausted:  # all digits are equal
         return True
     return bool(apart <= max(half_of_a, half_of_b))
@@ -440,10 +523,12 @@ _SPELLED = re.compile(rf"[\s*_]{{0,9}}(?:an? )?\b{_NUMERAL}\b(?! of\b)", re.IGNO
 _OPENS, _CLOSES = (rf"(?:[\s*_{marks}$]|\\[{marks[0]}\[\]]){{0,9}}" for marks in (r"({\[", r")}\]"))
 _STARTS = r"(?=[-+.√]?(?:\d|\\[a-z])|[b-hj-z](?![\w'’]))"
 _BEFORE = re.compile(
-    rf"(?<![\\\w])(?:(?:minus|negative|plus|times|(?:divided|multiplied) by|point|root|sqrt"
-    rf"|{_NUMERAL}|twice|double|triple|over|under|above|below|than|least|most|between|is up to|not"
-    rf"|\w+n['’]t|(?:{_PARTS}|roots?|squares?|cube|power|reciprocal|inverse|opposite|negative|factorial|log\w*"
-    rf"|\w*sine|tangent|double|absolute value|percent) of)\b)({_OPENS}){_STARTS}",
+    rf"(?<![\\\w])(?:(?:minus|negative|plus|times|\w+ed by|divisible by|to the|point|root|sqrt"
+    rf"|{_NUMERAL}|twice|thrice|double|\w*(?:tri|u)ple|(?:any\w*|all) but|except|over|under"
+    rf"|above|below|than|least|most|between|is up to|not|\w+n['’]t|(?:{_PARTS}|roots?|sqrt|squares?"
+    rf"|cube|power|reciprocal|inverse|opposite|negati\w+|multiples?|factors?|factorial|log\w*"
+    rf"|\w*sine|tangent|double|absolute value|percent) of|of(?=\s\S{{1,9}}\sand\s[$\d]))\b)"
+    rf"({_OPENS}){_STARTS}",
     re.IGNORECASE,
 )
 _BEHIND = re.compile(
@@ -504,7 +589,11 @@ _LABEL = re.compile(
 _POWER = r"(?:\s*\^\s*(?:-?\d|\{-?\d\}))?"
 _GAP = r"(?:\s|~|\\[,;: ]){0,5}+"
 _TIMES = rf"{_GAP}(?:/|[·⋅]|\\cdot\b|\\times\b)"
-_SYMBOL = rf"{_GAP}[A-Za-zµμ]{{1,3}}(?![A-Za-zµμ]){_POWER}"
+_SYMBOL = (
+    r"(?:[nµμmcdhkMG]?(?:Hz|Pa|eV|Wh|cal|bar|mol|[mgslLACFJNVW])|mi|mph|hrs?|yd|yr|lbs?|oz|sec"
+    rf"|{_UNIT})(?![A-Za-zµμ])"
+)
+_SYMBOL = rf"{_GAP}{_SYMBOL}{_POWER}"
 _LETTERS = rf"{_GAP}\\(?:text|mathrm)\s*\{{{_SYMBOL}(?:{_TIMES}{_SYMBOL})*{_GAP}\}}{_POWER}"
 _UPRIGHT = re.compile(rf"(?<=[\d}})]){_LETTERS}(?:(?:{_TIMES})?{_LETTERS})*\s*(?=$|[$.,}}]|\\\))")
 _DEGREES = re.compile(

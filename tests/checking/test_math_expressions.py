@@ -17,12 +17,20 @@ CHANGED = (
     r"|The answer is 5 to the power of 2.|The answer is 5 more than 7.|The answer is 5 and a half."
     r"|I tried 4 cases. The answer is five.|\boxed{5 \text{ or more}}|\boxed{5 \text{ million}}"
     r"|\boxed{\text{at least } 5}|\boxed{five}|It takes 3 hours and 5 minutes."
+    r"|\boxed{5 \text{ lakh}}|5 lakh|It is 5 crore.|#### 5 gross|<answer>5 onwards</answer>"
+    r"|The answer is up to 5.|The answer is $5$ upwards.|\boxed{\text{all but }5}|$\boxed{5}$ crore"
+    r"|\boxed{\text{multiples of }5}|**Answer:** thrice 5|<answer>e to the 5</answer>|5 mod 7"
+    r"|\boxed{5\text{k}}|5 K|\boxed{5\text{ mn}}|<answer>5 less 2</answer>|5 through 7|2 through 5"
+    r"|\boxed{\text{none}}|<answer>nobody</answer>|The sum of 2 and 5|The answer is 10 to the $5$."
+    r"|The answer is 5 of those.|The answer is therefore 5."
 )
 UNCHANGED = (
     r"The answer is 5 dollars.|= 5 apples|5 miles per hour|The answer is 5 (five).|It goes up to $5"
     r"|The final answer is $\boxed{5}$.|She has a total of 5 apples.|He needs 5 more to fill it."
     r"|He ran 5 times, and it is over.|The square root of 25 is 5.|12 minus 7 is 5."
-    r"|\boxed{5 \text{ square feet}}|\boxed{5 \text{ units}^2}"
+    r"|\boxed{5 \text{ square feet}}|\boxed{5 \text{ units}^2}|<answer>5 apples</answer>"
+    r"|The answer is 5, as all can see.|Answer: The total of all items is 5.|There are 5 of them."
+    r"|\boxed{5\text{ kPa}}|\boxed{5 \text{ inches}^2}|The answer is 5 because 2 + 3 = 5."
 )
 """Texts in which words beside the number change it, and in which they do not."""
 PART_OF_MORE = (
@@ -41,31 +49,30 @@ UNITS = (
     r"|\boxed{15\,\Omega}|\boxed{15\ \mathrm{N\cdot m}}|\boxed{15\ \mathrm{m}\,\mathrm{s}^{-1}}"
     r"|US$15|15 m/s"
 )
+FOUND = (
+    "<think>I add.</think><answer>42</answer>"
+    "|<think>I add 40 and 2.</think>\n<answer>42</answer>|<answer> 42 </answer>|<b>42</b>"
+    "|<answer>41</answer> no <answer>42</answer>|<answer>42"
+    "|The answer is 42, since 6 × 7 = 42.|The answer is 42 because 40 + 3 is 43."
+    "|**Answer:** 42|The final answer is: **42**|#### 42"
+    "|Step 1. Add.\nThe answer to question 3 is 42.|(see 42)|42!"
+)
+"""Texts that give 42."""
+MATRIX = r"\begin{{pmatrix}}1\\{}\end{{pmatrix}}"
+BOXED = rf"\boxed{{{{{MATRIX}}}}}"
 COMPOUND = "15 ft 3 in|15 minutes 30 seconds|9 lb 15 oz|9 hr 15 min"
 
 
 @pytest.mark.parametrize(
     ("answer", "texts"),
     [
-        (
-            r"\frac{3^{50}}{2^{100}}",
-            {
-                WRONG: [r"\boxed{\frac{3^{49}}{2^{100}}}"],
-                RIGHT: [r"\boxed{\frac{3^{50}}{2^{100}}}"],
-            },
-        ),
+        (r"\frac{3^{50}}{2^{100}}", {WRONG: [r"\boxed{\frac{3^{49}}{2^{100}}}"]}),
+        (r"\frac{3^{50}}{2^{100}}", {RIGHT: [r"\boxed{\frac{3^{50}}{2^{100}}}"]}),
         (r"\frac{2^{2005}+1}{3 \cdot 2^{2006}}", {WRONG: [r"\boxed{\frac{1}{3 \cdot 2^{2006}}}"]}),
-        (
-            r"\frac{1}{2^{99}}",
-            {
-                WRONG: [r"\boxed{\frac{1}{2^{98}}}"],
-                RIGHT: [r"\boxed{\frac{2}{2^{100}}}", r"\boxed{2^{-99}}"],
-            },
-        ),
-        (
-            r"\frac{1}{20!}",
-            {WRONG: [r"\boxed{\frac{1}{19!}}"], RIGHT: [r"\boxed{\frac{1}{20 \cdot 19!}}"]},
-        ),
+        (r"\frac{1}{2^{99}}", {WRONG: [r"\boxed{\frac{1}{2^{98}}}"]}),
+        (r"\frac{1}{2^{99}}", {RIGHT: [r"\boxed{\frac{2}{2^{100}}}", r"\boxed{2^{-99}}"]}),
+        (r"\frac{1}{20!}", {WRONG: [r"\boxed{\frac{1}{19!}}"]}),
+        (r"\frac{1}{20!}", {RIGHT: [r"\boxed{\frac{1}{20 \cdot 19!}}"]}),
         (r"\frac{99!}{100^{99}}", {WRONG: [r"\boxed{\frac{98!}{100^{98}}}"]}),
         (r"\frac{2^{100}}{3^{100}}", {WRONG: [r"\boxed{\frac{2^{101}}{3^{101}}}"]}),
         (r"\left(\frac{1}{2}\right)^{60}", {WRONG: [r"\boxed{\left(\frac{1}{2}\right)^{61}}"]}),
@@ -81,38 +88,16 @@ COMPOUND = "15 ft 3 in|15 minutes 30 seconds|9 lb 15 oz|9 hr 15 min"
         ("0.333333", {RIGHT: [r"\boxed{1/3}"]}),
         ("0.33333", {WRONG: [r"\boxed{1/3}"]}),
         ("0.3333334", {WRONG: [r"\boxed{1/3}"]}),
-        (
-            "1/3",
-            {RIGHT: [r"\boxed{0.3333333333}", r"\boxed{33.3333\%}"], WRONG: [r"\boxed{0.333}"]},
-        ),
+        ("1/3", {RIGHT: [r"\boxed{0.3333333333}", r"\boxed{33.3333\%}"]}),
+        ("1/3", {WRONG: [r"\boxed{0.333}"]}),
         (r"\pi", {RIGHT: [r"\boxed{3.14159}"], WRONG: [r"\boxed{3.14}"]}),
         ("-0.3333333333", {RIGHT: [r"\boxed{-1/3}"]}),
         ("0.333333, 0.5", {RIGHT: [r"\boxed{\{1/3, 1/2\}}"]}),
         (r"\frac{x}{2}", {RIGHT: [r"\boxed{0.5x}"]}),
         ("1000000.4", {WRONG: [r"\boxed{1000000}"]}),
         ("0.3", {RIGHT: [r"\boxed{0.1+0.2}"]}),
-        (
-            "42",
-            {
-                RIGHT: [
-                    "<think>I add.</think><answer>42</answer>",
-                    "<think>I add 40 and 2.</think>\n<answer>42</answer>",
-                    "<answer> 42 </answer>",
-                    "<b>42</b>",
-                    "<answer>41</answer> no <answer>42</answer>",
-                    "<answer>42",
-                    "The answer is 42, since 6 × 7 = 42.",
-                    "The answer is 42 because 40 + 3 is 43.",
-                    "**Answer:** 42",
-                    "The final answer is: **42**",
-                    "#### 42",
-                    "Step 1. Add.\nThe answer to question 3 is 42.",
-                    "(see 42)",
-                    "42!",
-                ]
-            },
-        ),
-        ("1/2", {RIGHT: ["<answer>1/2</answer>", r"The answer is $\frac{1}{2}$ of a cup."]}),
+        ("42", {RIGHT: FOUND.split("|")}),
+        ("1/2", {RIGHT: ["<answer>1/2</answer>", r"The answer is $\frac{1}{2}$."]}),
         (
             "2",
             {
@@ -196,17 +181,8 @@ COMPOUND = "15 ft 3 in|15 minutes 30 seconds|9 lb 15 oz|9 hr 15 min"
         ("$2yx$", {RIGHT: [r"\boxed{2xy}"]}),
         ("[0,1]", {RIGHT: [r"\boxed{x \in [0,1]}"]}),
         (r"(-\infty,2)", {RIGHT: [r"\boxed{(-\infty, 2)}"]}),
-        (
-            r"\begin{pmatrix}1\\2\end{pmatrix}",
-            {
-                RIGHT: [r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}"],
-                WRONG: [r"\boxed{\begin{pmatrix}1\\3\end{pmatrix}}"],
-            },
-        ),
-        (
-            r"\begin{pmatrix}2^{-98}\\1\end{pmatrix}",
-            {WRONG: [r"\boxed{\begin{pmatrix}2^{-99}\\1\end{pmatrix}}"]},
-        ),
+        (MATRIX.format(2), {RIGHT: [BOXED.format(2)], WRONG: [BOXED.format(3)]}),
+        (MATRIX.format("2^{-98}"), {WRONG: [BOXED.format("2^{-99}")]}),
         ("2^{-98}, 1", {WRONG: [r"\boxed{2^{-99}, 1}"]}),
         ("(2^{-98}, 1)", {WRONG: [r"\boxed{(2^{-99}, 1)}"]}),
         ("y = 2^{-98}x", {WRONG: [r"\boxed{y = 2^{-99}x}"]}),
@@ -225,7 +201,8 @@ COMPOUND = "15 ft 3 in|15 minutes 30 seconds|9 lb 15 oz|9 hr 15 min"
         ("-5", {RIGHT: ["-5", "$-5$", "The answer is -5."]}),
         ("5", {NONE: CHANGED.split("|"), RIGHT: UNCHANGED.split("|")}),
         ("6", {RIGHT: [r"\boxed{2x3}", "So 2x3=6", "It is 2 x 3."], WRONG: [r"\boxed{2x^3}"]}),
-        ("-1", {RIGHT: [r"\boxed{e^{i\pi}}", r"\boxed{i^2}"]}),
+        ("-1", {RIGHT: [r"\boxed{e^{i\pi}}", r"\boxed{i^2}"], WRONG: [r"\boxed{e^{i}}"]}),
+        ("5000", {NONE: ["5k", r"\boxed{5\text{k}}"]}),
         ("3i+2", {RIGHT: [r"\boxed{2+3i}"], WRONG: [r"\boxed{2-3i}", r"\boxed{2+3j}"]}),
         (r"\frac{1-i}{2}", {RIGHT: [r"\boxed{\frac{1}{1+i}}"]}),
         ("0.5", {RIGHT: [r"\boxed{.5}", "It is .5 m", "It costs $.50."], WRONG: ["5"]}),
@@ -255,6 +232,24 @@ def test_the_expression_that_a_text_gives_is_judged(
         for text in each:
             judgement = MathExpression().check(Answered(text, answer))
             assert judgement.verdict is verdict, (text, judgement.reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        (r"\boxed{72 \text{ clips altogether}}", RIGHT),
+        ("The answer is 72 clips altogether in May.", RIGHT),
+        ("The answer is 71 clips altogether in May.", WRONG),
+        ("So she sold 72 altogether.", RIGHT),
+        (r"\boxed{72 \text{ lakh}}", NONE),
+        (r"\boxed{\text{altogether } 72}", NONE),
+    ],
+)
+def test_words_of_the_question_are_units(text: str, verdict: Verdict) -> None:
+    pytest.importorskip("math_verify", reason="the extra `math` is not installed")
+    asked = "She sold 2 lakh clips in May. How many clips did she sell altogether in May and June?"
+    answered = Answered(text, "72", [{"role": "user", "content": asked}])
+    assert MathExpression().check(answered).verdict is verdict
 
 
 @pytest.mark.parametrize(
