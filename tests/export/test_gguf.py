@@ -25,6 +25,7 @@ from steps.export.config import GgufType
 from steps.export.gguf_file import write_gguf
 from steps.export_gguf import export_gguf
 from steps.import_model import import_model
+from steps.models import importing
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
 from steps.models.importing import import_pretrained
@@ -332,6 +333,23 @@ def test_a_file_with_what_transformers_would_leave_out_is_refused(
         import_pretrained(str(tmp_path / "model.gguf"), tmp_path / "back", Dtype.float32, None)
 
 
+def test_the_rotation_of_a_gemma_4_file_is_the_share_that_its_divisors_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its divisors are 1 where the full attention rotates, and 1e30 elsewhere."""
+    config = AutoConfig.for_model("gemma4_text")
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
+    write = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma4")
+    divisors = np.array([1.0] * 32 + [1e30] * 32, dtype=np.float32)
+    write.add_tensor("rope_freqs.weight", divisors)
+    write.write_header_to_file()
+    write.write_kv_data_to_file()
+    write.write_tensors_to_file()
+    write.close()
+    found = importing._config_of_gguf(str(tmp_path / "model.gguf"), {})
+    assert found.rope_parameters["full_attention"]["partial_rotary_factor"] == 0.5
+
+
 def test_equal_folders_give_equal_files(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     write_tokenizer(tmp_path / "model")
@@ -421,3 +439,17 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(
     file.write_text(json.dumps(described))
     with pytest.raises(ValueError, match=told):
         write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
+
+
+def test_the_file_of_a_bfloat16_folder_has_its_values(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    model = load_model(tmp_path / "model").bfloat16()
+    save_model(model, tmp_path / "half", tokenizer_from=tmp_path / "model")
+    write_gguf(tmp_path / "half", tmp_path / "model.gguf", GgufType.f32, "tiny")
+    torch.testing.assert_close(
+        logits(read_back(tmp_path / "model.gguf")),
+        logits(load_model(tmp_path / "half")),
+        atol=2e-5,
+        rtol=1e-5,
+    )

@@ -27,6 +27,7 @@ from steps.losses.kto import Kto
 from steps.losses.simpo import Simpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
+from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, read_pairs
@@ -40,6 +41,7 @@ from steps.training.objectives import (
     sft_objective,
     unpaired_objective,
 )
+from steps.training.policy import LANGUAGE_MODEL
 from steps.training.recipes import run_reference_free, run_sft
 
 FUNCTIONAL = FunctionalTraining()
@@ -168,3 +170,8 @@ def test_the_noise_scale_is_that_of_the_gradients_of_single_examples(tmp_path: P
     # The model computes its norms in float32 (see `oracle.in_float64`).
     assert actual == pytest.approx({n: v.item() for n, v in expected.items()}, rel=1e-6)
     trainer.close()
+
+
+def test_several_devices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="backend=functional trains on one device"):
+        FUNCTIONAL.open_policy(tmp_path, TrainConfig(), Ranks(0, 2), False, LANGUAGE_MODEL)

@@ -27,6 +27,7 @@ from tiny_models import (
 )
 from waiting import kill_this_process, leaving_at
 
+from steps.data.images.images_of_rows import ImageOfRow
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.losses.dpo import Dpo
@@ -218,6 +219,14 @@ def test_what_the_backend_lacks_is_refused(policy: Path, tmp_path: Path) -> None
     (policy / "config.json").write_text(json.dumps(config | {"resid_pdrop": 0.1}))
     with pytest.raises(ValueError, match=r"drops nothing but .* asks for resid_pdrop=0\.1"):
         run_sft(policy, records, TrainConfig(backend=JAX), place)
+
+
+def test_a_row_with_images_is_refused(policy: Path, tmp_path: Path) -> None:
+    seen = (ImageOfRow(tmp_path, "0"),)
+    records = [*demonstration_records(3), demonstration_records(4)[3] | {"images": seen}]
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
+    with pytest.raises(ValueError, match=r"row .* has images, which backend=jax does not read"):
+        run_sft(policy, records, TrainConfig(backend=replace(JAX, check=False)), place)
 
 
 def test_a_decoder_that_differs_from_the_model_is_found_before_training(

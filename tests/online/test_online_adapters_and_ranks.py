@@ -68,6 +68,11 @@ def test_segments_and_replays_of_adapters_are_one_run(
     assert trained(tmp_path) == trained(adapted)
 
 
+def test_adapters_of_another_base_are_refused(policy: Path, adapted: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give the policy of the first segment"):
+        run(adapted / "out/model", tmp_path, rl(**ADAPTED), 1, start=adapted / "out/state")
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

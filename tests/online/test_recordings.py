@@ -36,7 +36,7 @@ from steps.online.config import RlConfig
 from steps.online.iteration_rollouts import Recorded
 from steps.online.learning_from import describe, experience_of, overlong
 from steps.online.methods.online_dpo import OnlineDpo
-from steps.online.recording import record, require_whole_distribution
+from steps.online.recording import record, require_ids, require_whole_distribution
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
 from steps.sample_rollouts import sample_rollouts
 from steps.train_on_rollouts import train_on_rollouts
@@ -225,6 +225,12 @@ def test_an_iteration_is_described_by_its_rewards_lengths_and_entropy(recording:
         },
         rel=1e-12,
     )
+
+
+def test_tokens_that_a_model_does_not_have_are_refused() -> None:
+    require_ids([("q", (0, 63)), ("empty", ())], 64)
+    with pytest.raises(ValueError, match=r"row 'q' has the token ids 1 to 64"):
+        require_ids([("q", (1, 64))], 64)
 
 
 # --- the same whatever happens --------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fresh_processes import exit_code
 from rank_processes import run_ranks
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import (
     folder_bytes,
     gpt2,
@@ -290,6 +290,15 @@ def test_what_is_no_reward_model_is_refused(init: Path, tmp_path: Path) -> None:
         start_reward_model(three, Dtype.float32)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_reward_model(tmp_path / "nowhere", Dtype.float32)
+
+
+@pytest.mark.parametrize("name", ["score.bias", "score.0.weight"])
+def test_a_head_that_transformers_would_read_in_part_is_refused(init: Path, name: str) -> None:
+    file = init / "model.safetensors"
+    save_file(load_file(file) | {name: torch.ones(1)}, file, {"format": "pt"})
+    for load in (load_reward_model, start_reward_model):
+        with pytest.raises(ValueError, match=rf"has {name}, and a reward model's head"):
+            load(init, Dtype.float32)
 
 
 # --- killed, and on several ranks ----------------------------------------------------------------

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import oracle
 import pytest
@@ -26,15 +26,18 @@ from transformers import (
     StableLmForCausalLM,
 )
 
+from steps.data.images.images_of_rows import ImageOfRow
 from steps.models.config import Dtype
 from steps.models.folders import load_model, own_attention
+from steps.models.ranks import Ranks
 from steps.scoring import attention, parity
 from steps.scoring.attention import attends_packed
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import forward_backward, sequence_logps, token_logps
 from steps.scoring.packing import Pack, make_pack
-from steps.scoring.parity import check_packing
+from steps.scoring.parity import check_packing, choose_attention
+from steps.scoring.scorer import Scorer
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -235,6 +238,13 @@ def test_more_tokens_than_a_model_has_positions_for_are_refused_by_row(tmp_path:
     assert check_packing(model, [fits]).attention is Attention.packed
     with pytest.raises(ValueError, match="row 'long' has 65 tokens to read, but GPT2LMHeadModel"):
         check_packing(model, [fits, long])
+
+
+def test_rows_with_images_are_refused_on_several_ranks() -> None:
+    seen = [replace(group, images=(cast("ImageOfRow", None),)) for group in groups(2)]
+    scorer = Scorer(llama(), 64)
+    with pytest.raises(ValueError, match="images are read on one device; use one rank"):
+        choose_attention(scorer, seen, Attention.auto, Ranks(0, 2))
 
 
 def test_a_model_reads_with_sdpa_unless_it_has_none_or_sdpa_would_leave_out_a_soft_cap() -> None:

@@ -53,6 +53,32 @@ def test_warm_up_climbs_in_equal_steps_to_the_full_rate() -> None:
     assert warm == [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]
 
 
+def test_warm_up_may_be_a_share_of_the_steps() -> None:
+    share, steps = {"warmup_fraction": 0.3, "warmup_steps": 9}, {"warmup_steps": 3}
+    assert rates(10, **share) == rates(10, **steps)
+    assert rates(9, **share) == rates(9, **steps)  # rounded up
+
+
+def test_the_schedules_may_fall_to_a_share_of_the_full_rate() -> None:
+    for schedule in (Schedule.linear, Schedule.cosine, Schedule.wsd):
+        to_zero = rates(8, schedule=schedule, warmup_steps=1, decay_fraction=0.5)
+        kept = rates(8, schedule=schedule, warmup_steps=1, decay_fraction=0.5, final_fraction=0.1)
+        assert kept == pytest.approx([to_zero[0], *(0.1 + 0.9 * rate for rate in to_zero[1:])])
+    with pytest.raises(ValueError, match="needs a schedule that falls, and schedule is constant"):
+        OptimizerConfig(schedule=Schedule.constant, final_fraction=0.1)
+
+
+@given(
+    total=st.integers(1, 50),
+    warmup_steps=st.integers(0, 60),
+    schedule=st.sampled_from(Schedule),
+)
+def test_no_step_is_wasted_on_a_rate_of_zero(
+    total: int, warmup_steps: int, schedule: Schedule
+) -> None:
+    assert all(0 < r <= 1 for r in rates(total, warmup_steps=warmup_steps, schedule=schedule))
+
+
 def decayed(model: nn.Module) -> set[str]:
     """The parameters that weight decay changes."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -20,20 +20,25 @@ from tiny_models import (
     log_of,
     model_folder,
     pair_records,
+    token_files,
 )
 from token_groups import pairs, reference_logps
 from torch import Tensor
 from transformers import PreTrainedModel
 from waiting import leaving_at
 
+from pipeline import TemperError, adopt, run
+from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.evaluation.preferences import preference_metrics
 from steps.jax_backend.config import InfluenceConfig
+from steps.kinds import Model, PairTokens
 from steps.losses.dpo import Dpo
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
 from steps.online.methods.online_dpo import OnlineDpo
+from steps.reference_logprobs import reference_logprobs
 from steps.scoring import logps as scoring
 from steps.scoring.architectures.pack_layouts import Layout, read_batches
 from steps.scoring.attention import use_packed_attention
@@ -43,6 +48,7 @@ from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import run_reference
 from steps.scoring.scorer import Scorer
+from steps.train_dpo import train_dpo
 from steps.training.beside.live_reference import LiveReference
 from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainingBackend
 from steps.training.objectives import preference_objective
@@ -418,3 +424,16 @@ def test_what_cannot_run_a_reference_beside_the_policy_is_refused(
             ),
             torch.arange(9),
         )
+
+
+def test_a_run_refuses_several_processes_before_anything_runs(folder: Path, tmp_path: Path) -> None:
+    """After SFT and the computation of the reference it would come too late."""
+    tokens = token_files(tmp_path / "tokens", PAIR_TOKENS, pair_records(4))
+    pairs, model = adopt(str(tokens), PairTokens), adopt(str(folder), Model)
+    config = DpoConfig(loss=SECOND)
+    reference = reference_logprobs(pairs, model, config.reference())
+    trained = train_dpo(pairs, model, reference, config).on(processes=2)
+    store = tmp_path / "store"
+    with pytest.raises(TemperError, match=r"train_dpo would run in 2 processes .* use one process"):
+        run({"model": trained}, store=str(store))
+    assert not [*store.glob("artifacts/*")]
