@@ -17,14 +17,12 @@ from steps.data.rows.arithmetic import (
     build_tokenizer,
     demonstrations,
     sample_problems,
-    write_tokenizer,
 )
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.data.rows.parquet import read_rows
 from steps.data.rows.rows import ConversationRow, PromptRow
-from steps.data.rows.sums import Sum, sample_sums
+from steps.data.rows.sums import Sum
 from steps.data.rows.tables import from_record
-from steps.data.tokens.rendering import load_tokenizer
 from steps.data.tokens.tokenizing import TokenizedConversation, tokenization, tokenize_conversations
 from steps.kinds import Completions
 from steps.make_sums import make_sums
@@ -47,12 +45,6 @@ def test_a_problem_asks_for_a_sum_and_knows_it() -> None:
     assert boxed(problem.answer) == r"\boxed{62}"
 
 
-def test_who_forgets_the_carry_is_ten_short_and_otherwise_right() -> None:
-    assert Problem(27, 35).answer_without_carry == "52"
-    assert Problem(49, 49).answer_without_carry == "88"
-    assert Problem(24, 35).answer_without_carry == "59" == Problem(24, 35).answer
-
-
 @given(PROBLEMS)
 def test_forgetting_a_carry_costs_ten_exactly_where_there_is_one(problem: Problem) -> None:
     carries = problem.left % 10 + problem.right % 10 >= 10
@@ -67,22 +59,11 @@ def test_no_problem_is_both_trained_on_and_held_out() -> None:
     assert len({problem.prompt.prompt[0]["content"] for problem in train + test}) == 1600
 
 
-def test_a_seed_fixes_the_problems_and_another_changes_them() -> None:
-    assert sample_problems(seed=3) == sample_problems(seed=3)
-    assert sample_problems(seed=3) != sample_problems(seed=4)
-    assert sample_problems(seed=3, train=10)[0] == sample_problems(seed=3)[0][:10]
-
-
 def test_the_problems_of_a_seed_are_those_earlier_results_were_made_with() -> None:
     train, test = sample_problems(seed=0)
 
     assert [problem.prompt.row for problem in train[:3]] == ["49+21", "48+23", "24+32"]
     assert [problem.prompt.row for problem in test[:3]] == ["43+33", "23+41", "27+48"]
-
-
-def test_more_problems_than_there_are_are_refused() -> None:
-    with pytest.raises(ValueError, match="there are 1600"):
-        sample_problems(seed=0, train=1500, test=101)
 
 
 def test_half_of_the_demonstrations_forget_the_carry() -> None:
@@ -100,16 +81,6 @@ def test_half_of_the_demonstrations_forget_the_carry() -> None:
     assert demonstrations(carrying, seed=1) != shown
 
 
-def test_a_demonstration_is_the_question_and_one_answer() -> None:
-    problem = Problem(27, 35)
-
-    (shown,) = demonstrations([problem], seed=0)
-
-    assert shown.row == "27+35"
-    assert shown.messages[:-1] == problem.prompt.prompt
-    assert shown.messages[-1] == {"role": "assistant", "content": r"\boxed{62}"}
-
-
 @given(PROBLEMS)
 def test_every_text_of_the_task_survives_the_tokenizer(problem: Problem) -> None:
     tokenizer = build_tokenizer()
@@ -117,17 +88,6 @@ def test_every_text_of_the_task_survives_the_tokenizer(problem: Problem) -> None
         ids = tokenizer(text).input_ids
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids) == text
-
-
-def test_numbers_are_read_digit_by_digit(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert tokenizer.tokenize("What is 27 + 35?") == [
-        *("What", " is", " ", "2", "7", " +", " ", "3", "5", "?")
-    ]
-    assert tokenizer.tokenize(r"\boxed{62}") == [r"\boxed{", "6", "2", "}"]
-
-
-def test_text_outside_the_task_is_unknown_not_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert tokenizer.tokenize("Why?\n") == ["<|unk|>", "?", "<|unk|>"]
 
 
 def test_the_template_marks_as_generated_what_is_trained_on(
@@ -146,19 +106,6 @@ def test_the_template_marks_as_generated_what_is_trained_on(
     assert made.tokens.ids == marked["input_ids"]
     assert list(map(int, made.tokens.mask)) == marked["assistant_masks"]
     assert made.tokens.ids[-1] == tokenizer.eos_token_id
-
-
-def test_the_tokenizer_is_saved_and_loaded_as_any_models_is(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "one")
-    write_tokenizer(tmp_path / "two")
-
-    loaded = load_tokenizer(tmp_path / "one")
-
-    assert loaded.decode(loaded(r"What is 27 + 35?\boxed{62}").input_ids) == (
-        r"What is 27 + 35?\boxed{62}"
-    )
-    for file in (tmp_path / "one").iterdir():
-        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
 def test_the_demonstrations_of_a_long_sum_call_a_calculator_until_patience_ends(
@@ -200,13 +147,6 @@ def test_the_demonstrations_of_a_long_sum_call_a_calculator_until_patience_ends(
     assert not all(right)
     lengths = Counter(row.row.count("+") for row in (*asked, *held_out))
     assert lengths == {1: 60, 2: 60, 3: 60, 4: 60}
-
-
-@pytest.mark.parametrize(("train", "test"), [(6000, 401), (-1, 5), (5, -1)])
-def test_more_sums_than_there_are_are_refused(train: int, test: int) -> None:
-    """Of two numbers there are 1,600, and every length has as many."""
-    with pytest.raises(ValueError, match=f"{train} \\+ {test} sums asked for; there are 6400"):
-        sample_sums(0, train, test)
 
 
 def test_completions_are_right_well_formed_or_cut_and_listed_one_by_one(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from step_output import Folder
 from transformers.image_transforms import convert_to_rgb
 from vision_model import write_vision_model
 
-from pipeline import Artifact, File, TemperError
+from pipeline import Artifact, File
 from steps.data.formats.choice import FormatChoice
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.images.finding import ImageColumn
@@ -27,9 +26,7 @@ from steps.data.images.pictures import picture, pixels
 from steps.data.load.config import LoadConfig
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.shards import source_of
-from steps.data.row_view import show_row
 from steps.data.rows.parquet import read_rows
-from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import messages_from_column
 from steps.data.tokens.config import TokenizeConfig, TooLong
@@ -38,10 +35,8 @@ from steps.evaluation.config import EvaluateConfig
 from steps.export_hf import export_hf
 from steps.import_model import import_model
 from steps.kinds import Evaluation, Model, PairTokens, Preferences, ReferenceLogps
-from steps.load_conversations import load_conversations
 from steps.load_preferences import load_preferences
 from steps.losses.dpo import Dpo
-from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.reference_logprobs import reference_logprobs
@@ -51,11 +46,9 @@ from steps.scoring.logps import forward_backward
 from steps.scoring.packing import make_pack
 from steps.scoring.parity import check_packing
 from steps.scoring.reference import read_reference
-from steps.serving.replies import Speaker
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_dpo import train_dpo
 from steps.training.config import DpoConfig, OptimizerConfig
-from steps.unpair import unpair
 
 SIDES = ("chosen", "rejected")
 
@@ -182,15 +175,6 @@ def test_transparent_images_are_on_white_as_processors_have_them(mode: str) -> N
         assert (np.asarray(pixels(content)) == convert_to_rgb(opened, return_numpy=True)).all()
 
 
-def test_an_image_with_16_bits_a_channel_is_refused() -> None:
-    """In RGB nearly all of it would be white."""
-    with io.BytesIO() as file:
-        Image.fromarray(np.full((2, 2), 4096, np.uint16)).save(file, "PNG")
-        record = {"images": {"bytes": file.getvalue()}}
-    with pytest.raises(MalformedRow, match="images is in Pillow's mode I;16; convert it to 8-bit"):
-        ImageColumn("images").take(record, None)
-
-
 def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path: Path) -> None:
     shutil.copytree(rows / "pictures", tmp_path / "pictures")
     pictures = tmp_path / "pictures"
@@ -270,17 +254,6 @@ def test_images_do_not_depend_on_kills(
     assert all((resumed / file).read_bytes() == (whole / file).read_bytes() for file in files)
 
 
-def test_only_pairs_have_images(rows: Path, tmp_path: Path) -> None:
-    config = LoadConfig(format=FormatChoice(images="images"))
-    source = File(str(rows / "rows.jsonl"))
-    with pytest.raises(TemperError, match=r"data\.images names a column of preference pairs"):
-        load_conversations.function(Folder(tmp_path / "out"), source, None, config)
-
-    loaded(tmp_path / "rows", rows / "rows.jsonl")
-    with pytest.raises(TemperError, match="have images, and single completions have none"):
-        unpair.function(Folder(tmp_path / "out"), artifact(Preferences, tmp_path / "rows"))
-
-
 # --- tokens --------------------------------------------------------------------------------------
 
 
@@ -354,29 +327,6 @@ def test_a_model_that_sees_nothing_is_given_no_images(
     entries = read_rows(tmp_path / "tokens/ledger.parquet")
     assert [entry["row"] for entry in entries if entry["outcome"] == "kept"] == ["none"]
     assert "the model's folder has no processor of images" in entries[0]["detail"]
-
-
-def test_a_processor_that_cannot_be_loaded_costs_the_rows_with_images(
-    model: Path, rows: Path, tmp_path: Path
-) -> None:
-    broken = shutil.copytree(model, tmp_path / "broken")
-    config = json.loads((broken / "processor_config.json").read_text())
-    (broken / "processor_config.json").write_text(
-        json.dumps({**config, "processor_class": "NoProcessor"})
-    )
-    loaded(tmp_path / "rows", rows / "rows.jsonl")
-    tokenized(tmp_path, broken)
-    entries = read_rows(tmp_path / "tokens/ledger.parquet")
-    assert [entry["row"] for entry in entries if entry["outcome"] == "kept"] == ["none"]
-    assert "NoProcessor" in entries[0]["detail"] or "image_token" in entries[0]["detail"]
-
-
-def test_a_row_is_shown_with_its_images(tokens: Path, console: Console) -> None:
-    show_row(str(tokens), "two", None, console)
-    shown = console.file.getvalue()  # pyright: ignore
-    assert "image 1: 16 x 16 pixels, sha256 " in shown
-    assert "image 2: 30 x 50 pixels, sha256 " in shown
-    assert "placeholders: 40 of the prompt's tokens, counted from 0: 3 to 6, 9 to 12, " in shown
 
 
 # --- scoring and training ------------------------------------------------------------------------
@@ -487,27 +437,6 @@ def test_adapters_are_trained_in_the_tower_too_and_merged(
         assert torch.equal(weights, merged[name]), name
     moved = {name.split(".")[1] for name in merged if not torch.equal(merged[name], before[name])}
     assert {"vision_model", "text_model"} <= moved
-
-
-@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "adapters"])
-def test_a_reference_beside_the_policy_sees_the_images_too(
-    model: Path, tokens: Path, tmp_path: Path, lora: LoraConfig | None
-) -> None:
-    base, pairs = artifact(Model, model), artifact(PairTokens, tokens / "train")
-    optimizer = OptimizerConfig(learning_rate=1e-2)
-    config = DpoConfig(loss=Tdpo(), batch_size=3, epochs=2, lora=lora, optimizer=optimizer)
-    reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
-    reference = artifact(ReferenceLogps, tmp_path / "ref")
-    summary = train_dpo.function(Folder(tmp_path / "dpo"), pairs, base, reference, config)
-    assert summary
-    first, final = summary["first"], summary["final"]
-    assert final["loss"] < first["loss"] == math.log(2)
-    assert first["kl/chosen"] == first["kl/rejected"] == 0 < final["kl/rejected"]
-
-
-def test_a_model_that_reads_images_is_no_one_to_talk_to(model: Path) -> None:
-    with pytest.raises(ValueError, match="holds a model that reads images; only text is answered"):
-        Speaker(model)
 
 
 def card() -> Any:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipeline import File, TemperError, run
@@ -69,13 +68,6 @@ def test_another_row_order_or_feature_is_another_data_set() -> None:
     assert len(set(map(copied, others))) == len(others)
 
 
-def test_what_lies_below_a_null_is_no_part_of_a_data_set() -> None:
-    numbers, valid = pa.array([1, 2, 3]), pa.array([True, False, True])
-    garbage = pa.Array.from_buffers(pa.int64(), 3, [valid.buffers()[1], numbers.buffers()[1]])
-    tables = [pa.table({"n": garbage}), pa.table({"n": [1, None, 3]})]
-    assert len({copied(datasets.Dataset(table)) for table in tables}) == 1
-
-
 @pytest.mark.usefixtures("workers_here")
 def test_steps_read_the_rows_of_a_data_set_as_those_of_its_file(tmp_path: Path) -> None:
     def steps(data: Any) -> list[Any]:
@@ -97,15 +89,6 @@ def test_steps_read_the_rows_of_a_data_set_as_those_of_its_file(tmp_path: Path) 
     keys = [[step.fingerprint for step in steps(d)] for d in (data, data.select(range(599)))]
     assert keys[0] == [step.fingerprint for step in of_object]
     assert not {*keys[0]} & {*keys[1]}
-
-
-def test_a_damaged_copy_is_written_again(tmp_path: Path) -> None:
-    data = datasets.Dataset.from_list(ROWS)
-    file = Path(as_sources(train=data)["train"].url)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-100] + bytes(100))
-    assert copied(data) == whole
-    assert list(file.parent.iterdir()) == [file]
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

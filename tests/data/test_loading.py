@@ -16,11 +16,10 @@ import pytest
 import step_output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import REPOSITORY, SHARED_ROWS
+from places import REPOSITORY
 
 from pipeline import Artifact, File, HubDataset, TemperError
-from steps.data.formats.chat import ChatFormat
-from steps.data.formats.choice import FormatChoice, IgnoredKeys
+from steps.data.formats.choice import FormatChoice
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.load import loading
 from steps.data.load.config import LoadConfig
@@ -49,7 +48,7 @@ from steps.load_preferences import load_preferences
 from steps.load_prompts import load_prompts
 from steps.load_texts import load_texts
 from steps.load_unpaired import load_unpaired
-from steps.sources import Files, Mixed, MixturePart, PartData, PreferenceData, data_at
+from steps.sources import Mixed, MixturePart, PartData, PreferenceData, data_at
 
 
 def pair(number: int, **other: Any) -> dict[str, Any]:
@@ -226,16 +225,6 @@ def test_more_than_that_is_an_error(kept: int, dropped: int, limit: float) -> No
         tally(kept, no_chosen=dropped).check(limit, "rows.jsonl")
 
 
-def test_the_error_names_the_most_frequent_reasons_and_first_rows() -> None:
-    with pytest.raises(TooManyDropped) as caught:
-        tally(1, no_chosen=2, broken_JSON=5, no_prompt=1, no_text=1).check(0.1, "x")
-
-    text = str(caught.value)
-    assert text.index("broken JSON: 5 (broken_JSON 0") < text.index("no chosen: 2")
-    assert "what was found" in text
-    assert "no text" not in text, "only the three most frequent"
-
-
 def test_good_rows_that_were_not_wanted_do_not_count() -> None:
     tally(1, duplicate=50, over_the_limit=50, overlaps_evaluation=50).check(0, "x")
 
@@ -290,17 +279,6 @@ def test_rows_that_lie_deeper_are_an_error_that_says_where(
         loaded(tmp_path, str(tmp_path / "rows.json"), test_fraction=0)
 
 
-def test_tallies_add_up_in_parts_and_survive_json() -> None:
-    first, second = tally(2, no_chosen=15), tally(1, no_chosen=15, no_text=1)
-    whole = Tally.from_json(json.loads(json.dumps(first.to_json())))
-
-    whole.merge(second)
-
-    assert (whole.rows, whole.kept, whole.dropped_rows) == (34, 3, 31)
-    assert len(whole.metrics()["dropped_by_reason"]["no chosen"]["rows"]) == 20
-    assert first.dropped["no chosen"].count == 15, "a part is left as it was"
-
-
 # --- splits and limits -------------------------------------------------------------------------
 
 
@@ -328,16 +306,6 @@ def test_held_out_prompts_are_new_and_adding_rows_moves_none(tmp_path: Path) -> 
     assert set(labels(one.rows("train"))) <= set(labels(two.rows("train")))
     prompts = {split: {str(row.prompt) for row in one.rows(split)} for split in ("train", "test")}
     assert not prompts["train"] & prompts["test"]
-
-
-def test_a_system_prompt_for_all_moves_no_row_to_the_other_split(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(100)])
-
-    plain, _ = loaded(tmp_path / "1", path)
-    given, _ = loaded(tmp_path / "2", path, format=FormatChoice(system="Be kind."))
-
-    assert labels(plain.rows("test")) == labels(given.rows("test"))
-    assert {row.prompt[0]["content"] for row in given.rows("train")} == {"Be kind."}
 
 
 def test_a_limit_keeps_the_first_rows_and_the_ledger_tells_of_all(tmp_path: Path) -> None:
@@ -505,34 +473,6 @@ def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
 
 
-def test_a_second_content_and_other_thoughts_are_not_read_and_named() -> None:
-    twice = {"role": "assistant", "content": "Yes.", "text": "No.", "value": "Yes.", "parts": []}
-    thoughts = {"reasoning": "So.", "thinking": "Hm.", "reasoning_content": ""}
-    record = {"messages": [USER, {**twice, **thoughts}]}
-    assert IgnoredKeys(ChatFormat()).of(record) == {"messages[].text", "messages[].thinking"}
-    said = ChatFormat().parse(record, "1").messages[1]
-    assert said == {"role": "assistant", "content": "Yes.", "reasoning_content": "So."}
-
-
-def test_responses_that_spell_the_end_of_a_turn_are_counted(tmp_path: Path) -> None:
-    ended = {"chosen": "Yes.</s>", "rejected": "No. <|endoftext|>[PAD]\n"}
-    quoted = {"chosen": "A text ends with </s> here.", "rejected": "[PADS]"}
-    rows = [pair(0, **ended), pair(1, rejected="x<|im_end|>"), pair(2, **quoted)]
-    path = write(tmp_path / "rows.jsonl", [*rows, *map(pair, range(3, 9))])
-    _, metrics = loaded(tmp_path, path)
-    assert metrics["notices"][0].startswith("in 2 of 9 rows a response ends with text such as </s>")
-
-
-def test_text_of_a_wrong_encoding_is_told_of(tmp_path: Path) -> None:
-    """A model would learn to write it. The letters of such text are no sign by themselves."""
-    said = ["It\u2019s caf\u00e9.", "S\u00c3O PAULO, \u00c2ge", "\u65e5\u672c", "plain"]
-    broken = [text.encode().decode("cp1252") for text in said[:1]] + ["a \ufffd b"]
-    rows = [pair(number, chosen=text) for number, text in enumerate([*said, *broken])]
-    _, metrics = loaded(tmp_path, File(write(tmp_path / "r.jsonl", rows)), test_fraction=0.0)
-    (told,) = metrics["notices"]
-    assert told.startswith("2 of 6 rows, file:5 first, have text such as")
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prompts_that_no_checker_can_judge_alike_are_told_of(tmp_path: Path, workers: int) -> None:
     tests = json.dumps(["assert f(1) == 2"])
@@ -562,19 +502,6 @@ def test_columns_that_a_config_names_and_no_row_has_are_told_of(tmp_path: Path) 
         "no row of rows.jsonl has of.given, margin, which data.fields names; correct the name, or "
         "leave it out"
     ]
-
-
-def test_a_key_of_messages_that_a_config_names_and_no_row_has_is_told_of(tmp_path: Path) -> None:
-    rows = [{"chat": json.dumps([USER, {**ANSWER, "learn": 0}, USER, ANSWER])}]
-    source = File(write(tmp_path / "chats.jsonl", rows))
-
-    def told(key: str) -> list[str]:
-        config = LoadConfig(format=FormatChoice("chat", {"messages": "chat", "trained": key}))
-        made = load_conversations.function(Folder(tmp_path / key), source, None, config) or {}
-        return made.get("notices", [])
-
-    assert told("learn") == []
-    assert any("has chat[].lern, which data.fields names" in notice for notice in told("lern"))
 
 
 @pytest.mark.parametrize("place", ["<image>", "<image 1>", "<|image_pad|>"])
@@ -625,62 +552,7 @@ def test_labels_with_a_number_that_is_neither_0_nor_1_are_ratings(tmp_path: Path
     assert made["rows"] == made["train"] + made.get("test", 0) == 4
 
 
-@pytest.mark.parametrize("said", [(True, False), ("good", "bad")])
-def test_one_number_among_labels_that_are_no_numbers_is_one_bad_row(
-    tmp_path: Path, said: tuple[Any, Any]
-) -> None:
-    """It puts the meaning of no other label in doubt, as it would beside 0 and 1."""
-    rows = [{"prompt": f"Q{n}", "completion": "A", "label": said[n % 2]} for n in range(9)]
-    rows[4]["label"] = 7
-    source = File(write(tmp_path / "rows.jsonl", rows))
-    made = load_unpaired.function(Folder(tmp_path / "out"), source)
-    assert made
-    assert made["dropped_by_reason"] == {"label is a rating": {"count": 1, "rows": ["file:5"]}}
-
-    rows = [row | {"label": said[0] if n % 2 else 7} for n, row in enumerate(rows)]
-    source = File(write(tmp_path / "others.jsonl", rows))
-    told = r"every valid row is good, since other labels were not understood \(5 of 9 rows\)"
-    with pytest.raises(TemperError, match=told):
-        load_unpaired.function(Folder(tmp_path / "o"), source, config=LoadConfig(max_dropped=0.9))
-
-
-def test_a_label_that_is_not_understood_is_one_row_where_bad_rows_are_over_the_limit(
-    tmp_path: Path,
-) -> None:
-    labels = [True, "maybe", *[True] * 4, *[False] * 4]
-    rows = [{"prompt": f"Q{n}", "completion": "A", "label": v} for n, v in enumerate(labels)]
-    source = File(write(tmp_path / "rows.jsonl", rows))
-    config = LoadConfig(max_train=3, max_dropped=0.2)
-    made = load_unpaired.function(Folder(tmp_path / "out"), source, config=config)
-    assert made
-    assert made["train"] == 3
-
-
 USER, ANSWER = ({"role": role, "content": "b"} for role in ("user", "assistant"))
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "row"),
-    [
-        (
-            "ranked",
-            {"prompt": "at.q", "text": "t", "score": "s"},
-            {"completions": [{"t": "a", "s": "?"}, {"t": "b", "s": 1}], "at": {"q": "Q"}},
-        ),
-        ("preference", {"better": "scores"}, pair(0, score_chosen="?", score_rejected=1)),
-        (
-            "preference",
-            {"score_chosen": "s"},
-            {"chosen": [USER, {**ANSWER, "content": "a"}], "rejected": [USER, ANSWER], "s": "?"},
-        ),
-    ],
-)
-def test_a_name_is_not_blamed_that_is_no_column(
-    name: str, fields: dict[str, str], row: dict[str, Any], tmp_path: Path
-) -> None:
-    path = write(tmp_path / "rows.jsonl", [row, row])
-    with pytest.raises(TemperError, match=r"is str '\?', expected a number$"):
-        loaded(tmp_path, path, format=FormatChoice(name, fields))
 
 
 def test_pairs_whose_sides_seem_exchanged_or_repeat_the_question_are_told_of(
@@ -715,11 +587,6 @@ def test_every_stretch_of_a_mixture_has_the_weights_proportions(tmp_path: Path) 
     assert Counter(order) == {0: 600, 1: 200, 2: 400}
     for start in range(0, 1200, 60):
         assert Counter(order[start : start + 60]) == {0: 30, 1: 10, 2: 20}
-
-
-def test_a_mixture_ends_with_its_first_source_or_with_its_last(tmp_path: Path) -> None:
-    assert drawn(tmp_path, [2, 100], [1, 1], "first exhausted") == [0, 1, 0, 1]
-    assert drawn(tmp_path, [2, 4], [1, 1], "all exhausted") == [0, 1, 0, 1, 1, 1]
 
 
 def test_a_mixture_goes_on_from_any_place(tmp_path: Path) -> None:
@@ -772,13 +639,6 @@ def test_a_mixture_with_a_source_without_rows_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(TemperError, match=r"bare has no rows"):
         loaded(tmp_path, Mixed(parts))
-
-
-@pytest.mark.parametrize("names", [("a", "a"), ("a", "")])
-def test_parts_of_a_mixture_have_names_that_differ(names: tuple[str, str]) -> None:
-    """Their rows are counted by name."""
-    with pytest.raises(ValueError, match="names that differ"):
-        Mixed(tuple(MixturePart(name, File("rows.jsonl")) for name in names))
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "3", None])
@@ -956,16 +816,6 @@ def test_a_reading_process_that_dies_is_told(tmp_path: Path) -> None:
         list(rows)
 
 
-def test_a_file_that_cannot_be_opened_is_the_same_error_from_a_reading_process(
-    tmp_path: Path,
-) -> None:
-    source = source_of(write(tmp_path / "rows.jsonl", [pair(0)]))
-    (tmp_path / "rows.jsonl").unlink()
-    ahead = ReadAhead(source, Parser(PreferenceFormat(), None, 0.1, False, False), 1)
-    with pytest.raises(FileNotFoundError, match=r"rows\.jsonl"):
-        list(ahead.open(0, 1))
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_killed_while_files_are_put_in_place_nothing_is_read_again(
     tmp_path: Path, sources: tuple[Mixed, File], monkeypatch: pytest.MonkeyPatch
@@ -985,19 +835,6 @@ def test_killed_while_files_are_put_in_place_nothing_is_read_again(
     load_preferences.function(again, *sources)
 
     assert again.files() == calm.files()
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_shards_are_in_the_order_of_the_source_and_none_is_over_the_limit(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(95)])
-
-    out, _ = loaded(tmp_path, path)
-
-    shards = sorted((out.path / "train").iterdir())
-    assert [shard.name for shard in shards] == [f"pairs-{n:05d}.parquet" for n in range(10)]
-    assert all(len(read_rows(shard)) <= 10 for shard in shards)
-    numbers = [int(name.split(":")[1]) for name in labels(out.rows("train"))]
-    assert numbers == sorted(numbers)
 
 
 MEMORY = """
@@ -1153,24 +990,7 @@ def test_overlap_within_a_chinese_text_is_found() -> None:
     assert evaluation.overlap(["你好，请问法国的首都是什么？"]) is None
 
 
-def test_signs_between_japanese_letters_are_no_words() -> None:
-    """As commas are none elsewhere: with them, another spelling of a list shares fewer words."""
-    assert words_of("ジョン・スミス゠さん、ラーメン") == [*"ジョンスミスさんラーメン"]
-
-
 # --- as a config names it ----------------------------------------------------------------------
-
-
-def test_a_pattern_in_a_config_is_the_files_it_matches_with_their_names(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        write(tmp_path / f"{name}.jsonl", [pair(1)])
-
-    found = PreferenceData(path=f"{tmp_path}/*.jsonl").train_source()
-
-    assert isinstance(found, Files)
-    assert found.names == ("a.jsonl", "b.jsonl")
-    with pytest.raises(TemperError, match="no such file"):
-        PreferenceData(path=f"{tmp_path}/*.json").train_source()
 
 
 @pytest.mark.parametrize(
@@ -1224,16 +1044,6 @@ def test_a_config_says_what_is_read_of_a_data_set_of_the_hub() -> None:
             PreferenceData(path="a.jsonl", **lost).train_source()
 
 
-@pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
-def test_a_real_ultrafeedback_sample_is_loaded_whole(tmp_path: Path) -> None:
-    out, metrics = loaded(tmp_path, str(SHARED_ROWS))
-
-    assert metrics["rows"] == metrics["train"] + metrics["test"] == 500
-    rows = [*out.rows("train"), *out.rows("test")]
-    assert len(set(labels(rows))) == 500
-    assert "uf-27808" in labels(rows)
-
-
 # --- what is chosen of what is there -------------------------------------------------------------
 
 
@@ -1272,17 +1082,6 @@ def test_held_out_rows_of_a_repeated_source_are_held_out_once(tmp_path: Path) ->
 def test_a_source_is_read_a_whole_number_of_times(repeat: Any) -> None:
     with pytest.raises(ValueError, match=r"repeat must be a whole number of at least 1"):
         MixturePart("small", File("a.jsonl"), repeat=repeat)
-
-
-def test_a_mixture_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one part"):
-        Mixed(())
-
-
-def test_what_is_repeated_is_not_left_out_as_a_duplicate() -> None:
-    parts = {"small": PartData(path="a.jsonl", repeat=2)}
-    with pytest.raises(ValueError, match="duplicates=drop"):
-        PreferenceData(mixture=parts, duplicates="drop")
 
 
 def test_a_record_of_several_completions_has_a_line_for_each_pair(tmp_path: Path) -> None:
@@ -1351,42 +1150,6 @@ def test_the_length_of_a_response_is_what_the_assistant_writes(tmp_path: Path) -
     assert told["train"] == 1
 
 
-def test_a_split_that_loses_all_its_pairs_is_told_with_the_reasons(tmp_path: Path) -> None:
-    asked = [row | {"prompt": "What is it, then?"} for row in SCORED]
-    made, _ = loaded(
-        tmp_path / "rows", File(write(tmp_path / "rows.jsonl", asked)), test_fraction=0.0
-    )
-    pairs = Artifact(made.path, "load_preferences", "")
-    few = r"nothing is left of the 5 pairs of train \(margin too small: 5, e.g. row close: 0.5, bel"
-    with pytest.raises(TemperError, match=few):
-        filter_pairs.function(Folder(tmp_path / "few"), pairs, FilterConfig(min_margin=9.0))
-    high = File(write(tmp_path / "high.jsonl", [row | {"score_chosen": 99} for row in asked[:2]]))
-    both, _ = loaded(tmp_path / "both", File(str(tmp_path / "rows.jsonl")), test=high)
-    with pytest.raises(TemperError, match=r", or leave train as it is: splits=\('test',\)$"):
-        filter_pairs.function(
-            Folder(tmp_path / "one"),
-            Artifact(both.path, "load_preferences", ""),
-            FilterConfig(min_margin=9.0, splits=("train", "test")),
-        )
-    with pytest.raises(TemperError, match=r"overlaps evaluation: 5, e.g. row close: .* row close"):
-        decontaminate.function(Folder(tmp_path / "none"), pairs, pairs)
-    with pytest.raises(ValueError, match=r"n must be a whole number of words, at least 4: '5'"):
-        decontaminate.function(Folder(tmp_path / "none"), pairs, pairs, n="5")  # type: ignore
-
-
-@pytest.mark.parametrize("splits", ["train", ("tran",), ("train", "test")])
-def test_splits_that_are_not_there_are_told_with_those_that_are(
-    tmp_path: Path, splits: Any
-) -> None:
-    path = write(tmp_path / "rows.jsonl", SCORED)
-    made, _ = loaded(tmp_path / "rows", File(path), test_fraction=0.0)
-    pairs = Artifact(made.path, "load_preferences", "")
-    with pytest.raises(TemperError, match=r"names no splits .* write one of \('train',\)"):
-        filter_pairs.function(Folder(tmp_path / "out"), pairs, FilterConfig(splits=splits))
-    with pytest.raises(TemperError, match=r"splits=\(\) names no splits"):
-        decontaminate.function(Folder(tmp_path / "none"), pairs, pairs, splits=())
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -1413,12 +1176,6 @@ def test_packed_sequences_hold_all_rows_and_are_no_more_than_the_rows(
     assert found.sequences <= found.rows
     needed = -(-found.tokens // room)
     assert found.sequences <= 2 * needed + 1
-
-
-def test_rows_of_equal_length_fill_their_sequences() -> None:
-    assert packed({25: 8, 50: 2}, 100).sequences == 3
-    assert packed({25: 8, 50: 2}, 100).filled == 1.0
-    assert packed({}, 100).sequences == 0
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,6 @@ def _format() -> Any:
     return PreferenceFormat()
 
 
-@pytest.mark.parametrize("similarity", [0, 1.0])
-def test_a_similarity_that_is_no_share_is_refused(similarity: float) -> None:
-    with pytest.raises(ValueError, match=r"similarity must be from 0\.3 to 0\.95"):
-        NearDuplicates(similarity)
-
-
 def test_pairs_in_other_languages_are_left_out(tmp_path: Path) -> None:
     pytest.importorskip("py3langid")
     english = "The weather is lovely today, shall we go for a long walk by the river?"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 from markdown_it import MarkdownIt
-from rich.console import Console
 from step_output import Folder
 
 from pipeline import Artifact, File, TemperError
@@ -61,29 +60,6 @@ def test_chosen_is_right_and_rejected_wrong_and_prompts_take_turns(tmp_path: Pat
         assert is_correct(pair["chosen"], answer)
         assert not is_correct(pair["rejected"], answer)
     assert pairs[0]["rejected"] != pairs[2]["rejected"]
-
-
-def test_no_more_pairs_than_asked_for(tmp_path: Path) -> None:
-    pairs = pairs_of(tmp_path, MIXED, PairConfig(max_pairs=2))
-    assert [p["row"] for p in pairs] == ["q0/0", "q2/0"]
-
-
-def test_pairs_that_are_all_held_out_are_told_of(tmp_path: Path) -> None:
-    """Not that no prompt has both a right and a wrong completion, for sampling more does not
-    help."""
-    with pytest.raises(TemperError, match=r"\(2\) is held out by test_fraction=0.999; lower it"):
-        pairs_of(tmp_path, MIXED, PairConfig(test_fraction=0.999))
-
-
-def test_a_share_that_holds_out_no_pair_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(TemperError, match=r"PairConfig.test_fraction=0.001 holds out none of 2 "):
-        pairs_of(tmp_path, MIXED, PairConfig(test_fraction=0.001))
-
-
-def test_labels_are_shuffled_by_a_number() -> None:
-    """None would shuffle them otherwise in each run, under one key."""
-    with pytest.raises(ValueError, match="seed must be a whole number, got None"):
-        PairConfig(shuffle_labels=True, seed=None)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -163,26 +139,6 @@ def test_pairs_taken_apart_keep_all_that_goes_with_a_response(tmp_path: Path) ->
     assert rows[-1].tools == ({"name": "add"},)
 
 
-def test_responses_that_are_good_and_bad_after_unpairing_are_told_of(tmp_path: Path) -> None:
-    """Of ranked responses A, B and C, the pairs A over B and B over C say both of B."""
-
-    def pair(number: int, asked: str, chosen: str, rejected: str) -> PreferenceRow:
-        good, bad = ((Message(role="assistant", content=text),) for text in (chosen, rejected))
-        return PreferenceRow(f"q{number}", (Message(role="user", content=asked),), good, bad)
-
-    ranked = (("1?", "A", "B"), ("1?", "B", "C"), ("1?", "A", "C"), ("2?", "B", "A"))
-    pairs = [pair(number, *texts) for number, texts in enumerate(ranked)]
-    write_rows(tmp_path / "train" / "pairs-00000.parquet", PAIRS, map(to_record, pairs))
-
-    metrics = unpair.function(
-        Folder(tmp_path / "out"), Preferences(tmp_path, "load_preferences", "")
-    )
-
-    assert metrics is not None
-    assert (metrics["train"], metrics["good_and_bad"]) == (8, 1)
-    assert metrics["notices"][0].startswith("1 responses are chosen in one pair of their prompt")
-
-
 def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(
     tmp_path: Path,
 ) -> None:
@@ -212,19 +168,6 @@ def test_the_prompts_of_pairs_are_asked_once_whatever_the_format_of_the_pairs(
         )
 
 
-def test_pairs_whose_prompts_are_asked_for_are_told_with_the_fields_that_read_them(
-    tmp_path: Path,
-) -> None:
-    """A format that is named has its own names of fields; these are LLaMA-Factory's."""
-    asked = [{"from": "human", "value": "Why?"}]
-    sides = {side: {"from": "gpt", "value": side} for side in ("chosen", "rejected")}
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"conversations": asked, **sides}))
-    read = r"data.format=preference 'data.fields=\{prompt: conversations\}'"
-    with pytest.raises(TemperError, match=read):
-        load_prompts.function(Folder(tmp_path / "out"), File(str(rows)))
-
-
 def test_a_completion_that_was_cut_is_in_no_pair_unless_it_is_asked_for(tmp_path: Path) -> None:
     """As a response it would be given an end of turn that the model never drew."""
     record = {
@@ -251,19 +194,6 @@ def test_completions_that_are_all_right_or_all_wrong_are_an_error(tmp_path: Path
 
 
 HOSTILE = "a | b\n<script>x</script> `code` **bold** [link](http://x) \x1b[31mred"
-
-
-def test_answers_are_shown_as_text_whatever_they_hold(console: Console) -> None:
-    from rich.markdown import Markdown
-
-    answer = {"row": "1", "prompt": HOSTILE, "answer": HOSTILE}
-    text = side_by_side([answer], [answer])
-    rows = [line for line in text.splitlines() if line.startswith("| a")]
-    assert len(rows) == 1  # the line break and the bar stay inside their cell
-    console.print(Markdown(text))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b" not in shown
-    assert "<script>" in shown
 
 
 def test_a_card_shows_names_as_text_whatever_they_hold() -> None:

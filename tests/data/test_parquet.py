@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from steps.data.rows.completions import read_completions
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
-from steps.data.rows.parquet import ROWS_PER_GROUP, read_rows, write_rows
-from steps.data.rows.tables import LEDGER, PAIRS
+from steps.data.rows.parquet import read_rows, write_rows
+from steps.data.rows.tables import PAIRS
 
 
 def stored_pair(row: str, content: str = "Q") -> dict[str, Any]:
@@ -40,21 +39,6 @@ def test_rows_come_back_as_written_and_equal_rows_make_equal_bytes(tmp_path: Pat
     assert read_rows(tmp_path / "two.parquet", ["row"]) == [{"row": str(n)} for n in range(3)]
     one, two = tmp_path / "one" / "pairs.parquet", tmp_path / "two.parquet"
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_row_groups_have_one_size_whatever_the_number_of_rows(tmp_path: Path) -> None:
-    count = 2 * ROWS_PER_GROUP + 5
-    write_rows(tmp_path / "p.parquet", PAIRS, (stored_pair(str(n)) for n in range(count)))
-
-    metadata = pq.read_metadata(tmp_path / "p.parquet")
-    sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
-    assert sizes == [ROWS_PER_GROUP, ROWS_PER_GROUP, 5]
-
-
-def test_a_file_without_rows_has_its_columns(tmp_path: Path) -> None:
-    assert write_rows(tmp_path / "ledger.parquet", LEDGER, []) == 0
-
-    assert read_rows(tmp_path / "ledger.parquet", ["reason"]) == []
 
 
 @pytest.mark.parametrize(
@@ -86,14 +70,6 @@ def test_a_failing_source_leaves_the_earlier_file_as_it_was(tmp_path: Path) -> N
 
     assert [row["row"] for row in read_rows(tmp_path / "p.parquet")] == ["before"]
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_reading_names_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"absent\.parquet"):
-        read_rows(tmp_path / "absent.parquet")
-    write_rows(tmp_path / "p.parquet", PAIRS, [stored_pair("1")])
-    with pytest.raises(ValueError, match=r"no column pair_id; the file has row, prompt"):
-        read_rows(tmp_path / "p.parquet", ["row", "pair_id"])
 
 
 def test_json_lines_keep_every_digit_and_refuse_what_json_has_no_number_for(tmp_path: Path) -> None:
@@ -157,11 +133,6 @@ def test_a_record_that_is_no_completion_is_named(
     folder = _written(tmp_path, {"scores": [0.5, None]}, **changed)
     with pytest.raises(ValueError, match=f"completions.jsonl: .*{message}"):
         read_completions(folder, "prompt", "finish", *changed)
-
-
-def test_fields_that_are_not_needed_are_as_another_tool_wrote_them(tmp_path: Path) -> None:
-    folder = _written(tmp_path, {"prompt": "1 + 1?", "finish": None, "scores": [0.5]})
-    assert len(read_completions(folder)) == 2
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:

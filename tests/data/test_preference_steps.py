@@ -1,7 +1,6 @@
 """Steps for losses with a reference, without one, and for single responses: composed, and run."""
 
 import json
-import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +12,8 @@ from step_output import Folder
 from tiny_models import model_folder, pair_records, token_files, unpaired_records
 
 from pipeline import Artifact, Step, TemperError, adopt
-from steps.data.tokens.token_tables import COMPLETION_TOKENS, PAIR_TOKENS
-from steps.kinds import Model, PairTokens, UnpairedTokens
-from steps.losses.base import PreferenceLoss
-from steps.losses.combined import CombinedReference, CombinedReferenceFree
+from steps.data.tokens.token_tables import COMPLETION_TOKENS
+from steps.kinds import Model, PairTokens
 from steps.losses.cpo import Cpo
 from steps.losses.dpo import Dpo
 from steps.losses.ipo import Ipo
@@ -27,7 +24,6 @@ from steps.train_dpo import train_dpo
 from steps.train_kto import train_kto, unbalanced
 from steps.train_on_pairs import train_on_pairs
 from steps.train_reference_free import train_reference_free
-from steps.train_sft import train_sft
 from steps.training.config import (
     DpoConfig,
     KtoConfig,
@@ -73,29 +69,12 @@ def test_a_reference_is_computed_for_the_losses_that_want_one(pairs: Step, polic
         assert upstream(step) == {"train_reference_free"}
 
 
-def test_a_combination_wants_a_reference_if_any_of_its_losses_does(
-    pairs: Step, policy: Step
-) -> None:
-    with_one = CombinedReference({"dpo": Dpo(), "cpo": Cpo()})
-    without = CombinedReferenceFree({"simpo": Simpo(), "cpo": Cpo()})
-    steps = [train_on_pairs(pairs, policy, PreferenceConfig(loss=x)) for x in (with_one, without)]
-    assert [step.name for step in steps] == ["train_dpo", "train_reference_free"]
-
-
 def test_the_reference_is_computed_as_the_policy_is_trained(pairs: Step, policy: Step) -> None:
     config = PreferenceConfig(tokens_per_forward=77)
     by_hand = reference_logprobs(pairs, model=policy, config=config.reference())
     composed = train_on_pairs(pairs, policy, config)
     assert by_hand.fingerprint in {reference.step.fingerprint for reference in composed.inputs}
     assert config.reference().tokens_per_forward == 77
-
-
-def test_a_changed_loss_leaves_the_reference_as_it_is(pairs: Step, policy: Step) -> None:
-    def reference(loss: PreferenceLoss) -> str:
-        step = train_on_pairs(pairs, policy, PreferenceConfig(loss=loss))
-        return next(i.step.fingerprint for i in step.inputs if i.step.name == "reference_logprobs")
-
-    assert reference(Dpo(0.1)) == reference(Dpo(0.5)) == reference(Ipo())
 
 
 def test_held_out_pairs_bear_on_training_only_if_they_are_looked_at(
@@ -132,14 +111,6 @@ def test_a_loss_without_the_reference_it_needs_is_refused(pairs: Step, policy: S
         train_dpo(pairs, policy, None)
     with pytest.raises(TemperError, match="takes ReferenceFreeConfig, and was given a DpoConfig"):
         train_reference_free(pairs, policy, DpoConfig())
-
-
-def test_pairs_are_no_single_responses(pairs: Step, policy: Step, tmp_path: Path) -> None:
-    with pytest.raises(TemperError, match=r"train_kto\(tokens\) takes UnpairedTokens"):
-        train_kto(pairs, policy, reference_logprobs(pairs, model=policy))
-    unpaired = adopted(tmp_path, "unpaired", UnpairedTokens)
-    reference = reference_logprobs(unpaired, model=policy)
-    assert train_kto(unpaired, policy, reference).kind is Model
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -202,40 +173,3 @@ def test_weights_that_do_not_balance_good_and_bad_responses_are_told(
     notices = unbalanced(Kto(**weights), [True] * good + [False] * bad)
     assert len(notices) == bool(told)
     assert re.search(told, "".join(notices))
-
-
-def test_a_loss_without_a_reference_runs_from_pairs_to_a_model(tmp_path: Path) -> None:
-    tokens = written(tmp_path / "tokens", PAIR_TOKENS, pair_records(8))
-    policy = artifact(model_folder(tmp_path / "policy"))
-    model = Trained(tmp_path / "model")
-    config = ReferenceFreeConfig(**FAST, loss=Simpo(), eval_every_steps=3)
-    train_reference_free.function(model, tokens, policy, config, tokens)
-    first, *_, last = model.log()
-    assert last["loss"] < first["loss"]
-    assert last["eval_rewards/margins"] > first["rewards/margins"]
-    assert "simpo, first and last step" in (model.path / "summary.md").read_text()
-
-
-def test_dpo_with_held_out_pairs_wants_their_reference_too(tmp_path: Path) -> None:
-    tokens = written(tmp_path / "tokens", PAIR_TOKENS, pair_records(8))
-    policy = artifact(model_folder(tmp_path / "policy"))
-    config = DpoConfig(**FAST, eval_every_steps=2, loss=Dpo(nll_weight=0.1))
-    reference = Trained(tmp_path / "reference")
-    reference_logprobs.function(reference, tokens, policy, config.reference())
-    before = artifact(reference.path)
-    model = Trained(tmp_path / "model")
-    with pytest.raises(TemperError, match="held_out_reference is missing"):
-        train_dpo.function(model, tokens, policy, before, config, tokens)
-    train_dpo.function(model, tokens, policy, before, config, tokens, before)
-    first, *_, last = model.log()
-    assert first["loss"] - 0.1 * first["nll_loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert last["eval_loss"] < first["loss"]
-
-
-def test_sft_is_evaluated_on_the_chosen_side_of_held_out_pairs(tmp_path: Path) -> None:
-    tokens = written(tmp_path / "tokens", PAIR_TOKENS, pair_records(4))
-    policy = artifact(model_folder(tmp_path / "policy"))
-    model = Trained(tmp_path / "model")
-    train_sft.function(model, tokens, policy, TrainConfig(**FAST, eval_every_steps=1), tokens)
-    log = model.log()
-    assert log[0]["eval_loss"] == pytest.approx(log[1]["loss"], rel=1e-6)  # one batch is all rows

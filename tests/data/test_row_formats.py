@@ -2,15 +2,12 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import SHARED_ROWS
 
 from steps.data.formats import RecordFormat
 from steps.data.formats.by_name import FORMATS
@@ -20,7 +17,6 @@ from steps.data.formats.plain_texts import HHFormat, TextFormat
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.unpaired import UnpairedFormat
-from steps.data.load.shards import FileShard, open_shard
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import (
     ConversationRow,
@@ -67,26 +63,6 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
 # --- preferences -------------------------------------------------------------------------------
 
 
-def test_an_ultrafeedback_row_becomes_a_pair() -> None:
-    record = {
-        "prompt": "Capital of France?",
-        "prompt_id": "abc",
-        "chosen": [QUESTION, PARIS],
-        "rejected": [QUESTION, ROME],
-        "score_chosen": 9,
-        "score_rejected": 2.5,
-    }
-
-    assert PAIR.parse(record, "abc") == PreferenceRow(
-        row="abc",
-        prompt=(QUESTION,),
-        chosen=(PARIS,),
-        rejected=(ROME,),
-        score_chosen=9.0,
-        score_rejected=2.5,
-    )
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -114,32 +90,6 @@ def test_an_ultrafeedback_row_becomes_a_pair() -> None:
 )  # fmt: skip
 def test_every_spelling_of_one_pair_gives_the_same_pair(record: dict[str, Any]) -> None:
     assert PAIR.parse(record, "1") == PreferenceRow("1", (QUESTION,), (PARIS,), (ROME,))
-
-
-def test_an_hh_rlhf_row_becomes_a_pair() -> None:
-    opening = "\n\nHuman: Capital of France?\n\nAssistant: Paris.\n\nHuman: And\n\nof Italy?"
-    record = {
-        "chosen": f"{opening}\n\nAssistant: Rome.",
-        "rejected": f"{opening}\n\nAssistant: Oslo.",
-    }
-
-    assert HHFormat().parse(record, "1") == PreferenceRow(
-        "1", (QUESTION, PARIS, user("And\n\nof Italy?")), (ROME,), (OSLO,)
-    )
-
-
-def test_a_tulu_or_skywork_row_becomes_a_pair() -> None:
-    record = {
-        "id": "x",
-        "prompt": "Capital of France?",
-        "chosen": [system("Be brief."), QUESTION, PARIS],
-        "rejected": [system("Be brief."), QUESTION, ROME],
-        "chosen_model": "one",
-        "rejected_model": "other",
-        "source": "made up",
-    }
-
-    assert PAIR.parse(record, "x").prompt == (system("Be brief."), QUESTION)
 
 
 def test_names_of_fields_can_be_given() -> None:
@@ -171,14 +121,6 @@ def test_everything_before_the_first_difference_is_the_prompt() -> None:
     assert (pair.chosen, pair.rejected) == ((ROME,), (OSLO,))
 
 
-def test_after_the_first_difference_a_side_may_go_on() -> None:
-    longer = [QUESTION, PARIS, user("Sure?"), assistant("Yes.")]
-
-    pair = PAIR.parse({"chosen": longer, "rejected": [QUESTION, ROME]}, "1")
-
-    assert pair == PreferenceRow("1", (QUESTION,), tuple(longer[1:]), (ROME,))
-
-
 def test_a_prompt_field_that_opens_a_longer_conversation_is_no_contradiction() -> None:
     history = [QUESTION, PARIS, user("And of Italy?")]
     record = {
@@ -188,12 +130,6 @@ def test_a_prompt_field_that_opens_a_longer_conversation_is_no_contradiction() -
     }
 
     assert PAIR.parse(record, "1").prompt == tuple(history)
-
-
-def test_sides_may_have_a_system_message_that_the_prompt_does_not_have() -> None:
-    opening = [system("Be brief."), QUESTION]
-    record = {"prompt": [QUESTION], "chosen": [*opening, PARIS], "rejected": [*opening, ROME]}
-    assert PAIR.parse(record, "1") == PreferenceRow("1", tuple(opening), (PARIS,), (ROME,))
 
 
 def test_tools_and_template_arguments_come_with_the_row_as_objects_or_as_json() -> None:
@@ -211,22 +147,6 @@ def test_tools_and_template_arguments_come_with_the_row_as_objects_or_as_json() 
     assert pair.template_kwargs == {"thinking": False}
     as_text = {**LOOKS_UP, "content": None, "tool_calls": json.dumps([CALL]), "name": None}
     assert PAIR.parse({**record, "chosen": [QUESTION, as_text, RESULT, PARIS]}, "1") == pair
-
-
-def test_what_tools_hold_comes_back_in_the_order_in_which_it_was_written() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": {"zeta": 1, "alpha": 2}}}
-    record = {
-        "messages": [QUESTION, {**assistant(""), "tool_calls": [call]}],
-        "tools": [{"name": "f", "description": "Does.", "arguments": ["zeta", "alpha"]}],
-        "chat_template_kwargs": {"zeta": True, "alpha": False},
-    }
-    row = ChatFormat().parse(record, "1")
-
-    again = from_record(ConversationRow, to_record(row))
-
-    assert json.dumps(again.tools) == json.dumps(record["tools"])
-    assert json.dumps(again.template_kwargs) == json.dumps(record["chat_template_kwargs"])
-    assert json.dumps(again.messages[1].get("tool_calls")) == json.dumps([call])
 
 
 def test_a_system_prompt_is_given_to_conversations_that_have_none() -> None:
@@ -349,35 +269,6 @@ def test_a_record_that_is_no_row_is_refused_with_its_reason(
 
     assert caught.value.reason == reason
     assert named in caught.value.detail
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        '[{"from": "Paris", "to": "Rome"}]', '[{"value": 3, "unit": "kg"}]',
-        '[{"role": "admin", "rights": ["read"]}]', "[{'value': 3}] is what the code prints.",
-    ],
-)  # fmt: skip
-def test_an_answer_may_be_json_that_is_no_message(answer: str) -> None:
-    pair = PAIR.parse({**BOTH, "chosen": answer}, "1")
-    assert pair.chosen == ({"role": "assistant", "content": answer},)
-
-
-def test_a_message_may_say_nothing_under_any_key() -> None:
-    said = {"conversations": [{"from": "system", "value": ""}, human("Capital?"), gpt("Paris.")]}
-    row = ChatFormat(messages="conversations").parse(said, "1")
-    assert row.messages == (system(""), user("Capital?"), PARIS)
-
-
-@pytest.mark.parametrize(
-    "spelled", ["0.30000000000000004", "-1.5e-05", ".5", "7.", "1E3", Decimal("1.50")]
-)
-def test_a_score_is_read_as_python_pandas_and_databases_write_numbers(spelled: Any) -> None:
-    assert PAIR.parse({**BOTH, "score_chosen": spelled}, "1").score_chosen == float(spelled)
-
-
-def test_a_score_missing_from_a_table_is_no_score() -> None:
-    assert PAIR.parse({**BOTH, "score_chosen": float("nan")}, "1").score_chosen is None
 
 
 # --- other formats -----------------------------------------------------------------------------
@@ -557,17 +448,3 @@ def test_whatever_a_record_holds_it_is_a_row_or_dropped_for_a_listed_reason(
         assert row.chosen[0]["role"] == row.chosen[-1]["role"] == "assistant"
         assert row.rejected[0]["role"] == row.rejected[-1]["role"] == "assistant"
         assert row.chosen[0] != row.rejected[0]
-
-
-@pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
-def test_every_row_of_a_real_ultrafeedback_sample_is_a_pair() -> None:
-    outcomes: Counter[str] = Counter()
-    for _, record in open_shard(FileShard(str(SHARED_ROWS), SHARED_ROWS.name)):
-        assert not isinstance(record, MalformedRow)
-        pair = PAIR.parse(record, record["id"])
-        outcomes["kept"] += 1
-        assert (*pair.prompt, *pair.chosen) == tuple(record["chosen"])
-        assert (*pair.prompt, *pair.rejected) == tuple(record["rejected"])
-        assert len(pair.chosen) == 1
-
-    assert outcomes["kept"] == 500

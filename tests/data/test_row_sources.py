@@ -26,11 +26,10 @@ from steps.data.load.shards import (
     Reader,
     Source,
     hub_source,
-    label,
     open_shard,
     source_of,
 )
-from steps.data.readers import Item, columns
+from steps.data.readers import Item
 from steps.data.readers.lines import MAX_ROW_BYTES, json_lines
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
@@ -109,19 +108,6 @@ def test_a_row_of_ten_megabytes_is_read_and_a_larger_one_is_named(
     assert read(path) == [(1, records[0]), (2, "row too large"), (3, records[2])]
 
 
-def test_a_line_over_the_limit_is_never_held_in_memory() -> None:
-    import tracemalloc
-
-    blocks = [b"x" * 2**20] * 200 + [b'\n{"id": 2}\n']
-    tracemalloc.start()
-    found = shown(json_lines(blocks))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert found == [(1, "row too large"), (2, {"id": 2})]
-    assert peak < 5 * MAX_ROW_BYTES
-
-
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".json.gz", ".txt.gz"])
 def test_rows_before_the_break_of_a_cut_off_archive_are_kept(tmp_path: Path, suffix: str) -> None:
     numbers = random.Random(0).choices(range(10**9), k=30_000)
@@ -140,14 +126,6 @@ def test_rows_before_the_break_of_a_cut_off_archive_are_kept(tmp_path: Path, suf
     assert number == len(rows) + 1
     assert [record for _, record in rows] == records[: len(rows)]
     assert len(rows) > 10_000, "the break is near the end of the archive"
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst", "a.parquet", "a.arrow"])
-def test_a_file_that_is_not_what_its_suffix_says_is_one_problem(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"nothing of the kind, but long enough to be looked at")
-
-    assert read(tmp_path / name) == [(1, "file cut off")]
-    assert read(tmp_path / name, 2) == [], "it is told of once, also where a killed step goes on"
 
 
 def test_a_disk_that_fails_is_an_error_and_not_a_damaged_file(tmp_path: Path) -> None:
@@ -201,29 +179,6 @@ def test_a_json_file_is_a_list_an_object_or_lines(
 
     (tmp_path / "marked.json").write_text(text, encoding="utf-8-sig")
     assert read(tmp_path / "marked.json") == expected
-
-
-def test_an_element_with_bytes_that_are_no_text_costs_only_itself(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_bytes(b'[{"a": "\xff"}, {"a": "\\ud800 \xc3\xa9"}]')
-
-    assert read(tmp_path / "rows.json") == [(1, "not valid UTF-8"), (2, {"a": "\ud800 é"})]
-
-
-def test_a_long_list_is_read_across_blocks(tmp_path: Path) -> None:
-    records = [{"n": n, "text": "é" * (n % 3000)} for n in range(3000)]
-    (tmp_path / "rows.json").write_text(json.dumps(records, ensure_ascii=False, indent=1))
-
-    assert [record for _, record in read(tmp_path / "rows.json")] == records
-
-
-def test_a_line_of_text_is_a_record(tmp_path: Path) -> None:
-    (tmp_path / "rows.txt").write_bytes(b"one\r\n\nt\rwo\n\xff\n")
-
-    assert read(tmp_path / "rows.txt") == [
-        (1, {"text": "one"}),
-        (3, {"text": "t\rwo"}),
-        (4, "not valid UTF-8"),
-    ]
 
 
 RECORDS = [{"id": str(n), "chosen": [{"role": "user", "content": "é" * n}]} for n in range(700)]
@@ -280,14 +235,6 @@ def test_a_file_can_be_opened_at_any_row(tmp_path: Path, name: str, start: int) 
     assert read(path, start) == list(enumerate(RECORDS, start=1))[start - 1 :]
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_with_a_column_twice_is_refused_as_a_csv_file_is(tmp_path: Path, name: str) -> None:
-    """Python would take the last one."""
-    names = ["prompt", "chosen", "chosen"]
-    write_table(tmp_path / name, pa.Table.from_arrays([pa.array(["a"])] * 3, names))
-    assert read(tmp_path / name) == [(1, "file cut off")]
-
-
 def test_a_text_of_a_table_that_is_no_text_costs_only_its_row(tmp_path: Path) -> None:
     bad = pa.array([b"good", b"\xff", b"good"]).cast(pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": bad}), tmp_path / "rows.parquet")
@@ -299,27 +246,6 @@ def test_a_text_of_a_table_that_is_no_text_costs_only_its_row(tmp_path: Path) ->
     ]
 
 
-def test_a_value_that_python_cannot_hold_costs_only_its_row(tmp_path: Path) -> None:
-    dates = pa.array([0, 10**17], pa.timestamp("ms"))
-    pq.write_table(pa.table({"when": dates}), tmp_path / "rows.parquet")
-
-    assert [row for _, row in read(tmp_path / "rows.parquet")][1] == "unreadable value"
-
-
-def test_a_row_of_ten_megabytes_of_a_table_is_read_and_a_larger_one_is_named(
-    tmp_path: Path,
-) -> None:
-    texts = ["a", TEN_MEGABYTES, OVER_THE_LIMIT, "b"]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "rows.parquet")
-
-    assert [row for _, row in read(tmp_path / "rows.parquet")] == [
-        {"text": "a"}, {"text": TEN_MEGABYTES}, "row too large", {"text": "b"},
-    ]  # fmt: skip
-
-
-_TEXT = pa.dictionary(pa.int32(), pa.string())
-
-
 def _as_value(text: str, kind: Any) -> Any:
     """A value of this type with this text in it."""
     if pa.types.is_map(kind):
@@ -327,30 +253,6 @@ def _as_value(text: str, kind: Any) -> Any:
     if pa.types.is_struct(kind):
         return {"content": _as_value(text, kind.field("content").type)}
     return [_as_value(text, kind.value_type)] if pa.types.is_nested(kind) else text
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.string(), _TEXT, pa.string_view(), pa.list_(_TEXT), pa.list_(_TEXT, 1),
-        pa.large_list(pa.string_view()), pa.list_view(pa.string()),
-        pa.list_(pa.struct({"content": _TEXT})), pa.map_(pa.string(), _TEXT),
-        pa.list_(pa.list_view(pa.string_view())), pa.struct({"content": pa.list_view(_TEXT)}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_row_is_as_large_as_its_own_values(
-    kind: pa.DataType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slice of a dictionary, or of views as polars writes them, has the values of all rows."""
-    monkeypatch.setattr(columns, "MAX_ROW_BYTES", 2000)
-    texts = [*("x" * 500 + str(n) for n in range(20)), "y" * 3000, "end"]
-    values: list[Any] = [_as_value(text, kind) for text in texts]
-    table = pa.table({"at": pa.array(values, kind)})
-    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
-        file.write_table(table)
-    found = [{"at": value} if "y" not in str(value) else "row too large" for value in values]
-    assert read(tmp_path / "rows.arrow") == [*enumerate(found, start=1)]
 
 
 def test_messages_in_a_list_for_each_of_their_keys_are_messages(tmp_path: Path) -> None:
@@ -368,15 +270,6 @@ def test_messages_in_a_list_for_each_of_their_keys_are_messages(tmp_path: Path) 
     assert row["told"] == [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     assert row["found"] == found
     assert row["torn"] == {**told, "value": ["a"]}
-
-
-def test_a_map_is_an_object_and_one_with_a_key_twice_costs_its_row(tmp_path: Path) -> None:
-    """As Spark writes messages. An empty map is no empty list, which Arrow makes of it."""
-    said = [[("role", "user"), ("content", "q"), ("name", None)], []]
-    maps = pa.array([said, [[("a", "b"), ("a", "c")]]], pa.list_(pa.map_(pa.string(), pa.string())))
-    pq.write_table(pa.table({"messages": maps}), tmp_path / "rows.parquet")
-    found = [(1, {"messages": [{"role": "user", "content": "q"}, {}]}), (2, "unreadable value")]
-    assert read(tmp_path / "rows.parquet") == found
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
@@ -420,21 +313,6 @@ def test_a_stream_without_its_end_mark_is_cut_off(tmp_path: Path, cut: int) -> N
     for content in (whole[:-cut], whole * 2):
         path.write_bytes(content)
         assert read(path) == [*enumerate(RECORDS, start=1), (len(RECORDS) + 1, "file cut off")]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.arrow", "a.parquet"])
-def test_no_bytes_are_no_archive_and_no_table(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert read(tmp_path / name) == [(1, "file cut off")]
-
-
-def test_a_stream_that_breaks_off_gives_what_comes_before(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "stream.arrow")
-    path.write_bytes(path.read_bytes()[:-5000])
-
-    assert read(path) == [*enumerate(RECORDS[:600], start=1), (601, "file cut off")]
-    assert read(path, 601) == [(601, "file cut off")]
-    assert read(path, 602) == []
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=30))
@@ -520,11 +398,6 @@ def test_a_pattern_names_files_by_what_follows_its_fixed_part(folder: Path) -> N
     assert names(source_of(f"{folder}/**/*.jsonl"))[:2] == ["a/1.jsonl", "b/1.jsonl"]
 
 
-def test_people_are_told_the_name_of_a_file_that_its_rows_do_not_have(folder: Path) -> None:
-    source = source_of(f"{folder}/b/2.jsonl")
-    assert (source.name, names(source)) == ("2.jsonl", ["file"])
-
-
 def test_a_folder_with_two_kinds_of_file_is_refused(folder: Path) -> None:
     (folder / "notes.txt").write_text("not data, perhaps")
 
@@ -550,29 +423,12 @@ def test_a_folder_of_which_rows_would_be_missed_or_read_twice_is_refused(
         source_of(str(folder))
 
 
-def test_a_pattern_for_a_file_and_its_compressed_copy_is_refused(tmp_path: Path) -> None:
-    """Their rows would have the same names."""
-    for name in ("1.jsonl", "1.jsonl.gz"):
-        (tmp_path / name).write_bytes(b"")
-
-    with pytest.raises(ValueError, match=r"in two compressions: 1\.jsonl, 1\.jsonl\.gz"):
-        source_of(f"{tmp_path}/1*")
-    assert [shard.name for shard in source_of(f"{tmp_path}/*.gz").shards] == ["1.jsonl"]
-
-
 @pytest.mark.parametrize("name", ["absent.jsonl", "absent/*.jsonl", "absent"])
 def test_what_is_not_there_is_reported_before_any_row_is_asked_for(
     tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(FileNotFoundError, match="no such file"):
         source_of(str(tmp_path / name))
-
-
-def test_an_unknown_suffix_is_refused_with_those_understood(tmp_path: Path) -> None:
-    (tmp_path / "rows.xlsx").write_text("a,b\n")
-
-    with pytest.raises(ValueError, match=r"rows\.xlsx.*\.jsonl, .*\.parquet"):
-        source_of(str(tmp_path / "rows.xlsx"))
 
 
 def test_a_reader_goes_on_from_where_another_one_was(folder: Path) -> None:
@@ -589,24 +445,6 @@ def test_a_reader_goes_on_from_where_another_one_was(folder: Path) -> None:
 
 def take(reader: Reader) -> list[tuple[str, Item]]:
     return list(iter(reader.next, None))  # pyright: ignore[reportReturnType]
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"id": "a", "prompt_id": "b"}, "a"),
-        ({"prompt_id": 17}, "17"),
-        ({"id": True}, "f:1"),
-        ({"id": " "}, "f:1"),
-        ({"id": "two\nlines"}, "f:1"),
-        ({"id": "\ud800"}, "f:1"),
-        ({}, "f:1"),
-    ],
-)
-def test_a_label_is_the_records_own_id_if_it_can_be_printed(
-    record: dict[str, Any], expected: str
-) -> None:
-    assert label(record, "f:1") == expected
 
 
 # --- elsewhere than on disk --------------------------------------------------------------------
@@ -784,25 +622,6 @@ def test_columns_that_datasets_stores_as_json_give_the_rows_of_json_lines(
     for where in ("hub", "rows.parquet", "rows.arrow", "saved", "no extension.parquet"):
         source = stored(data, tmp_path / where.replace(".", "-"), where)
         assert made_of([item[1] for _, item in take(Reader(source))], makes) == expected, where
-
-
-def test_a_text_that_should_be_json_costs_its_row(tmp_path: Path) -> None:
-    texts = pa.array([["1"], ['"'], ['"' + "a" * 9 + '"'], None], pa.list_(pa.string()))
-    table = pa.table({"tools": texts.cast(pa.list_(pa.json_()))})
-    pq.write_table(table, tmp_path / "rows.parquet")
-    found = [{"tools": ["1"]}, "unreadable value", {"tools": ["a" * 9]}, {"tools": None}]
-    assert [row for _, row in read(tmp_path / "rows.parquet")] == found
-
-
-def test_classes_of_a_hub_data_set_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    classes = datasets.ClassLabel(names=["good", "bad"])
-    features = datasets.Features({"label": classes, "n": datasets.Value("int64")})
-    rows = datasets.Dataset.from_list([{"label": 0, "n": 1}], features=features)
-    streamed = rows.to_iterable_dataset()
-    monkeypatch.setattr("steps.data.load.shards._streamed", lambda *of: streamed)
-    shard = HubShard("someone/preferences", "0" * 40, "train", 0, 1)
-    assert list(open_shard(shard)) == [(1, {"label": "good", "n": 1})]
 
 
 def test_reading_data_needs_neither_a_model_library_nor_a_data_set_library() -> None:

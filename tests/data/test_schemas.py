@@ -17,12 +17,11 @@ from pipeline import TemperError
 from steps.core_adapters.load import check_load
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
-from steps.data.formats.ranked import RankedFormat
 from steps.data.load.loading import Load, Reading, load_rows, part_of
-from steps.data.load.shards import FileShard, Reader, files_at, open_shard, source_of
+from steps.data.load.shards import Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
-from steps.sources import Files, PreferenceData, split_files
+from steps.sources import Files, PreferenceData
 
 Records = Sequence[dict[str, Any]]
 
@@ -257,18 +256,6 @@ def test_rows_load_as_they_are_with_the_better_side_chosen(name: str) -> None:
     assert [said(row) for row in rows] == THREE
 
 
-def test_an_input_beside_an_instruction_belongs_to_the_prompt() -> None:
-    record = {"instruction": "Translate.", "input": "Haus", "chosen": "house", "rejected": "mouse"}
-
-    (row,) = loaded([record])
-
-    assert row.prompt[-1]["content"] == "Translate.\nHaus"
-
-    record = {"instruction": "Translate.", "input": "Haus", "solution": "house"}
-    (row,) = loaded([record], ConversationRow)
-    assert row.messages[0]["content"] == "Translate.\nHaus"
-
-
 def test_tools_that_lie_in_strings_are_read() -> None:
     rows = loaded(AS_THEY_ARE["When2Call"])
     assert [row.tools for row in rows] == [({"name": "weather", "parameters": {}},)] * 3
@@ -343,15 +330,6 @@ def test_of_three_verdicts_two_must_be_named(tmp_path: Path) -> None:
         check_load(load, done, 0.5)
 
 
-def test_what_is_not_understood_names_the_setting() -> None:
-    chosen = choose_format(FormatChoice("preference", NAMES), [], PreferenceRow, "here")
-    with pytest.raises(MalformedRow, match=r"data\.fields\.first"):
-        chosen.parse(judged(1), "1")
-    one_score = judged(1) | {"score_chosen": 1}
-    fields = NAMES | {"better": "scores"}
-    assert loaded([one_score], name="preference", fields=fields) == ["verdict not understood"]
-
-
 FOUR = {
     "prompt": "q",
     "completions": [
@@ -386,12 +364,6 @@ def test_scored_completions_become_pairs_with_their_scores(pairs: str, expected:
     assert rows[0].score_chosen - rows[0].score_rejected == max(
         r.score_chosen - r.score_rejected for r in rows
     )
-
-
-def test_the_best_completion_is_paired_with_the_worst_of_another_text() -> None:
-    again = [*FOUR["completions"], {"text": "best", "score": 0}]
-    (row,) = loaded([FOUR | {"completions": again}])
-    assert (row.score_chosen, row.rejected[0]["content"]) == (4, "worst")
 
 
 def test_completions_that_are_all_equally_good_are_a_tie() -> None:
@@ -592,62 +564,6 @@ def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) 
 
 
 @pytest.mark.parametrize(
-    ("record", "unread"),
-    [
-        ({"dialogue": "#A#: Hi\n#B#: Hello", "summary": "s"}, "messages: dialogue"),
-        ({"dialogue": "#A#: Hi\n#B#: Hello"}, "data.format=chat"),
-        ({"source": "q", "target": "a"}, "prompt: source"),
-    ],
-)
-def test_settings_that_would_not_read_the_rows_are_not_suggested(
-    record: dict[str, Any], unread: str
-) -> None:
-    with pytest.raises(ValueError, match=r"with a small script, or a step of your own") as refused:
-        loaded([record], ConversationRow)
-    assert unread not in str(refused.value)
-
-
-def test_ratings_may_be_written_as_text() -> None:
-    record = {"prompt": "q", "responses": ["good", "bad", "?"], "ratings": ["4", " 2.5", "NaN"]}
-    (row,) = loaded([record], PreferenceRow)
-    assert (*said(row), row.score_chosen, row.score_rejected) == ("q", "good", "bad", 4.0, 2.5)
-    fields = {"completions": "responses", "scores": "ratings"}
-    judged = record | {"ratings": ["4", "N/A", "1"]}
-    assert loaded([judged], name="ranked", fields=fields) == ["score not a number"]
-
-
-@pytest.mark.parametrize(
-    ("better", "worse"),
-    [
-        ({"text": "a", "score": 2}, {"text": "b", "score": 1}),
-        ({"text": "a", "rank": 1}, {"text": "b", "rank": 2}),
-        ({**assistant("a"), "score": 2}, {**assistant("b"), "score": 1}),
-    ],
-    ids=["score", "rank", "messages"],
-)
-def test_the_format_ranked_needs_no_fields_for_the_usual_ones(
-    better: dict[str, Any], worse: dict[str, Any]
-) -> None:
-    record = {"prompt": "q", "completions": [worse, better]}
-    (row,) = loaded([record], PreferenceRow, name="ranked")
-    assert said(row) == ("q", "a", "b")
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ({"reply": "a", "score": 1}, r"its fields are reply, score: .* data\.fields=\{text: …\}"),
-        ({"text": "a", "mark": 1}, r"its fields are text, mark: .* data\.fields=\{score: …\}"),
-    ],
-)
-def test_a_completion_with_other_fields_is_told_with_the_setting(
-    item: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(MalformedRow, match=message):
-        RankedFormat().parse({"prompt": "q", "completions": [item, item]}, "1")
-
-
-@pytest.mark.parametrize(
     "said",
     [
         'USER: q\nASSISTANT: write "USER: hi" first',
@@ -664,20 +580,6 @@ def test_a_dialogue_whose_marks_may_be_quoted_is_refused(said: str) -> None:
     chosen = choose_format(FormatChoice("chat", {"messages": "said"}), [], ConversationRow, "here")
     with pytest.raises(MalformedRow, match=r"data\.fields"):
         chosen.parse({"said": said}, "1")
-
-
-def test_a_dialogue_may_begin_with_a_byte_order_mark_and_end_lines_as_windows_does() -> None:
-    record = {"said": "\ufeffHuman: q\r\n\r\nAssistant: a\r\nb\r\n\r\nHuman: r\r\n\r\nAssistant: c"}
-    (row,) = loaded([record], ConversationRow, name="chat", fields={"messages": "said"})
-    assert [m["content"] for m in row.messages] == ["q", "a\r\nb", "r", "c"]
-
-
-def test_usual_names_decide_beside_other_columns() -> None:
-    more = {"prompt": "q", "completion": "a", "answer": "42", "query": "x"}
-    assert loaded([more], ConversationRow)[0].messages == (user("q"), assistant("a"))
-    assert loaded([more | {"label": True}], UnpairedRow)[0].completion == (assistant("a"),)
-    call = {"prompt": "Write JSON.", "completion": json.dumps([CALL])}
-    assert loaded([call], ConversationRow)[0].messages[-1]["content"] == json.dumps([CALL])
 
 
 def test_a_context_that_cannot_be_added_to_the_question_is_no_silent_loss() -> None:
@@ -718,13 +620,6 @@ def test_a_blank_answer_is_none(answer: object) -> None:
 @pytest.mark.parametrize("answer", ["####", "Six times seven.\n####\n", r"So it is $\boxed{42"])
 def test_a_solution_without_its_end_is_refused(answer: str) -> None:
     assert loaded([{"question": "q", "answer": answer}], PromptRow) == ["answer without its end"]
-
-
-def test_an_answer_in_json_is_no_solution() -> None:
-    """It tells what is checked, such as the box that an answer must have."""
-    answer = json.dumps({"must_contain": r"\boxed{1}"})
-    (row,) = loaded([{"prompt": "q", "answer": answer}], PromptRow)
-    assert row.answer == answer
 
 
 @pytest.mark.parametrize(
@@ -784,11 +679,6 @@ def test_what_does_not_say_whether_an_answer_is_trained_on_refuses_the_row() -> 
     )
 
 
-def test_a_list_of_one_answer_is_that_answer() -> None:
-    record = {"messages": [user("q")], "ground_truth": ["7"], "dataset": ["math"]}
-    assert loaded([record], PromptRow)[0].answer == "7"
-
-
 @pytest.mark.parametrize("name", ["messages", "completion"])
 def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn(name: str) -> None:
     said = [user("Hi"), assistant("Hello."), user("q"), assistant("a")]
@@ -796,13 +686,6 @@ def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn(name: str) -> 
         (row,) = loaded([{name: conversation, "label": 0}], UnpairedRow)
         assert row.prompt == tuple(conversation[:-1])
         assert row.completion == (assistant("a"),)
-
-
-def test_of_two_questions_none_is_guessed_and_texts_without_speakers_are_no_prompts() -> None:
-    asked = {"question": "q", "instruction": "i", "response": "a", "label": True}
-    for record, kind in ((asked, UnpairedRow), ({"messages": ["q", "a"]}, PromptRow)):
-        with pytest.raises(ValueError, match="here: "):
-            loaded([record], kind)
 
 
 @pytest.mark.parametrize(
@@ -815,22 +698,6 @@ def test_of_two_questions_none_is_guessed_and_texts_without_speakers_are_no_prom
 def test_text_that_a_template_wrote_already_is_refused(rendered: str) -> None:
     record = {"prompt": rendered, "chosen": "a", "rejected": "b"}
     assert loaded([record]) == ["dialogue in one string"]
-
-
-def test_steps_of_solutions_are_not_taken_for_answers() -> None:
-    record = {
-        "prompt": "q",
-        "initial_reason_steps": "First. ",
-        "chosen": "Second.",
-        "rejected": "Third.",
-        "full_chosen": "First. Second.",
-        "full_rejected": "First. Third.",
-    }
-    with pytest.raises(ValueError, match="full_chosen and full_rejected answers"):
-        loaded([record] * 3)
-    whole = {"chosen": "full_chosen", "rejected": "full_rejected"}
-    rows = loaded([record] * 3, name="preference", fields=whole)
-    assert {said(row) for row in rows} == {("q", "First. Second.", "First. Third.")}
 
 
 def test_a_prompt_that_both_texts_begin_with_is_found_where_it_is_asked_for() -> None:
@@ -944,12 +811,6 @@ def test_an_answer_that_is_json_is_the_text_of_its_cell(tmp_path: Path) -> None:
     assert [row.chosen[0]["content"] for row in loaded(pairs)] == answers
 
 
-def test_messages_as_json_text_with_a_key_twice_are_refused() -> None:
-    twice = '[{"role": "assistant", "content": "a", "content": "b"}]'
-    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    assert loaded([good, good | {"chosen": twice}])[1] == "content not a string"
-
-
 def test_fields_within_objects_are_named_with_a_dot_also_for_texts_and_the_template() -> None:
     (text,) = loaded([{"of": {"text": "t"}}], TextRow, name="text", fields={"text": "of.text"})
     assert text.text == "t"
@@ -1003,13 +864,6 @@ def write(path: Path, text: str = "a") -> None:
     path.write_text(json.dumps({"text": text}) + "\n")
 
 
-def test_names_in_capitals_and_with_brackets_are_files(tmp_path: Path) -> None:
-    for name in ("a[1].jsonl", "B.JSONL"):
-        write(tmp_path / name, name)
-        assert read(tmp_path / name) == [{"text": name}]
-        assert PreferenceData(path=str(tmp_path / name)).train_source() is not None
-
-
 SNAPSHOT = ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl",
             "data/test-00000-of-00001.jsonl", "README.md")  # fmt: skip
 
@@ -1061,31 +915,6 @@ def test_a_folder_that_lacks_a_part_of_a_file_or_has_two_copies_is_refused(tmp_p
         files_at(str(tmp_path))
 
 
-def test_parts_of_a_file_may_have_hashes_in_their_names(tmp_path: Path) -> None:
-    """As older versions of datasets wrote them: each part of the file has its own."""
-    for name in ("train-00000-of-00002-a09b74b3ef9c3b56", "train-00001-of-00002-6df5cb4e5c7d1e0f"):
-        write(tmp_path / f"{name}.jsonl")
-    assert len(files_at(str(tmp_path))) == 2
-    write(tmp_path / "train-00001-of-00002.jsonl")
-    with pytest.raises(ValueError, match=r"holds parts of train-\*\.jsonl twice; its rows"):
-        files_at(str(tmp_path))
-
-
-def test_a_split_may_have_folders_with_files_of_its_name(tmp_path: Path) -> None:
-    for name in ("train/2024/train", "train/2025/train", "train/more", "test/2024/test"):
-        write(tmp_path / f"{name}.jsonl")
-    train = PreferenceData(path=str(tmp_path)).train_source()
-    assert isinstance(train, Files)
-    assert train.names == ("train/2024/train.jsonl", "train/2025/train.jsonl", "train/more.jsonl")
-
-
-def test_a_held_out_split_beside_files_of_no_split_is_told(tmp_path: Path) -> None:
-    write(tmp_path / "eval/a.jsonl")
-    write(tmp_path / "rows.jsonl")
-    with pytest.raises(ValueError, match=r"\(files of no split, eval\), .*/rows.jsonl, or"):
-        files_at(str(tmp_path))
-
-
 def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
     for split in ("train_prefs", "train_sft", "test_prefs", "test_sft"):
         write(tmp_path / f"data/{split}-00000-of-00001.jsonl", split)
@@ -1108,12 +937,6 @@ def test_a_split_may_follow_a_name(tmp_path: Path, split: str) -> None:
     assert isinstance(train, Files)
     assert isinstance(test, Files)
     assert (train.names, test.names) == (("train_more.jsonl",), (f"my_{split}.jsonl",))
-
-
-def test_parts_of_one_split_are_one_folder(tmp_path: Path) -> None:
-    for name in ("train_1.jsonl", "train_2.jsonl", "more.jsonl"):
-        write(tmp_path / name)
-    assert len(files_at(str(tmp_path))) == 3
 
 
 def test_a_folder_behind_a_link_is_named_and_not_left_out(tmp_path: Path) -> None:
@@ -1160,89 +983,6 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
         files_at(str(tmp_path / "one"))
 
 
-def test_a_data_set_that_was_saved_without_rows_is_refused(tmp_path: Path) -> None:
-    """As `datasets` saves it: a state.json that names no file. The other split was all of it."""
-    for split, files in (("test", []), ("train", [{"filename": "data.arrow"}])):
-        (tmp_path / split).mkdir()
-        (tmp_path / split / "state.json").write_text(json.dumps({"_data_files": files}))
-    write(tmp_path / "train/data.arrow")
-    told = r"a data set without rows: test/state.json names no file"
-    with pytest.raises(TemperError, match=told):
-        PreferenceData(path=str(tmp_path)).train_source()
-    for path in ("test", "test/*", "*/*"):
-        with pytest.raises(ValueError, match=r"a data set without rows: (test/)?state.json names"):
-            files_at(f"{tmp_path}/{path}")
-    assert [shard.name for shard in files_at(str(tmp_path / "train"))] == ["data.arrow"]
-
-
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
-def test_a_description_of_the_data_holds_no_rows(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name)
-    write(tmp_path / "dataset_info.json", "not a row")
-    assert read(tmp_path) == [{"text": "a"}]
-    assert read(tmp_path / "*") == [{"text": "a"}]
-
-
-def test_a_folder_of_several_data_sets_that_its_description_lists_is_refused(
-    tmp_path: Path,
-) -> None:
-    for name in ("alpaca.jsonl", "chats.jsonl", "more.jsonl"):
-        write(tmp_path / name)
-    one = {"mine": {"file_name": "alpaca.jsonl"}, "hub": {"hf_hub_url": "owner/name"}}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(one))
-    assert len(read(tmp_path)) == 3
-    (tmp_path / "dataset_info.json").write_text(
-        json.dumps({**one, "chats": {"file_name": "chats.jsonl", "formatting": "sharegpt"}})
-    )
-    with pytest.raises(ValueError, match=r"lists: alpaca.jsonl, chats.jsonl; name the file of one"):
-        files_at(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "said", [ConnectionError("no route to host"), FileNotFoundError("b/bucket/o"), ValueError("?")]
-)
-def test_a_store_that_does_not_answer_is_named(
-    said: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import fsspec
-
-    def unreachable(url: str) -> Any:
-        raise said
-
-    monkeypatch.setattr(fsspec, "url_to_fs", unreachable)
-    told = rf"gs://bucket/rows\.jsonl cannot be read: {type(said).__name__}: .*; check its name"
-    with pytest.raises(ValueError, match=told):
-        files_at("gs://bucket/rows.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("rows.zip", r"\.zip is not read; convert it, or name it by what it holds: \.jsonl"),
-        ("https://a.example/rows.jsonl?download=true", r"leave out what begins with \?"),
-    ],
-)
-def test_a_name_that_tells_no_format_is_refused_with_what_to_do(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        list(open_shard(FileShard(name, "file")))
-
-
-def test_an_object_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder need not be listed for one that may be."""
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    def refused(*_: Any, **__: Any) -> Any:
-        raise PermissionError("Forbidden")
-
-    MemoryFileSystem().pipe_file("/denied/rows.jsonl", b'{"text": "a"}\n')
-    monkeypatch.setattr(MemoryFileSystem, "isdir", refused)
-    assert split_files("memory://denied/rows.jsonl") == {}
-    monkeypatch.setattr(MemoryFileSystem, "open", refused)
-    told = r"memory://denied/rows\.jsonl cannot be read: PermissionError: Forbidden; check"
-    with pytest.raises(ValueError, match=told):
-        Reader(source_of("memory://denied/rows.jsonl")).next()
-
-
 def test_an_object_with_two_slashes_in_its_name_is_read(gcs_bucket: str) -> None:
     """A listing of gcsfs has it as an empty folder: its rows were left out, without a word."""
     import fsspec
@@ -1253,23 +993,3 @@ def test_an_object_with_two_slashes_in_its_name_is_read(gcs_bucket: str) -> None
     source = source_of(f"{gcs_bucket}/rows")
     reader = Reader(source)
     assert [reader.next() is not None for _ in range(3)] == [True, True, False]
-
-
-def test_a_pattern_is_read_below_folders_with_brackets_in_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder := tmp_path / "run [1]").mkdir()
-    for name in ("a.jsonl", "b.jsonl"):
-        (folder / name).touch()
-    monkeypatch.chdir(folder)
-    for pattern in ("*.jsonl", f"{folder}/*.jsonl", "../run [1]/[ab].jsonl"):
-        assert [file.name for file in files_at(pattern)] == ["a.jsonl", "b.jsonl"]
-
-
-def test_conversations_that_the_assistant_begins_are_pairs_where_any_turns_are_taken() -> None:
-    sides = {
-        side: [assistant("Hello."), user("q"), assistant(side)] for side in ("chosen", "rejected")
-    }
-    assert loaded([sides]) == ["wrong role order"]
-    (row,) = loaded([sides], turns="any")
-    assert said(row) == ("q", "chosen", "rejected")

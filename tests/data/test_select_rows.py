@@ -11,10 +11,8 @@ from tiny_models import pair_records
 
 from pipeline import TemperError
 from steps.data.rows.jsonl import write_json_lines
-from steps.data.rows.ledger import DroppedRows, Tally
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.select_rows import SelectionConfig, select_rows
-from steps.shared.counts import share_of
 
 RECORDS = pair_records(10)
 SCHEMA = pa.Table.from_pylist(RECORDS[:1]).schema
@@ -56,22 +54,6 @@ def test_the_worst_share_goes_and_what_helps_stays(tokens: Any, tmp_path: Path) 
         assert [entry["row"] for entry in ledger] == [f"data:{i}" for i in range(10)]
         left = {i for i, entry in enumerate(ledger) if entry["reason"] == "low influence"}
         assert left == gone
-
-
-def test_a_share_of_the_rows_is_not_rounded_away() -> None:
-    assert int(share_of(0.29, 100)) == 29  # 0.29 * 100 is below 29
-    assert share_of(0.5, 5) == 2.5
-    assert share_of(0.5, 0) == 0
-    Tally(kept=71, dropped={"no chosen": DroppedRows(29, [], "")}).check(0.29, "data")
-
-
-@pytest.mark.parametrize("wrong", ["null", "1e400", "true"])
-def test_an_influence_that_is_no_number_is_refused(tokens: Any, tmp_path: Path, wrong: str) -> None:
-    found = influences(tmp_path / "found", [1.0] * 10)
-    file = found.path / "influences.jsonl"
-    file.write_text(file.read_text().replace("1.0", wrong, 1))
-    with pytest.raises(TemperError, match=r"row 'data:0' has the influence .* no finite number"):
-        select_rows.function(Folder(tmp_path / "out"), tokens, found, SelectionConfig())
 
 
 @pytest.mark.parametrize(

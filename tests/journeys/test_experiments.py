@@ -199,14 +199,6 @@ def test_another_loss_plans_what_it_takes_and_keeps_the_reference(finished: Desk
     assert set(plan) == {"train_dpo", "evaluate", "export_hf"}
 
 
-def test_a_choice_by_the_name_of_the_default_changes_nothing(finished: Desk) -> None:
-    assert finished.plan("dpo/loss=dpo") == {}
-
-
-def test_a_changed_checkpoint_interval_plans_nothing(finished: Desk) -> None:
-    assert finished.plan("dpo.checkpoint_every_seconds=7") == {}
-
-
 def test_an_edited_prompt_reruns_from_load_preferences(finished: Desk) -> None:
     data = finished.folder / "pairs.jsonl"
     original = data.read_text()
@@ -248,16 +240,6 @@ def test_malformed_rows_are_skipped_counted_and_named(finished: Desk) -> None:
     assert reasons["broken JSON"]["count"] == 1
     # the same pairs as before, so nothing below was made again
     assert len(finished.made("train_sft")) == 1
-
-
-def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> None:
-    path = finished.folder / "invalid.jsonl"
-    path.write_text('{"prompt": "p", "chosen": "c"}\n[1, 2]\n')
-    done = finished.run_here(f"data.path={path}", check=False)
-    assert done.returncode == 1
-    text = " ".join((done.stdout + done.stderr).split())
-    assert "invalid.jsonl has no valid row: all 2 were dropped" in text
-    assert "no rejected: 1" in text
 
 
 def test_the_full_scale_experiment_plans_without_a_hub_or_a_gpu(finished: Desk) -> None:
@@ -431,20 +413,6 @@ def test_betas_that_cannot_be_swept_are_one_clear_line(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_beta_that_is_added_to_the_sweep_runs_alone(finished: Desk, tmp_path: Path) -> None:
-    """The sweep of one beta is an experiment that was run."""
-    sweep = replace(finished.copy(tmp_path), script="dpo_beta_sweep")
-    assert "train_dpo" not in sweep.plan("betas=[0.1]")
-    before = {m.attempt: m for m in everything(sweep.store)}
-    sweep.run_here("betas=[0.5,0.1]")
-    made = {m.step: m for m in everything(sweep.store) if m.attempt not in before}
-    assert sorted(made) == ["evaluate", "report", "train_dpo"]
-    assert len(everything(sweep.store)) == len(before) + len(made)
-    evaluated = [m for m in before.values() if m.step == "evaluate"]
-    margins = [m.metrics.get("eval_rewards/margins") for m in evaluated]
-    assert made["evaluate"].metrics["eval_rewards/margins"] not in margins
-
-
 # --- looked at: losses side by side, divergence, KTO, reports ------------------------------------
 
 SECTIONS = (
@@ -501,13 +469,6 @@ def test_the_divergence_is_of_what_the_model_draws_itself(looked_at: Desk) -> No
     kl = made.metrics["kl"]
     assert kl["low"] <= kl["value"] <= kl["high"]
     assert abs(made.metrics["kl_per_token"]["value"]) < 10
-
-
-def test_the_card_says_how_it_was_before_and_what_it_is_made_from(looked_at: Desk) -> None:
-    card = (looked_at.content("export_hf") / "README.md").read_text()
-    assert "| metric | before | after | change | p |" in card
-    for ancestor in ("base model | import_model", "training data | load_preferences"):
-        assert f"| {ancestor} |" in card
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import errno
 import gzip
 import io
 import json
-import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -48,15 +47,11 @@ from pipeline import (
     look_again,
     run,
     step,
-    tune,
 )
 from pipeline.cli import app
 from pipeline.experiment import ExperimentConfig, main
-from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
-from pipeline.plan.planning import make_plan
 from pipeline.running.attempts import Executor
-from pipeline.running.run_request import require_packages
 from pipeline.running.session import RunFailed
 from pipeline.uncaught.user_errors import message_of
 from steps.data.formats.choice import FormatChoice
@@ -434,19 +429,12 @@ def twice(out: Output) -> Metrics:
     return {"n": 2}
 
 
-def undecorated_step(out: Output) -> Metrics:
-    return {}
-
-
 def change(loss: Any) -> None:
     loss.beta = 0.2
 
 
 class Undecorated(ExperimentConfig):
     beta: float = 0.1
-
-
-LISTED = {"__annotations__": {"sizes": list}, "sizes": [1]}
 
 
 class Undeclared(Dpo):
@@ -658,13 +646,6 @@ def test_a_file_that_this_user_may_not_write_is_named(there: bool) -> None:
     assert said == f"{rows}: Permission denied"
 
 
-def test_a_file_that_own_code_may_not_read_is_left_to_python(tmp_path: Path) -> None:
-    (tmp_path / "own").touch(0)
-    with not_as_root(), pytest.raises(PermissionError) as caught:
-        (tmp_path / "own").read_text()
-    assert message_of(caught.value) is None
-
-
 def test_a_folder_of_data_that_this_user_may_not_list_is_named() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (closed := Path(folder, "rows")).mkdir(0)
@@ -756,15 +737,6 @@ def test_a_planned_script_does_too(
     require_message(planned.err + capfd.readouterr().err, told)
 
 
-CAUGHT = """
-from pipeline import File
-
-try:
-    File("nope.jsonl").identity()
-except Exception as error:
-    print(type(error).__name__)
-"""
-
 UNGUARDED = """
 from pipeline import Output, run, step
 
@@ -803,27 +775,6 @@ def test_a_script_without_a_guard_is_told_to_put_one(
     assert "Traceback" not in ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("call", "begin"),
-    [("run", lambda: run([mistaken("gpus")])), ("main", lambda: main(as_any(dict))),
-     ("tune", lambda: tune(as_any(dict), as_any(None), {}, "a.b", trials=1))],
-)  # fmt: skip
-def test_a_process_that_imports_the_script_begins_no_run(
-    call: str, begin: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the processes of multiprocessing do; each would run the whole script again."""
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(TemperError, match=rf"^{call}\(\) was called again by a process"):
-        begin()
-
-
-def test_an_exception_that_is_no_message_stays_python_s(tmp_path: Path) -> None:
-    ran = in_a_script(tmp_path, "import pipeline\nint('x')\n")
-    assert "Traceback" in ran.stderr
-    caught = in_a_script(tmp_path, CAUGHT)
-    assert caught.stdout == "TemperError\n"
-
-
 @pytest.mark.parametrize("source", ["-c", "-"])
 def test_a_step_that_is_typed_in_is_refused_with_what_to_do(source: str, tmp_path: Path) -> None:
     text = UNGUARDED.replace("run(", "print(")
@@ -850,23 +801,6 @@ def test_a_notebook_shows_the_message_in_place_of_a_traceback() -> None:
     """IPython asks an exception for its lines by this name."""
     error: Any = TemperError("no rows;\nadd some")
     assert error._render_traceback_() == ["error: no rows; add some"]
-
-
-def test_what_a_job_s_machine_has_is_not_known_here(tmp_path: Path, store: Store) -> None:
-    plan = make_plan({"trained": trained(Training(Backend()))}, store)
-    require_packages(plan, LauncherConfig(use=["slurm"]))
-    with pytest.raises(TemperError, match="pip install no_such_package"):
-        require_packages(plan, LauncherConfig(use=["local"]))
-
-
-def test_a_step_that_has_a_part_by_its_manifest_is_asked_for_no_other(
-    tmp_path: Path, store: Store, console: Console
-) -> None:
-    (source := tmp_path / "source.txt").write_text("1")
-    made = one_part(File(str(source)))
-    run([made], store, console=console)
-    with pytest.raises(TemperError, match="no part 'test'; it has: train"):
-        run([use(made["test"])], store, console=console)
 
 
 def test_a_folder_of_the_hubs_cache_names_its_snapshots(tmp_path: Path) -> None:

@@ -111,22 +111,6 @@ def test_steps_of_cells_run_and_every_edit_of_a_cell_counts(
     assert (one[0]["note"], two[0]["note"]) == ("1", "2"), "so is a file that was read"
 
 
-def test_steps_below_a_magic_and_after_a_script_run_as_those_of_any_cell(
-    session: Session, tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text("HERE = __file__\n")
-    below = STEPS.replace("%time first = 1\n", "")
-    _, _, _, first, _, _, again, edited, shown = session(
-        SETTINGS, HELPER, STEPS, "made(words('banana'))",
-        "%run -i script.py", f"%%time\n{HELPER}{below}", "made(words('banana'))",
-        f"%%time\n{HELPER}{below}".replace("* config", "* 2 * config"), "made(words('banana'))",
-    )  # fmt: skip
-    assert first[0] == {"all": "bAnAnA" * 6}
-    assert again == first, "the magic is no code"
-    assert edited is None
-    assert shown[0] == {"all": "bAnAnA" * 12}
-
-
 def test_another_session_finds_what_was_made(session: Session) -> None:
     cells = (SETTINGS, HELPER, STEPS, "made(words('banana'))")
     first = session.from_a_shell(*cells)[-1]

@@ -8,21 +8,16 @@ reference (`test_training_loop`); a mean weighted by micro-batches (`test_object
 
 import dataclasses
 import json
-import math
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import oracle
 import pytest
 import torch
 from safetensors.torch import load_file
-from step_output import Folder
 from tiny_models import (
     SIZES,
     VOCABULARY,
@@ -43,16 +38,13 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
-from pipeline import File, adopt
+from pipeline import adopt
 from steps.data.images.placeholders import reads_images
-from steps.import_model import import_model
 from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.kinds import Model, PairTokens
 from steps.losses.dpo import Dpo
-from steps.models.adapters import add_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
-from steps.models.folder_check import fault_of
 from steps.models.folders import load_model
 from steps.models.importing import import_pretrained
 from steps.models.workplace import Workplace
@@ -283,39 +275,6 @@ def test_no_setting_is_left_out_of_what_a_result_is_cached_under(
 # --- losses --------------------------------------------------------------------------------------
 
 
-def test_evaluation_during_training_uses_the_loss_that_is_trained(
-    policy: Path, tmp_path: Path
-) -> None:
-    """Two copies of one loss drift apart."""
-    records = pair_records(6)
-    reference = reference_of(policy, records, tmp_path / "held-out")
-    loss = Dpo(0.4, label_smoothing=0.1, nll_weight=0.3)
-    config = DpoConfig(
-        batch_size=6, max_steps=3, epochs=3, eval_every_steps=1, loss=loss, optimizer=FAST
-    )
-    log = dpo(policy, records, config, tmp_path, held_out=(records, reference))
-    for step, following in pairwise(log):
-        evaluated = {n.removeprefix("eval_"): v for n, v in step.items() if n.startswith("eval_")}
-        assert evaluated == pytest.approx({name: following[name] for name in evaluated}, abs=1e-6)
-        assert "loss" in evaluated
-        assert "rewards/margins" in evaluated
-
-
-def test_an_adapter_moves_the_loss_from_the_second_step_on(policy: Path, tmp_path: Path) -> None:
-    config = DpoConfig(batch_size=6, epochs=3, optimizer=FAST, lora=LoraConfig(r=4))
-    log = dpo(policy, pair_records(6), config, tmp_path)
-    assert log[0]["loss"] == math.log(2)
-    assert log[0]["grad_norm"] > 0
-    assert abs(log[1]["loss"] - math.log(2)) > 1e-4
-    assert log[2]["loss"] < log[1]["loss"] < math.log(2)
-
-
-def test_training_without_a_gradient_is_an_error(policy: Path) -> None:
-    model = load_model(policy)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        Updater(model, FAST).step(1e-3)
-
-
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 3}, {"intermediate_size": 48}])
 def test_weights_that_a_config_describes_and_a_folder_lacks_are_not_drawn_at_random(
     policy: Path, tmp_path: Path, change: dict[str, int]
@@ -327,29 +286,6 @@ def test_weights_that_a_config_describes_and_a_folder_lacks_are_not_drawn_at_ran
         import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
     with pytest.raises(ValueError, match=r"do not fit its config.json: they lack model\.layers"):
         load_model(policy)
-
-
-def test_a_whole_model_beside_an_adapter_is_refused(policy: Path, tmp_path: Path) -> None:
-    """Transformers would put the adapter on the model, and then save the adapter alone."""
-    word_tokenizer().save_pretrained(policy)
-    adapted = add_adapter(load_model(policy), LoraConfig(r=2), seed=0)
-    save_adapter(adapted, tmp_path / "adapter", "")
-    for file in (tmp_path / "adapter").iterdir():
-        shutil.copyfile(file, policy / file.name)
-    assert "both a whole model and an adapter" in fault_of(policy)
-    with pytest.raises(ValueError, match="both a whole model and an adapter"):
-        load_model(policy)
-    with pytest.raises(ValueError, match=r"an adapter .* lies beside a whole model"):
-        import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
-
-
-def test_an_adapter_alone_is_not_imported(policy: Path, tmp_path: Path) -> None:
-    """Of a folder the plan says it; what the Hub has is known only when the step runs."""
-    adapted = add_adapter(load_model(policy), LoraConfig(r=2), seed=0)
-    save_adapter(adapted, tmp_path / "adapter", "")
-    word_tokenizer().save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"adapter without its base; merge them with peft"):
-        import_pretrained(str(tmp_path / "adapter"), tmp_path / "out", Dtype.float32, None)
 
 
 @pytest.mark.parametrize("build", [llama, lambda: llama(tied=False)])
@@ -406,19 +342,6 @@ def test_quantised_weights_are_not_imported(policy: Path, tmp_path: Path) -> Non
         import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
 
 
-def test_a_model_in_a_bucket_is_no_folder_of_that_name_here(
-    policy: Path, gcs_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The object's path in the bucket, without gs://, may be a relative path of this machine."""
-    word_tokenizer().save_pretrained(policy)
-    url = f"{gcs_bucket}/llama"
-    fsspec.url_to_fs(url)[0].put(f"{policy}/", f"{url}/", recursive=True)
-    monkeypatch.chdir(tmp_path)
-    Path(url.removeprefix("gs://")).mkdir(parents=True)
-    import_model.function(Folder(tmp_path / "out"), File(url))
-    assert load_model(tmp_path / "out").config.model_type == "llama"
-
-
 # --- precision -----------------------------------------------------------------------------------
 
 
@@ -473,13 +396,6 @@ def rewards_margin(model: Path, reference: Path, records: list[dict]) -> float:
             chosen, rejected = ratios[0] - ratios[1]
             margins.append(0.1 * (chosen - rejected).item())
     return sum(margins) / len(margins)
-
-
-def test_a_model_that_was_packed_generates_as_before(policy: Path, tmp_path: Path) -> None:
-    config = DpoConfig(batch_size=4, max_steps=1, optimizer=OptimizerConfig(learning_rate=1e-12))
-    dpo(policy, pair_records(4), config, tmp_path)
-    prompt = torch.tensor([[3, 4, 5, 6]])
-    assert torch.equal(*(written(folder, prompt) for folder in (policy, tmp_path / "model")))
 
 
 def written(folder: Path, prompt: Tensor) -> Tensor:
