@@ -9,6 +9,7 @@ import errno
 import gzip
 import io
 import json
+import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,7 @@ from pipeline import (
     look_again,
     run,
     step,
+    tune,
 )
 from pipeline.cli import app
 from pipeline.experiment import ExperimentConfig, main
@@ -773,6 +775,20 @@ def test_a_script_without_a_guard_is_told_to_put_one(
     assert f"{call}() was called in the worker of a step" in ran.stdout
     assert 'put it under `if __name__ == "__main__":`' in ran.stdout
     assert "Traceback" not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "begin"),
+    [("run", lambda: run([mistaken("gpus")])), ("main", lambda: main(as_any(dict))),
+     ("tune", lambda: tune(as_any(dict), as_any(None), {}, "a.b", trials=1))],
+)  # fmt: skip
+def test_a_process_that_imports_the_script_begins_no_run(
+    call: str, begin: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the processes of multiprocessing do; each would run the whole script again."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(TemperError, match=rf"^{call}\(\) was called again by a process"):
+        begin()
 
 
 @pytest.mark.parametrize("source", ["-c", "-"])
