@@ -99,14 +99,6 @@ def test_the_judge_of_a_conversation_sees_the_calls_of_tools_with_their_replies(
     assert seen == [f"user: How large?\n\nassistant: {called}\n\ntool: 405|{ASKED.text}"]
 
 
-def test_a_row_without_an_answer_is_judged_only_by_a_template_that_needs_none() -> None:
-    with answering(lambda asked, content: asked.say(reply("VERDICT: RIGHT"))) as address:
-        judge = LlmJudge("j", address=address)
-        asked = replace(ASKED, answer=None)
-        assert judge.check(asked).reason == "the row has no answer"
-        assert replace(judge, template="Polite? {text}").check(asked).verdict is RIGHT
-
-
 @pytest.mark.parametrize(
     ("failing", "reason"),
     [
@@ -133,35 +125,6 @@ def test_what_passes_is_tried_again_and_what_stays_is_no_verdict(
     assert judgement.verdict is NONE
     assert reason in judgement.reason
     assert address not in judgement.reason
-
-
-@pytest.mark.parametrize(
-    ("asked_for", "least", "most"),
-    [
-        ("30", 30, 30),
-        ("Thu, 01 Jan 2099 00:00:00 GMT", 3600, 3600),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0, 20),
-        ("-5", 0, 20),
-        ("nan", 0, 20),
-        ("soon", 0, 20),
-    ],
-)
-def test_the_next_try_waits_as_long_as_the_address_asks_for(
-    asked_for: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", waited.append)
-
-    def answer(asked: Asked, content: Any) -> None:
-        if waited:
-            asked.say(reply("VERDICT: RIGHT"))
-        else:
-            asked.say({}, 429, Retry_After=asked_for)
-
-    with answering(answer) as address:
-        assert LlmJudge("j", address=address, tries=2).check(ASKED).verdict is RIGHT
-    (pause,) = waited
-    assert least <= pause <= most
 
 
 def test_a_refusal_and_a_redirection_are_not_tried_again() -> None:

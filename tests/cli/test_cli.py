@@ -6,7 +6,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import command_line
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from manifests import manifest
 from numbers_lab import Lab, end, start_held_driver
 from own_script import TEMPER
@@ -22,7 +20,6 @@ from rich.console import Console
 from toy_steps import Times, add, fail, slow_count
 from typer.main import get_command
 from typer.testing import CliRunner, Result
-from users import not_as_root
 from waiting import HANGS_SECONDS
 
 from pipeline import Store, TemperError, run
@@ -34,7 +31,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Discovered, Manifest
-from pipeline.store.objects import LocalObjects, Objects
+from pipeline.store.objects import Objects
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -119,16 +116,6 @@ def test_the_help_of_every_command_fits_into_80_columns(monkeypatch: pytest.Monk
         assert max(map(len, page.splitlines())) <= 80, name
 
 
-def test_an_artifact_is_named_by_its_step_or_the_beginning_of_its_key(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    old = newest(lab, "multiply")
-    lab.run(product=lab.product(Times(3)))
-    new = newest(lab, "multiply")
-    assert temper(lab, "path", "multiply") == lab.store.content_path(new)
-    assert temper(lab, "path", f"multiply@{old.key[:6]}") == lab.store.content_path(old)
-    assert f'"attempt": "{old.attempt}"' in temper(lab, "show", f"multiply@{old.key}")
-
-
 def test_a_name_that_means_several_artifacts_is_refused_with_their_names(lab: Lab) -> None:
     made = [commit(lab, {"seed": seed}, attempt=f"try-{seed}") for seed in range(17)]
     by_digit: dict[str, list[Manifest]] = {}
@@ -152,12 +139,6 @@ def test_a_place_without_a_store_says_what_to_set(lab: Lab, command: str) -> Non
     (Path(lab.store.root) / "photographs").mkdir(parents=True)
     assert "set --store or TEMPER_STORE" in refusal(lab, command)
     assert [path.name for path in Path(lab.store.root).iterdir()] == ["photographs"]
-
-
-@pytest.mark.usefixtures("product")
-def test_the_path_of_data_that_is_gone_is_refused(lab: Lab) -> None:
-    lab.store.evict(newest(lab, "multiply"))
-    assert "is evicted; a run that asks for it makes it again" in refusal(lab, "path", "multiply")
 
 
 def test_the_log_of_a_failed_attempt_is_shown(lab: Lab) -> None:
@@ -290,20 +271,6 @@ def test_two_steps_are_compared_without_their_code_and_without_python_s_dicts(la
     assert "{" not in shown
 
 
-def test_two_artifacts_are_told_apart(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    old = newest(lab, "multiply")
-    lab.run(product=lab.product(Times(3)))
-    shown = temper(lab, "diff", f"multiply@{old.key}", "multiply")
-    assert "settings: 1 difference\nconfig.factor: 2 → 3" in shown
-    assert "inputs: no difference" in shown
-    assert "function" not in shown
-    assert "files: 1 difference, 0 the same" in shown
-    assert "largest 6 9" in shown
-    itself = temper(lab, "diff", "multiply", "multiply")
-    assert "files: no difference, 1 the same" in itself
-
-
 # --- letting go and checking ---------------------------------------------------------------------
 
 
@@ -365,16 +332,6 @@ def test_a_flipped_byte_is_found_and_the_next_run_that_needs_it_heals_it(lab: La
     assert "3 artifacts intact, 0 damaged; 1 passed over" in temper(lab, "verify")
 
 
-def test_all_artifacts_of_a_step_are_verified_or_the_one_of_a_key(lab: Lab) -> None:
-    lab.run(one=lab.product(), other=lab.product(Times(3)))
-    first, second = Catalog(lab.store).history("multiply")
-    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify", "multiply")
-    damage(lab, first, "values.json")
-    assert "1 artifact intact, 0 damaged" in temper(lab, "verify", f"multiply@{second.key}")
-    assert "1 artifact intact, 1 damaged" in call(lab, "verify", "multiply").output
-    assert "no artifact of 'multply'" in refusal(lab, "verify", "multply")
-
-
 @pytest.mark.parametrize("names", [[], ["multiply"], ["multiply@{key}"]])
 @pytest.mark.usefixtures("product")
 def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) -> None:
@@ -392,36 +349,6 @@ def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) ->
     assert f"{path}isdamaged;see:" in listed
 
 
-@pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Parts of paths of files that are listed, and that requests do not find."""
-    parts: list[str] = []
-    read, opened = LocalObjects.read, LocalFileSystem.open
-
-    def read_some(objects: LocalObjects, path: str) -> bytes | None:
-        return None if any(part in path for part in parts) else read(objects, path)
-
-    def open_some(fs: LocalFileSystem, path: str, *args: Any) -> Any:
-        if any(part in path for part in parts):
-            raise FileNotFoundError(path)
-        return opened(fs, path, *args)
-
-    monkeypatch.setattr(LocalObjects, "read", read_some)
-    monkeypatch.setattr(LocalFileSystem, "open", open_some)
-    return parts
-
-
-@pytest.mark.usefixtures("product")
-def test_a_file_that_is_listed_and_not_found_is_not_marked(lab: Lab, hidden: list[str]) -> None:
-    (made,) = Catalog(lab.store).history("multiply")
-    hidden.append(lab.store.content_path(made))
-    result = call(lab, "verify")
-    assert result.exit_code == 1
-    assert "1 artifact intact, 0 damaged, 1 not checked" in result.output
-    hidden.clear()
-    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify")
-
-
 @pytest.mark.usefixtures("product")
 def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab) -> None:
     lab.store.evict(newest(lab, "numbers"))
@@ -430,28 +357,6 @@ def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab)
     result = call(lab, "verify", "multiply")
     assert result.exit_code == 1
     assert "found nothing" in result.output
-
-
-@pytest.mark.usefixtures("product")
-def test_a_file_that_may_not_be_read_is_named_and_the_others_are_checked(lab: Lab) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        store = Store(str(shutil.copytree(lab.store.root, f"{folder}/store")))
-        (closed,) = Catalog(store).history("multiply")
-        (spoilt,) = Catalog(store).history("numbers")
-        (Path(store.content_path(closed)) / "values.json").chmod(0)
-        file = Path(store.content_path(spoilt)) / "test" / "values.json"
-        size = file.stat().st_size
-        file.chmod(0o644)
-        file.write_text("x" * size)
-        with not_as_root():
-            result = CliRunner().invoke(app, ["verify"], env={"TEMPER_STORE": store.url})
-        assert result.exit_code == 1
-        said = " ".join(result.output.split())
-        assert f"{closed.name}: values.json was not checked" in said
-        assert "Permission denied; let this user read it" in said
-        assert f"{spoilt.name}: test/values.json is damaged" in said
-        assert "0 artifacts intact, 1 damaged, 1 not checked" in said
 
 
 def test_collecting_is_a_dry_run_until_it_is_said(lab: Lab) -> None:

@@ -268,15 +268,6 @@ def test_a_file_s_path_may_be_dotted() -> None:
     assert config(dotted) == config(nested) == config_of("dpo", *ASKED)
 
 
-def test_a_file_may_mix_several_sources() -> None:
-    mixture = "{ours: {path: my rows.jsonl, weight: 3}, theirs: {path: my rows.jsonl}}"
-    Path("r.yaml").write_text(f"recipe: dpo\ndata:\n  mixture: {mixture}\nmodel: a model\n")
-    mixed = config(temper("run", "r.yaml", "--cfg", "job"))
-    typed = "{ours:{path:'my rows.jsonl',weight:3},theirs:{path:'my rows.jsonl'}}"
-    asked = ("data=mine", "scale=own", f"data.mixture={typed}", "--model", "a model")
-    assert mixed == config_of("dpo", *asked)
-
-
 @pytest.mark.parametrize(
     ("mixture", "error"),
     [
@@ -311,27 +302,6 @@ def test_an_option_of_this_folder_which_no_recipe_reads_is_not_another_in_silenc
     assert ("to choose the mixture that ships" in told) == ("launcher=ours" not in words)
 
 
-def test_a_scale_that_is_typed_stays() -> None:
-    own = config_of("dpo", *ASKED, "scale=smoke")
-    assert own == config_of("dpo", "data.path='my rows.jsonl'", "--model", "a model", "scale=smoke")
-    assert own != config_of("dpo", *ASKED)
-    assert config_of("dpo", "--model", "a model").endswith(
-        config_of("dpo", "--model", "a model", "data=house_style")
-    )
-
-
-def test_a_typed_path_replaces_the_file_s() -> None:
-    Path("r.yaml").write_text("recipe: dpo\nmodel: {path: no/model}")
-    told = temper("run", "r.yaml", "--model", "typed.gguf").error
-    assert "model typed.gguf does not exist" in told
-
-
-def test_nothing_is_overwritten() -> None:
-    Path("my.yaml").write_text("mine")
-    assert "my.yaml is there already" in temper("recipes", "copy", "dpo", "my.yaml").error
-    assert Path("my.yaml").read_text() == "mine"
-
-
 def test_the_version_is_the_packages() -> None:
     from pipeline import __version__
 
@@ -345,12 +315,6 @@ def test_a_copied_script_keeps_the_kl_penalty_of_its_recipe(recipe: str, method:
     copied = config(script(Path("mine.py").absolute(), method, "--cfg", "job"))
     assert copied == config_of(recipe, method)
     assert ("k1_in_reward" in copied) == (method != "rl=raft")
-
-
-def test_an_option_that_an_optional_choice_lacks_is_refused() -> None:
-    said = temper("run", "rlhf", *ASKED, "kl/light=strong", "--plan")
-    assert said.status == 1
-    assert "kl/light=strong: there is only policy_gradient" in said.error
 
 
 @pytest.mark.parametrize("option", ["one", "one.yaml", "folder/two"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from command_line import Said, script, temper
+from command_line import Said, script
 from omegaconf import OmegaConf
 from places import REPOSITORY
 
@@ -69,23 +69,8 @@ def test_the_page_gives_values_sentences_papers_and_choices(page: Said) -> None:
     assert "One of float32," in page.out
 
 
-def test_help_about_a_choice_explains_its_options() -> None:
-    out = script(DPO, "--help", "dpo/loss").out
-    assert re.search(r"dpo/loss=simpo +SimPO \(Meng, Xia and Chen 2024", out)
-    out = script(DPO, "--help", "scale").out
-    assert re.search(r"scale=own +One's own rows: one epoch", out)
-
-
 def test_help_about_a_word_shows_the_settings_that_have_it() -> None:
     out = script(DPO, "--help", "warmup").out
     settings = re.findall(r"^  (\S+) =", out, re.MULTILINE)
     names = ("warmup_steps", "warmup_fraction", "warmup_from_zero")
     assert settings == [f"{step}.optimizer.{name}" for step in ("sft", "dpo") for name in names]
-
-
-def test_no_summary_of_a_command_is_cut() -> None:
-    for asked in ("--help", "-h"):
-        said = temper(asked)
-        assert said.status == 0
-        assert "..." not in said.out.replace("[ARGS]...", "").replace("[SETTING=VALUE]...", "") \
-            .replace("[OVERRIDES]...", "")  # fmt: skip

@@ -1,7 +1,6 @@
 """Mistakes in the YAML files of an experiment's own ``conf``: one line, with what was meant."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import script, temper
+from command_line import script
 
 from pipeline import TemperError, experiment
 from pipeline.tuning.driver import TUNING, Options
@@ -145,48 +144,6 @@ def test_a_study_keeps_the_config_that_it_began_with(
     monkeypatch.setattr(experiment, "search", search)
     assert "enough" in script(mine, "model.width=1,2").error
     assert found == [(4, 2), (4, 2)]
-
-
-def test_a_plan_of_a_study_shows_its_first_trials_and_runs_nothing(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        os, "execve", lambda path, words, all: monkeypatch.setenv(TUNING, all[TUNING])
-    )
-    settings = ["model.width=1,2,3", "store=here"]
-    temper("tune", "mine.py", *settings, "--metric", "made.n", "--trials", "2",
-           "--sampler", "grid", "--plan")  # fmt: skip
-    said = script(mine, *settings)
-    assert said.status == 0
-    assert "2 to run, 0 cached" in said.out
-    assert "a plan of all trials; nothing has run" in said.out
-    assert not Path("here/artifacts").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (["force=[work]"], "tune: a study has no use for force; leave it out"),
-        (["only=[work]"], "tune: a study has no use for only"),
-        (["jobs=1,2"], "tune: jobs changes no result, so it cannot vary; give one value"),
-        (["launcher.use=[local],[slurm]"], "tune: launcher.use changes no result"),
-    ],
-)
-def test_a_study_refuses_what_it_has_no_use_for(
-    mine: Path, settings: list[str], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 2))))
-    assert told in script(mine, "model.width=1,2", *settings).error
-
-
-def test_a_value_that_does_not_exist_is_found_before_a_trial_runs(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TUNING, json.dumps(asdict(Options("made.n", 1))))
-    assert (
-        "Value 'x' of type 'str' could not be converted to Integer; full_key: model.width"
-        in script(mine, "model.width=1,2,x").error
-    )
 
 
 def test_a_config_that_would_be_ignored_is_refused(mine: Path) -> None:

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from command_line import script, temper
+from command_line import script
 
 EXPERIMENT = """
 from dataclasses import dataclass, field
@@ -157,29 +157,3 @@ def test_a_choice_may_be_none_by_default_and_have_a_frozen_base_without_fields(
     path = tmp_path / "chosen.py"
     path.write_text(CHOICE)
     assert made in script(path, *settings, "--plan").out
-
-
-def test_a_sweep_takes_another_store_without_a_folder_of_configs(tmp_path: Path) -> None:
-    """Hydra took the package store/ beside its caller for a group of options."""
-    path = tmp_path / "chosen.py"
-    path.write_text(CHOICE)
-    said = script(path, "-m", "part=small", "store=elsewhere", "--plan")
-    assert "job 1: part=small" in said.out
-    assert "store" not in said.err
-
-
-def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
-    said = script(mine, "-m", "data.max_train=4,5", "jobs=2", "--plan")
-    headings = [line for line in said.out.splitlines() if line.startswith("job ")]
-    assert [" ".join(line.split()[:3]) for line in headings] == [
-        "job 1: data.max_train=4",
-        "job 2: data.max_train=5",
-    ]
-
-
-@pytest.mark.parametrize("recipe", ["sft", "dpo", "betas"])
-def test_a_copied_script_works_where_it_lies(mine: Path, recipe: str) -> None:
-    assert temper("recipes", "copy", recipe, "copied.py").status == 0
-    said = script(mine.parent / "copied.py", "data=mine", "data.path=rows.jsonl", "--plan")
-    assert said.status == 0, said.err
-    assert "train_sft" in said.out

@@ -598,13 +598,6 @@ def test_what_is_read_of_a_data_set_is_in_its_identity(chosen: dict[str, Any], h
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("path", ["hf://datasets/a/b@main/x.json", "/tmp/x.json", "../x.json"])
-def test_files_outside_of_a_data_set_are_refused(path: str) -> None:
-    for chosen in ({"data_dir": path}, {"data_files": path}, {"data_files": {"train": [path]}}):
-        with pytest.raises(TemperError, match="is not in the repository"):
-            HubDataset("owner/data", COMMIT, "train", **chosen)  # type: ignore[arg-type]
-
-
 def test_a_branch_or_tag_is_pinned_to_its_commit(hub: Hub) -> None:
     model, tagged = HubModel("owner/model"), HubModel("owner/model", "v1.0")
     data = HubDataset("owner/data", "", "train")

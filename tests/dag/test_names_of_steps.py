@@ -16,14 +16,13 @@ from numbers_lab import Lab
 from places import SUPPORT
 from toy_steps import Times, add, multiply, slow_count
 
-from pipeline import Output, Step, Store, TemperError, step
+from pipeline import Output, Step, TemperError, step
 from pipeline.cli.differences.compare import compare
 from pipeline.cli.maintenance.garbage import Kind, Policy, find_garbage
 from pipeline.dag.canonical import Json
 from pipeline.dag.step import StepFunction
 from pipeline.plan.planning import State, make_plan
 from pipeline.plan.rerun_reasons import History
-from pipeline.plan.unfinished import Unfinished
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import names_of_runs
@@ -180,15 +179,6 @@ def test_what_is_used_under_a_new_name_is_not_collected(lab: Lab) -> None:
     assert not [g for g in findings.garbage if g.kind in (Kind.ARTIFACT, Kind.DATA)]
 
 
-def test_an_evicted_artifact_of_an_earlier_name_is_made_again(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    lab.store.evict(Catalog(lab.store).history("multiply")[0])
-    scale = renamed("scale", was=("multiply",))
-    assert lab.run(product=product(lab, scale)) == ["multiply"], "as its function writes it"
-    assert lab.run(product=product(lab, scale)) == []
-    assert [len(Catalog(lab.store).history(name)) for name in ("multiply", "scale")] == [1, 1]
-
-
 def test_two_functions_of_one_name_and_version_are_refused_in_one_experiment(
     lab: Lab,
     module: Make,
@@ -310,15 +300,6 @@ def test_a_step_that_will_resume_says_from_where(lab: Lab) -> None:
         assert again.reason == f"never run; goes on from its scratch of {at}{shown}"
         assert again.left == left
     assert reason(lab, slow_count(8, lab.journal)) == "never run"
-
-
-def test_a_step_whose_scratch_is_in_the_bucket_alone_goes_on_from_there() -> None:
-    store = Store(f"memory://{time.time_ns()}")
-    key = "0" * 32
-    store.objects.create(f"{store.staged_scratch('fit', key)}/0/0/1.json", b"{}")
-    left = Unfinished(store)
-    assert left.of("fit", key) == ("goes on from the copy of its scratch", 1.0)
-    assert left.of("fit", "1" * 32) == ("", 1.0)
 
 
 @step

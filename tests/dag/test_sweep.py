@@ -124,31 +124,3 @@ def test_results_are_rows_and_intervals_keep_their_ends() -> None:
     assert heading == ["", "loss", "margin", "extra"]
     assert before == ["before", "0.6931", "0", "–"]
     assert after == ["beta=0.1", "0.25", "0.52 (0.4 – 0.612)", "True"]
-
-
-def test_chosen_metrics_are_shown_in_the_order_chosen() -> None:
-    heading, before, _ = shown(compare(RESULTS, ["pairs", "loss"]))
-    assert heading == ["", "pairs", "loss"]
-    assert before == ["before", "24", "0.6931"]
-    with pytest.raises(TemperError, match="no result has the metric 'los'; did you mean loss"):
-        compare(RESULTS, ["los"])
-
-
-@pytest.mark.parametrize("width", [40, 100, 300])
-def test_what_does_not_fit_beside_the_rest_is_in_a_table_below(width: int) -> None:
-    metrics = {f"gain/eval_rewards/metric_{i}": i for i in range(9)}
-    results = {
-        f"beta={beta}": result(
-            **{m: {"value": beta + i, "low": i, "high": 1 + i} for m, i in metrics.items()}
-        )
-        for beta in (0.1, 0.2)
-    }
-    assert max(map(len, printed(compare(results), width))) <= width
-    lines = shown(compare(results), width)
-    for beta in (0.1, 0.2):
-        cells = [cell for line in lines if line[0] == f"beta={beta}" for cell in line[1:]]
-        assert cells == [f"{beta + i} ({i} – {1 + i})" for i in range(9)]
-    headings = [line[1:] for line in lines if not line[0]]
-    assert [h for line in headings for h in line if h.startswith("metric")] == [
-        f"metric_{i}" for i in range(9)
-    ]

@@ -22,7 +22,6 @@ from pipeline import Output, Step, Store, run, step
 from pipeline.estimate.estimates import Estimates, Estimator
 from pipeline.estimate.machine import Hardware
 from pipeline.estimate.past_runs import PastRun, past_run, seconds_of
-from pipeline.estimate.remaining import Ahead, left_of
 from pipeline.plan.planning import Plan, make_plan
 from pipeline.show.terminal import show_plan
 from pipeline.store.catalog import Catalog
@@ -73,19 +72,6 @@ def test_a_step_takes_what_its_last_run_took_and_totals_say_what_is_unknown(stor
     text = shown(plan, estimates)
     assert "~" not in text
     assert ": at least 1 s, time of 1 step unknown (never run on such hardware), " in text
-
-
-def test_a_step_whose_inputs_are_made_again_is_estimated_by_those_that_were(store: Store) -> None:
-    """As after an edit of the code that made them; other arguments make other inputs."""
-    rows = write_rows(1000)
-    run({"sum": sum_rows(rows)}, store, console=QUIET)
-    catalog = Catalog(store)
-    for other, is_known in ((rows, True), (write_rows(999), False)):
-        plan = make_plan({"sum": sum_rows(other)}, store, ["write_rows", "sum_rows"], catalog)
-        estimates = Estimator(catalog).estimate(plan)
-        assert (estimates.of[sum_rows(other).fingerprint].seconds is not None) == is_known
-    text = shown(*planned(store, sum=sum_rows(write_rows(999))))
-    assert "time of 1 step unknown (never run on such inputs)" in text
 
 
 @step(version="1")
@@ -149,21 +135,6 @@ def test_a_declaration_that_breaks_or_is_not_there_breaks_no_plan(store: Store) 
     assert made.provenance["foreseen"] == {"work": {}}
 
 
-@pytest.mark.real_workers
-def test_a_run_records_what_it_took_and_needed_without_who_started_it(store: Store) -> None:
-    """A driver may be a notebook that holds a large table."""
-    large = bytearray(b"1") * 2**28
-    made = run({"sum": sum_rows(write_rows(1000))}, store, console=QUIET)["sum"].manifest
-    took = made.provenance["spent"]
-    assert took["model"]
-    assert 1e6 < took["memory"] < len(large)
-    assert took["cpu_seconds"] > 0
-    assert 0 < took["seconds"] < made.seconds  # without the start of the worker
-    assert "resumed" not in took
-    needed = {"work": {"rows": 1000.0}, "memory": 2e8, "disk": 20.0}
-    assert made.provenance["foreseen"] == needed
-
-
 @pytest.mark.parametrize(
     ("changes", "took"),
     [
@@ -216,12 +187,3 @@ def test_a_step_that_does_not_fit_into_memory_is_named(store: Store) -> None:
     small = {name: replace(estimate, capacity=5e7) for name, estimate in estimates.of.items()}
     text = shown(plan, replace(estimates, of=small))
     assert "! write_rows needs about 100 MB of memory, which has 50 MB" in text
-
-
-def test_what_is_left_is_laid_out_over_the_steps_that_run_at_once() -> None:
-    first, needs = Ahead("a", 10.0), frozenset({"a"})
-    rest = [Ahead("b", 4.0, needs), Ahead("c", 6.0, needs), Ahead("d", None, frozenset({"b"}))]
-    assert left_of([first, *rest], jobs=1) == (20, 1)
-    assert left_of([first, *rest], jobs=2) == (16, 1)
-    running = [Ahead("c", 1.0, needs, is_running=True), Ahead("b", 4.0, needs)]
-    assert left_of(running, jobs=1) == (5, 0)  # what they need is there

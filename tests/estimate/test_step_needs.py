@@ -15,7 +15,7 @@ import pytest
 from command_line import script
 from estimated_steps import write_rows
 from places import REPOSITORY
-from tiny_models import llama, model_folder
+from tiny_models import model_folder
 
 import steps
 from pipeline.dag.canonical import resolve_reference
@@ -24,11 +24,10 @@ from pipeline.estimate.machine import Hardware
 from pipeline.estimate.needs import Call, Needs
 from steps.evaluation.config import EvaluateConfig
 from steps.generation.config import SamplingConfig
-from steps.jax_backend.config import JaxTraining
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.online.config import RlConfig
-from steps.step_needs import model_at, model_of, of_model, trained_parameters
+from steps.step_needs import model_at, model_of, of_model
 from steps.training.config import DpoConfig, OptimizerConfig
 
 LLAMA = {
@@ -107,20 +106,6 @@ def test_parameters_are_counted_from_a_config_and_experts_from_the_files(tmp_pat
     assert small.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
 
 
-@pytest.mark.parametrize(
-    "lora", [LoraConfig(r=3), LoraConfig(r=3, modules_to_save=["embed_tokens", "lm_head"])]
-)
-def test_what_is_trained_with_adapters_is_counted(lora: LoraConfig) -> None:
-    from steps.models.adapters import add_adapter
-
-    model = llama(tied=False)
-    add_adapter(model, lora, seed=0)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    sizes = model_of(model.config.to_dict())
-    assert sizes is not None
-    assert trained_parameters(sizes, lora) == trained
-
-
 def memory(config: Any, hardware: Hardware = ONE, **more: Any) -> float:
     found = needs(config, hardware, **more).memory
     assert found is not None
@@ -179,15 +164,6 @@ def test_work_is_tokens_times_parameters(config: Any, more: dict[str, Any], toke
     if "tokens" not in more:  # steps are known without their rows
         unknown = needs(config).work
         assert unknown == ({"rows": 40} if getattr(config, "max_steps", None) else {})
-
-
-def test_of_a_tpu_or_another_backend_only_the_disk_is_known() -> None:
-    for found in (
-        needs(DpoConfig(), Hardware("v5p-8 chip", 4)),
-        needs(DpoConfig(backend=JaxTraining())),
-    ):
-        assert found.memory is None
-        assert found.disk == pytest.approx(32.1e9, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from steps.evaluation import intervals, paired
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.config import KlConfig
 from steps.evaluation.divergence import kl_per_token, sampled_kl, writing
-from steps.evaluation.intervals import mean, proportion
+from steps.evaluation.intervals import mean
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
 from steps.evaluation.several_samples import pass_at_k, share_of_samples
@@ -40,16 +40,6 @@ def test_a_bootstrap_interval_holds_the_truth_about_as_often_as_it_says(
     intervals = [mean(random.normal(3.0, 2.0, 60).tolist(), seed) for seed in range(30)]
     held = sum(one["low"] <= 3.0 <= one["high"] for one in intervals)
     assert 26 <= held <= 30
-
-
-def test_margins_that_mean_what_they_say_are_calibrated(random: np.random.Generator) -> None:
-    size = random.exponential(1.5, N)
-    right = random.random(N) < 1 / (1 + np.exp(-size))
-    margins = np.where(right, size, -size)
-    error = calibration_error(margins)
-    assert error["value"] < 0.03
-    assert sum(one.pairs for one in reliability(margins)) == N
-    assert all(one.low <= one.predicted <= one.high for one in reliability(margins)[2:8])
 
 
 @pytest.mark.parametrize(("meant", "truth"), [(1.0, 0.0), (0.5, 0.09), (0.0, 0.247)])
@@ -146,14 +136,6 @@ def test_sampled_kl_is_the_divergence_of_known_distributions(random: np.random.G
     assert each["value"] == pytest.approx(found["value"] / 4)
 
 
-def test_the_interval_of_a_single_prompt_is_that_of_its_responses() -> None:
-    ratios, tokens = [[0.1, 0.5, 0.9, 0.5]], [[1, 2, 3, 4]]
-    assert sampled_kl(ratios) == mean(ratios[0])
-    each = kl_per_token(ratios, tokens)
-    assert each["value"] == pytest.approx(2.0 / 10)
-    assert each["low"] < each["value"] < each["high"]
-
-
 def kl_of(policy: Path, reference: Path, records: list[dict[str, Any]], out: Path) -> dict:
     tokens = token_files(out / "tokens", PAIR_TOKENS, records)
     sampling = SamplingConfig(1, temperature=1.0, num_completions=2000)
@@ -236,14 +218,6 @@ def test_the_interval_of_a_share_of_samples_holds_it_where_prompts_differ(
         found = share_of_samples((random.random((50, 16)) < easy[:, None]).tolist())
         held += found["low"] <= 0.5 <= found["high"]
     assert held >= 85  # with an interval of 800 independent samples, about 55
-
-
-def test_a_share_of_samples_is_a_proportion_where_each_prompt_has_one() -> None:
-    assert share_of_samples([[True], [False], [True]]) == proportion(2, 3)
-    assert share_of_samples([[True, False], [False]])["value"] == 1 / 3
-    assert share_of_samples([[True] * 16] * 3) == pytest.approx(proportion(3, 3))
-    with pytest.raises(ValueError, match="not a proportion"):
-        share_of_samples([])
 
 
 def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one(

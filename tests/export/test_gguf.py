@@ -20,11 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipeline import File, TemperError
 from steps.export.config import GgufType
 from steps.export.gguf_file import write_gguf
-from steps.export_gguf import export_gguf
-from steps.import_model import import_model
 from steps.models import importing
 from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
@@ -386,59 +383,6 @@ def test_a_model_that_the_file_cannot_hold_is_refused_by_name(
     with pytest.raises(ValueError, match=told):
         write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
     assert not (tmp_path / "model.gguf").exists()
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "BPE with byte fallback"])
-def test_a_plan_refuses_a_model_that_gguf_cannot_hold_before_anything_is_trained(
-    kind: str, tmp_path: Path
-) -> None:
-    write_model(tmp_path / "model", kind if kind == "gpt2" else "llama")
-    tokenizer = write_tokenizer(tmp_path / "model")
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    tokenizer.save_pretrained(tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
-    if "fallback" in kind:
-        file.write_text(file.read_text().replace('"byte_fallback": false', '"byte_fallback": true'))
-    imported = import_model(File(str(tmp_path / "model")))
-    if kind == "llama":
-        export_gguf(imported)
-        return
-    with pytest.raises(TemperError, match=rf"export_gguf: .*{kind} .*leave this step out"):
-        export_gguf(imported)
-
-
-STRIPPING = [
-    {
-        "id": 1, "content": "<|im_end|>", "single_word": False, "lstrip": False, "rstrip": True,
-        "normalized": False, "special": True,
-    }
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"model": {"byte_fallback": True}}, "BPE with byte fallback"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "no name that is known here"),
-        ({"model": {"ignore_merges": True}}, "no name that is known here"),
-        ({"model": {"merges": []}}, "a tokenizer without merges"),
-        ({"normalizer": {"type": "Lowercase"}}, "normalises text"),
-        ({"added_tokens": STRIPPING}, "<|im_end|> takes white space with it"),
-    ],
-)
-def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(
-    change: dict[str, Any], told: str, tmp_path: Path
-) -> None:
-    write_model(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
-    described = json.loads(file.read_text())
-    for name, value in change.items():
-        merged = {**described[name], **value} if name == "model" else value
-        described[name] = merged
-    file.write_text(json.dumps(described))
-    with pytest.raises(ValueError, match=told):
-        write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
 
 
 def test_the_file_of_a_bfloat16_folder_has_its_values(tmp_path: Path) -> None:

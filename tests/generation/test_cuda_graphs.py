@@ -1,7 +1,6 @@
 """Forwards that a GPU replays: the same tokens as without, and without where a model waits."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -77,29 +76,6 @@ def test_a_kind_has_one_place_for_the_inputs_of_all_its_forwards(
     model = llama()
     assert drawn(model, some_requests(), True) == drawn(model, some_requests(), False)
     assert outputs
-
-
-@pytest.mark.parametrize("at", ["the first forward", "the recording"])
-def test_a_model_that_waits_is_read_without(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(run: Run, device: torch.device) -> Run:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    model = llama()
-    wanted = drawn(model, some_requests(), replays=False)
-    if at == "the recording":
-        monkeypatch.setattr(cuda_graphs, "recorded", refuse)
-    else:
-
-        @contextmanager
-        def waiting(device: torch.device) -> Iterator[None]:
-            yield
-            raise RuntimeError("called a synchronizing CUDA operation")
-
-        monkeypatch.setattr(cuda_graphs, "refusing_to_wait", waiting)
-    engine = SlotEngine(model, "w", 50)
-    engine.replays = True
-    assert {(d.row, d.k): d for d in engine.sample(some_requests(), "w")} == wanted
-    assert not engine.replays  # and does not try again
 
 
 def of(slots: int) -> cuda_graphs.Replays:

@@ -92,23 +92,6 @@ def test_greedy_texts_are_the_most_likely_tokens_in_any_number_of_slots(
     ]
 
 
-def test_the_seed_decides_what_is_drawn(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
-) -> None:
-    def draw(seed: int) -> list[list[Finished]]:
-        config = SamplingConfig(12, temperature=1.0, num_completions=3, seed=seed)
-        return sample(model, tokenizer, asked(prompts), config)
-
-    torch.manual_seed(1)
-    first = draw(0)
-    assert torch.initial_seed() == 1  # the caller's generator is untouched
-    torch.manual_seed(2)
-    assert draw(0) == first
-    assert draw(1) != first
-    assert [len(completions) for completions in first] == [3] * len(PROMPTS)
-    assert len({one.ids for one in first[0]}) > 1
-
-
 def test_two_rows_of_one_id_are_refused_as_they_would_be_given_the_same_draws(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
 ) -> None:

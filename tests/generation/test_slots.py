@@ -380,14 +380,6 @@ def test_completions_are_the_models_own_beyond_what_is_tried(
         assert done.logps == pytest.approx(own.tolist(), abs=1e-3)
 
 
-def test_a_model_that_scales_by_place_writes_alone_where_completions_reach_it() -> None:
-    model = tiny("llama4_text", floor_scale=40, no_rope_layers=[0, 1])
-    choice = choose_engine(
-        model, [Request("long", 0, (5, 6, 7), 40)], tokens_per_forward=8, slots=8
-    )
-    assert "scales a query by its place" in (choice.notice or "")
-
-
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neo"])  # the second one has a window of 12
 def test_a_completion_up_to_a_models_last_position_is_compared(architecture: str) -> None:
     model = tiny(architecture, max_position_embeddings=40).float()

@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 from tiny_models import llama, model_folder
-from typer.testing import CliRunner
 
 
 def _needs(package: str, extra: str) -> pytest.MarkDecorator:
@@ -85,25 +84,3 @@ def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
     assert "8 devices, 1.000 B parameters, a pack of 2048 tokens (1024 scored) a device" in said
     assert "3 all-gather; 12" in said
     assert said.endswith("at most 19.00 GiB a device of 16: it does not fit")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ([], "nowhere"),
-        (["--tokens-per-forward", "0"], "tokens-per-forward"),
-        (["--scored", "-3"], "scored"),
-        (["--scored", "4096"], "of 2048 tokens_per_forward"),
-        (["--slices", "0"], "slices"),
-    ],
-)
-def test_what_the_command_cannot_take_is_named(wrong: list[str], named: str) -> None:
-    import typer
-
-    from steps.jax_backend.command import fit
-
-    app = typer.Typer()
-    app.command()(fit)
-    said = CliRunner().invoke(app, ["train_dpo", "--on", "v5e:2x4", "--model", "nowhere", *wrong])
-    assert said.exit_code == 2
-    assert named in said.output

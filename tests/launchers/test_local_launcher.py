@@ -18,12 +18,10 @@ from job_steps import count_to, gang, leave_once, lines, listening, where
 from rich.console import Console
 from waiting import held, is_running, wait_until
 
-from pipeline import Step, Store, TemperError, run
+from pipeline import Step, Store, run
 from pipeline.launchers import devices
 from pipeline.launchers.config import LauncherConfig, LocalConfig
 from pipeline.running.session import RunFailed
-from pipeline.worker.failure import Failure
-from pipeline.worker.torchrun import _first_failure
 
 
 @pytest.fixture
@@ -102,15 +100,6 @@ def test_a_device_has_one_lock_whatever_a_driver_calls_it(
         assert second.names == (names.split(",")[0],)
 
 
-@pytest.mark.usefixtures("two_kinds")
-def test_a_kind_of_device_that_is_not_here_is_refused(
-    store: Store, journal: str, console: Console
-) -> None:
-    for asked in ({"gpus": 1, "accelerator": "H200"}, {"gpus": 2, "accelerator": "H100"}):
-        with pytest.raises(TemperError, match=r"GPUs of the kind NVIDIA A100.*, NVIDIA H100"):
-            run([where(journal).on(**asked)], store, console=console)
-
-
 def test_a_step_that_is_told_to_leave_goes_on_from_its_scratch(
     store: Store, journal: str, console: Console
 ) -> None:
@@ -160,18 +149,6 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
 
 
 # --- several ranks -----------------------------------------------------------------------------
-
-
-def test_of_two_ranks_that_fail_the_first_is_named_and_a_silent_one_before_it(
-    tmp_path: Path,
-) -> None:
-    for rank, (when, error) in enumerate([(2.0, "rank 1 is gone"), (1.0, "no data")]):
-        entry = {"rank": rank, "time": when, "error": error, "excerpt": ["line 3"]}
-        (tmp_path / f"error-{rank}.json").write_text(json.dumps(entry))
-    assert _first_failure(tmp_path, range(2), 1) == Failure("rank 1: no data", ("line 3",))
-    assert "rank 2 was killed" in _first_failure(tmp_path, range(3), 1).message
-    (tmp_path / "done-2").touch()
-    assert _first_failure(tmp_path, range(3), 1).message == "rank 1: no data"
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from pipeline.launchers.ray_jobs import LOST
 from pipeline.wire.launcher import PREEMPTED
 
 ENTRYPOINT = "pipeline.launchers.ray_nodes"
@@ -185,14 +184,6 @@ def test_a_job_that_is_stopped_lets_its_workers_save(
     stopping = stop_once(lambda: all((worker / f"waits-{i}").exists() for i in range(2)))
     assert begin(2) == end
     stopping.join()
-
-
-def test_a_job_that_loses_a_node_says_so(
-    ray: Cluster, worker: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ray.is_lost = True
-    assert begin(2) == LOST
-    assert "a node was lost: the node is gone" in capfd.readouterr().out
 
 
 def test_a_job_waits_for_a_slice_with_all_its_hosts_and_takes_that(

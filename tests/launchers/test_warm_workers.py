@@ -436,16 +436,6 @@ def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> Non
         wait_until(lambda pid=pid: not _is_alive(pid))
 
 
-def test_ctrl_c_ends_workers_and_their_parent(lab: Lab) -> None:
-    lab.write(WAITING)
-    process = lab.start(jobs=2)
-    workers = [_begun(lab, 0), _begun(lab, 1)]
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    for pid in (*workers, *lab.importers):
-        wait_until(lambda pid=pid: not _is_alive(pid))
-
-
 def _begun(lab: Lab, number: int) -> int:
     """The worker of a step that waits."""
     path = lab.imports.with_name(f"begun-{number}")

@@ -176,6 +176,15 @@ def test_a_policy_that_is_its_reference_has_a_known_loss_and_no_reward(
 
 
 @pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
+def test_a_likelier_response_has_a_higher_reward_of_its_own(loss: PreferenceLoss) -> None:
+    logps = some_pairs()
+    before = loss.per_pair(logps)
+    after = loss.per_pair(replace(logps, chosen=logps.chosen + 0.1))
+    assert (after.chosen_rewards > before.chosen_rewards).all()
+    assert torch.equal(after.rejected_rewards, before.rejected_rewards)
+
+
+@pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
 def test_swapping_chosen_and_rejected_negates_the_margin(loss: PreferenceLoss) -> None:
     logps = some_pairs()
     one, other = loss.per_pair(logps), loss.per_pair(swapped(logps))

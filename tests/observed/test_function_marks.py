@@ -150,15 +150,6 @@ def test_the_functions_that_ran_are_known(marked: ModuleType, observation: Obser
     assert ran(observation) == expected | {"Shape.area", "Shape.__secret"}
 
 
-def test_a_generator_ran_once_something_is_taken(
-    marked: ModuleType, observation: Observation
-) -> None:
-    numbers = marked.counting(2)
-    assert ran(observation) == set()
-    next(numbers)
-    assert ran(observation) == {"counting"}
-
-
 def test_a_marked_module_shows_nothing_new(marked: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(SOURCE)
     Snapshot.uninstall()
@@ -313,12 +304,6 @@ def test_the_longer_prefix_says_whether_a_path_counts() -> None:
     assert not rules.counts("/data/input.txt")
     assert not rules.counts(str(Path("~/.cache/model.bin").expanduser()))
     assert not rules.counts(pytest.__file__)
-
-
-def test_a_module_that_cannot_be_noted_is_missed(observation: Observation) -> None:
-    Path(observation.modules).unlink()
-    observation.add_whole_module("app", "/app.py", b"pass")
-    assert not observation.is_complete
 
 
 def test_an_observation_that_is_over_holds_nothing_open(tmp_path: Path) -> None:

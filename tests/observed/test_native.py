@@ -140,18 +140,6 @@ def test_a_python_that_cannot_join_is_seen(seen: Callable[..., dict[str, str]]) 
     assert {"nums.py": "read", "a.txt": "read"}.items() <= found.items()
 
 
-def test_what_is_preloaded_already_stays(
-    seen: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
-    other = tmp_path / "other.so"
-    source = "#include <unistd.h>\nchar *getlogin(void) { return 0; }\n"
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(other), "-"]
-    subprocess.run(command, input=source, text=True, check=True)
-    found = seen("echo $LD_PRELOAD > b.txt; cat a.txt", LD_PRELOAD=str(other))
-    assert found == {"a.txt": "read"}
-    assert (tmp_path / "project" / "b.txt").read_text().startswith(f"{other}:")
-
-
 @step
 def starts_a_program(out: Output) -> dict[str, Any]:
     subprocess.run(["true"], check=True)

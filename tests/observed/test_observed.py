@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 from pipeline import File, Step, Store, look_again, run
 from pipeline.cli import app
 from pipeline.observed.discovery import Home
-from pipeline.observed.file_fingerprints import ABSENT, folder_digest
 from pipeline.observed.path_filter import Rules
 from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.running.rounds import RunFailed
@@ -617,16 +616,6 @@ def test_files_of_a_package_that_only_a_finder_of_its_own_finds_count(
     assert rules.counts(str(package / "data.txt"))
 
 
-def test_source_that_a_step_reads_counts_with_its_comments(project: Project) -> None:
-    project.write("model.py", "def forward(x):\n    return x  # exactly\n")
-    before = f"from {project.name}.model import forward"
-    project.step("import inspect\nresult = inspect.getsource(forward)", before)
-    assert "exactly" in project.run()
-    project.write("model.py", "def forward(x):\n    return x  # nearly\n")
-    assert project.reason().endswith("model.py, which it read, changed")
-    assert "nearly" in project.run()
-
-
 def test_a_traceback_reads_no_source(project: Project) -> None:
     project.write("model.py", "def forward(x):\n    raise ValueError(x)\n")
     project.step(
@@ -740,24 +729,6 @@ def test_processes_that_a_step_starts_are_observed(project: Project, method: str
     assert project.run() == "40"
 
 
-@pytest.mark.slow
-def test_processes_of_joblib_are_observed(project: Project) -> None:
-    write_pieces(project)
-    project.step(
-        """
-        from joblib import Parallel, delayed
-        result = sum(Parallel(2)(delayed(work)(number) for number in [1, 2]))
-        """,
-        f"from {project.name}.piece import work",
-    )
-    assert project.run() == "33"
-    assert project.is_cached()
-    project.write("data_1.txt", "11")
-    assert project.reason() == "data_1.txt, which it read, changed"
-    project.write("helper_2.py", "def value():\n    return 5\n")
-    assert project.run() == "37"
-
-
 def test_ranks_are_observed(project: Project) -> None:
     write_pieces(project)
     project.write("tools/count.py", "import few\n")
@@ -779,54 +750,7 @@ def test_ranks_are_observed(project: Project) -> None:
     assert project.reason() == "helper_2:value changed"
 
 
-def test_a_step_that_closes_every_file_is_observed(project: Project) -> None:
-    project.write("prompts/system.txt", "be kind")
-    project.step("import os\nos.closerange(3, 200)\n" + READ_PROMPT)
-    assert project.run() == "be kind"
-    assert project.discovered() == {"prompts/system.txt"}
-
-
 # --- what is imported, when and from which bytes -------------------------------------------------
-
-
-def plainly(project: Project, seed: int, name: str) -> str:
-    """What the step gives without Temper."""
-    code = f"""
-import sys, types, pathlib, tempfile
-sys.path.insert(0, {str(project.folder)!r})
-from {project.name}.steps import look
-out = types.SimpleNamespace(path=pathlib.Path(tempfile.mkdtemp()))
-print(look.function(out, {name!r})["result"])
-"""
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-    return done.stdout.decode().strip()
-
-
-def test_imports_happen_when_and_as_the_step_makes_them(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project.write("reg.py", "SEEN = []\ndef register(name):\n    SEEN.append(name)\n")
-    for name in "abcd":
-        project.write(f"plug_{name}.py", f"from APP import reg\nreg.register('{name}')\n")
-    project.step(
-        """
-        from APP import reg
-        if name == "a":
-            import APP.plug_c
-            from APP import plug_a
-            import APP.plug_b
-        elif name == "b":
-            from APP import plug_d
-        result = reg.SEEN
-        """.replace("APP", project.name)
-    )
-    for name, expected in (("a", "['c', 'a', 'b']"), ("none", "[]")):
-        assert plainly(project, 0, name) == expected
-        for seed in range(2 if name == "a" else 1):
-            monkeypatch.setenv("PYTHONHASHSEED", str(seed))
-            assert project.run(name, force=["look"]) == expected
-    assert len({m.digest for m in Catalog(project.store).history("look")}) == 2
 
 
 @pytest.mark.parametrize("reader", ["import", "getsource", "spawned"])
@@ -915,22 +839,6 @@ def test_it_holds_on_a_store_in_a_bucket(project: Project, gcs_bucket: str) -> N
     assert project.is_cached()
 
 
-def test_a_complete_store_that_cannot_be_written_serves_what_holds(project: Project) -> None:
-    project.write("prompts/system.txt", "be kind")
-    project.step(READ_PROMPT)
-    project.run()
-    project.write("prompts/system.txt", "be brief")
-    project.run()
-    project.write("prompts/system.txt", "be kind")
-    for path in Path(project.store.root).rglob("*"):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        assert project.run() == "be kind"
-    finally:
-        for path in Path(project.store.root).rglob("*"):
-            path.chmod(0o755)
-
-
 def test_what_follows_runs_again_only_if_the_result_is_another(project: Project) -> None:
     project.write("prompts/system.txt", "be kind ")
     project.step(READ_PROMPT.replace("read_text()", "read_text().strip()"))
@@ -995,19 +903,6 @@ def temper(*arguments: str) -> str:
     return " ".join(done.output.split())
 
 
-def test_explain_lists_what_was_discovered(project: Project) -> None:
-    for file, text in PLUGINS.items():
-        project.write(file, text)
-    project.step(IMPORT_PLUGINS.replace("APP", project.name))
-    project.run()
-    told = temper("explain", "look", "--store", project.store.url)
-    assert f"{project.name}.plugins.a" in told
-    assert f"the folder {project.name}/plugins was listed" in told
-    project.write("plugins/b.py", "")
-    told = temper("explain", "look", "--store", project.store.url)
-    assert f"the top level of {project.name}.plugins.b changed" in told
-
-
 def test_a_discovered_change_can_be_accepted(project: Project) -> None:
     project.write("prompts/system.txt", "be kind")
     project.step(READ_PROMPT)
@@ -1065,14 +960,3 @@ def test_a_worker_whose_step_has_closed_every_file_still_observes(tmp_path: Path
     folders = begun(tmp_path, f"os.closerange(3, 99); {other}; os._exit(0)").split()
     assert {*tmp_path.iterdir()} == {*map(Path, folders)}
     assert len(folders) == 2
-
-
-def test_a_folder_that_is_gone_is_none_without_files(tmp_path: Path) -> None:
-    """A step that listed it has to run again, also if it was empty."""
-    there = tmp_path / "there"
-    there.mkdir()
-    empty = folder_digest(str(there))
-    (there / "__pycache__").mkdir()
-    assert folder_digest(str(there)) == empty
-    assert folder_digest(str(tmp_path / "gone")) == ABSENT != empty
-    assert folder_digest("no\0folder") == ABSENT

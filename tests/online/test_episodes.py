@@ -4,16 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from chat_families import families
 from step_output import Folder
 from tiny_models import VOCABULARY, folder_bytes, log_of, model_folder, word_tokenizer
-from worlds import Echo, Raises, Said
+from worlds import Echo, Said
 
-from pipeline.show.views import Texts
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import write_rows
@@ -21,9 +20,8 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.tokens.encoding import encoder
 from steps.data.tokens.rendering import Chat, chat_format, render
-from steps.environments.environment import Environment, says, turns_of
+from steps.environments.environment import says
 from steps.environments.playing import replying
-from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Request
 from steps.generation.slots import SlotEngine
 from steps.judge import judge
@@ -36,11 +34,9 @@ from steps.online.methods.policy_gradient import PolicyGradient, Ratio
 from steps.online.online_run import Folders, run_replay
 from steps.online.recording import record
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
-from steps.sample_rollouts import sample_rollouts
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
 from steps.training.config import OptimizerConfig, Schedule
-from steps.views import rollouts as rollouts_view
 
 STOPS = tuple(range(2, 14))
 """So many that turns of a random model are short."""
@@ -142,21 +138,6 @@ def test_an_environment_that_dies_gives_no_verdict_which_is_counted(
     assert log_of(made)[0]["completions/unscorable"] == len(failed)
 
 
-def test_an_environment_whose_episodes_all_fail_makes_no_recording(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    class Unfinished(Environment):
-        name: ClassVar[str] = "unfinished"
-
-    config = SamplingConfig(LONGEST, temperature=1.0, num_completions=2)
-    out: Any = Folder(tmp_path / "out")
-    prompts, policy = map(artifact, folders)
-    with pytest.raises(ValueError, match="class Unfinished has no method step; write one"):
-        sample_rollouts.function(out, prompts, policy, config, environment=Unfinished())
-    with pytest.raises(ValueError, match="KeyError: 'no such thing'; mend"):
-        sample_rollouts.function(out, prompts, policy, config, environment=Raises())
-
-
 def test_episodes_that_are_drawn_in_many_attempts_are_the_same(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -188,22 +169,6 @@ def test_episodes_that_are_drawn_in_many_attempts_are_the_same(
         (tmp_path / name).mkdir()
         write_rollouts(tmp_path / name, rollouts)
     assert folder_bytes(tmp_path / "first") == folder_bytes(tmp_path / "second")
-
-
-def test_a_view_shows_replies_apart_from_what_was_drawn(run: Path) -> None:
-    folder = run / "rollouts"
-    made: Any = SimpleNamespace(
-        names=lambda pattern: sorted(file.name for file in folder.glob(pattern)),
-        read=lambda name: (folder / name).read_bytes(),
-        text=lambda name: (folder / name).read_text(),
-    )
-    (shown,) = (view for view in rollouts_view(made) if isinstance(view, Texts))
-    firsts = [r for r in read_rollouts(folder) if r.k == 0]
-    assert [text.row for text in shown.rows] == [r.row for r in firsts]
-    for text, rollout in zip(shown.rows, firsts, strict=True):
-        replies = len(turns_of(rollout.ids, rollout.scored)) - 1
-        lines = text.answer.split("\n")
-        assert [line.startswith("◄ ") for line in lines] == [False, True] * replies + [False]
 
 
 # --- learning -------------------------------------------------------------------------------------

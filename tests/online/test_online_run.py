@@ -12,7 +12,6 @@ import pytest
 from online_bed import even_share, log_of, rl, rollouts_of, run
 from tiny_models import folder_bytes, model_folder, word_tokenizer
 
-from steps.generation import slots
 from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
 from steps.models.config import LoraConfig, Quantization
@@ -227,18 +226,6 @@ def test_sampling_that_overlaps_with_training_changes_no_bit(
     assert log_of(tmp_path) == log_of(behind)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_forwards_are_replayed_only_where_nobody_trains_meanwhile(
-    lag: int, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until a GPU has recorded one, no thread of the process may wait for it, or draw noise."""
-    made = []
-    monkeypatch.setattr(slots, "_REPLAYING", {"cpu"})
-    monkeypatch.setattr(slots, "Replays", lambda *given: made.append(given))
-    run(policy, tmp_path, replace(BEHIND, lag=lag), 2)
-    assert bool(made) == (lag == 0)
-
-
 def test_segments_and_replays_of_a_run_with_a_lag_are_one_run(
     policy: Path, behind: Path, tmp_path: Path
 ) -> None:
@@ -277,22 +264,6 @@ def test_a_recording_has_the_trainers_own_logps(three: Path, tmp_path: Path) -> 
         assert rollout.policy_logps is not None
         assert rollout.policy_logps == pytest.approx(rollout.logps, abs=1e-5)
     assert len({rollout.weights for rollout in rollouts}) == 3
-
-
-def test_another_loss_can_be_trained_on_a_recording_and_is_told_how_far_off_it_is(
-    policy: Path, three: Path, tmp_path: Path
-) -> None:
-    rollouts = record(three, tmp_path / "rollouts")
-    method = PolicyGradient(off_policy=OffPolicy.truncate)
-    place = Workplace(tmp_path / "out", tmp_path / "s")
-    run_replay(Folders(policy), rl(method=method), rollouts, place)
-    apart = [line["mismatch/k3"] for line in log_of(tmp_path)]
-    assert apart[0] < 1e-9  # the same weights still
-    assert apart[-1] > 1e-6
-    bounded = rl(method=method, max_mismatch=1e-6)
-    place = Workplace(tmp_path / "bounded", tmp_path / "bs")
-    with pytest.raises(ValueError, match="nats a token, and max_mismatch is 1e-06"):
-        run_replay(Folders(policy), bounded, rollouts, place)
 
 
 def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
@@ -368,30 +339,6 @@ def test_an_update_of_prompts_that_all_lack_verdicts_is_one_of_those_that_are_th
     assert log_of(tmp_path / "with")[0]["updates"] == 1
     one, other = (folder_bytes(tmp_path / name / "out/model") for name in ("with", "without"))
     assert one == other
-
-
-def test_a_run_in_which_no_completion_has_a_reward_says_so(policy: Path, tmp_path: Path) -> None:
-    def cut(rollouts: Any) -> list[Any]:
-        return [replace(r, rewards={"model": None}) for r in rollouts]
-
-    told = run(policy, tmp_path, rl(), 2, judge=cut)
-    assert "no completion had a reward, and " in told["notices"][0]
-    assert "% of them were cut at max_new_tokens" in told["notices"][0]
-
-
-def test_a_run_whose_completions_stop_ending_far_from_the_reference_says_so(
-    policy: Path, tmp_path: Path
-) -> None:
-    def rewarded(cut: bool) -> Judge:
-        return lambda drawn: [replace(r, rewards={"cut": float(r.is_cut == cut)}) for r in drawn]
-
-    fast = OptimizerConfig(learning_rate=0.1, schedule=Schedule.constant)
-    config = rl(prompts=8, method=PolicyGradient(kl=Kl.k3, kl_weight=1e-6), optimizer=fast)
-    first = run(policy, tmp_path / "ending", config, 4, judge=rewarded(False))
-    assert ["a token from the reference" in told for told in first["notices"]] == [True]
-    model = tmp_path / "ending/out/model"
-    second = run(model, tmp_path / "cut", config, 3, judge=rewarded(True))
-    assert "answers stopped ending: 77% ended" in second["notices"][0]
 
 
 def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(

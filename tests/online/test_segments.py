@@ -1,9 +1,6 @@
 """How an experiment cuts its iterations into steps."""
 
 from dataclasses import dataclass
-from typing import Any
-
-import pytest
 
 from pipeline.experiment import ExperimentConfig
 from steps.segments import Segmented
@@ -26,13 +23,3 @@ def test_the_last_segment_is_what_is_left() -> None:
     assert [*Config().segments()] == [(6, 6), (6, 12), (5, 17)]
     assert [*Config(iterations=6).segments()] == [(6, 6)]
     assert [*Config(segment=20).segments()] == [(17, 17)]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"iterations": 0}, {"segment": 0}, {"segment": -1}, {"segment": 2.5}]
-)
-def test_a_run_without_iterations_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
-        Config(**wrong)
-    with pytest.raises(ValueError, match="jobs must be at least 1"):
-        Config(jobs=0)

@@ -72,11 +72,6 @@ def test_one_right_completion_of_each_prompt_is_imitated(recording: Path) -> Non
     assert demonstrated(recording, Best()) == [("0/a/1", (8, 9, 2)), ("0/b/2", (10, 11, 2))]
 
 
-def test_all_right_takes_every_different_one(recording: Path) -> None:
-    chosen = demonstrated(recording, Best(per_prompt=None))
-    assert [row for row, _ in chosen] == ["0/a/1", "0/b/2", "0/b/3"]
-
-
 def test_what_the_policy_did_not_draw_is_context(recording: Path) -> None:
     output = recording.parent / "out"
     write_demonstrations(recording, Best(), output)
@@ -161,16 +156,3 @@ def test_trainers_take_what_was_selected(recording: Path, tmp_path: Path) -> Non
     place = Workplace(tmp_path / "reference", tmp_path / "scratch")
     scored = run_reference(policy.path, read_rows(pairs.path), ReferenceConfig(), place)
     assert scored["groups"] == len(groups) == 2
-
-
-def test_a_recording_in_which_there_is_nothing_to_choose_is_refused(
-    recording: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=r"a reward of 9\.0 or more"):
-        write_demonstrations(recording, Best(least_reward=9.0), tmp_path / "out")
-    left_out = r"\(of 12 completions, 1 were cut and 2 have no reward\)"
-    with pytest.raises(ValueError, match=f"differ by more than 5.*{left_out}"):
-        write_pairs(recording, Pairs(margin=5.0), tmp_path / "out")
-    write_rollouts(tmp_path, [drawn("a", 0, (7, 2), None)])
-    with pytest.raises(ValueError, match="judge them first"):
-        write_pairs(tmp_path, Pairs(), tmp_path / "out")

@@ -32,12 +32,6 @@ def test_a_value_that_takes_the_place_of_another_is_one_phrase(
     assert planned.reason == told
 
 
-def test_settings_beside_it_are_told_too(store: Store) -> None:
-    run([adapt()], store, console=Console(quiet=True))
-    (planned,) = make_plan({"it": adapt(Settings(2.0, Adapter(r=8)))}, store).steps
-    assert planned.reason == "config.rate 1.0 → 2.0, config.adapter null → Adapter(r=8, alpha=32.0)"
-
-
 @step(version="1")
 def fit(out: Output, rows: Artifact, held_out: Any = None, config: Any = None) -> dict:
     (out.path / "fitted.txt").write_text(f"{config}")
@@ -83,13 +77,6 @@ def test_what_was_added_or_removed_is_told_as_that(
 ) -> None:
     run([fit(rows(), **before), rows(1), rows(2)], store, console=Console(quiet=True))
     assert make_plan({"it": fit(rows(), **after)}, store).steps[-1].reason == told
-
-
-def test_what_a_new_input_is_added_to_cannot_turn_out_to_be_cached(store: Store) -> None:
-    run([fit(rows())], store, console=Console(quiet=True))
-    planned = make_plan({"it": fit(rows(), rows(1))}, store).steps[-1]
-    assert (planned.state, planned.may_match) == (State.RUN, False)
-    assert planned.reason == "after rows; held_out added"
 
 
 def test_what_was_never_made_is_not_called_changed(store: Store) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from pipeline import Artifact, Output, Step, Store, run, step
 from pipeline.dag.files import FileEntry
 from pipeline.plan import variants
-from pipeline.plan.planning import make_plan, topological
+from pipeline.plan.planning import topological
 from pipeline.plan.resolver import Resolver
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
@@ -152,21 +152,6 @@ def test_looking_up_a_result_afresh_costs_the_same_for_each_step_above(
         return lines(lambda: resolver.artifacts(roots.values()))
 
     require_linear(cost)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_planning_what_is_to_run_costs_the_same_for_each_step(shape: Shape, tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    require_linear(lambda steps: lines(lambda: make_plan(shape(steps), store).labels))
-
-
-def test_a_chain_is_named_by_where_it_began_and_steps_alike_by_number() -> None:
-    ends = {seed: link(9, [link(1, [link(seed, [])])]) for seed in (3, 4)}
-    names = variants.names(variants.of_steps(topological(ends.values())))
-    assert [names[end.fingerprint] for end in ends.values()] == ["number=9 #1", "number=9 #2"]
-    ends = {seed: finish([finish([link(seed, [])])]) for seed in (3, 4)}
-    names = variants.names(variants.of_steps(topological(ends.values())))
-    assert all(f"number={seed}" in names[end.fingerprint] for seed, end in ends.items())
 
 
 MODULES_AFTER = """

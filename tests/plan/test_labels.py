@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline import Artifact, File, Output, Step, Store, TemperError, results, run, step
+from pipeline import Artifact, File, Output, Step, Store, TemperError, run, step
 from pipeline.plan.planning import display_names, make_plan
 from pipeline.plan.variants import Node, effective
 from pipeline.show.report import story_of_runs
@@ -87,20 +87,6 @@ def test_every_step_of_an_ablation_is_called_by_the_result_it_is_for(store: Stor
     assert len({*names}) == 12
 
 
-def test_a_name_is_handed_on_to_what_only_that_step_needs_or_is_made_from(store: Store) -> None:
-    models = [chain(without(s)).named(f"no {s}") for s in SOURCES]
-    roots = [judge(model) for model in models]
-    names = called({str(i): root for i, root in enumerate(roots)}, store)
-    assert [n for n in names if n.startswith("mix")] == [f"mix (no {s})" for s in SOURCES]
-    assert [n for n in names if n.startswith("learn")] == [f"learn (no {s})" for s in SOURCES]
-
-
-def test_a_table_of_results_calls_inputs_as_they_were_named(store: Store, console: Console) -> None:
-    mixtures = {s: mix(tuple(map(Part, without(s)))).named(f"no {s}") for s in SOURCES}
-    made = run({s: judge(mixture) for s, mixture in mixtures.items()}, store, console=console)
-    assert results(made)["model"].to_pylist() == [f"mix (no {s})" for s in SOURCES]
-
-
 @pytest.mark.parametrize(
     ("files", "names"),
     [
@@ -145,20 +131,6 @@ def test_no_result_is_lost_to_a_name_that_two_share(store: Store, console: Conso
         made = run(some, store, console=console)
         assert len(made) == len(some)
         assert len({result.key for result in made.values()}) == len(some)
-
-
-def test_several_steps_for_one_result_are_told_apart_by_their_settings(store: Store) -> None:
-    grown = learn(mix((Part("b"), Part("c"))), learn(mix((Part("a"),))))
-    names = called({"grown": judge(grown), "plain": judge(chain(("d",)))}, store)
-    assert len({*names}) == len(names)
-    assert sum(name.startswith("mix (grown ") for name in names) == 2
-    assert "mix (plain)" in names
-
-
-def test_steps_that_differ_in_the_part_they_are_given_are_told_apart_by_it(store: Store) -> None:
-    data = mix((Part("a"),))
-    names = called({"result": judge(learn(data["train"]), learn(data["test"]))}, store)
-    assert names == ["mix", "learn (rows=train)", "learn (rows=test)", "judge"]
 
 
 def trained_with(*losses: tuple[str, str, float]) -> dict[str, Node]:

@@ -33,7 +33,7 @@ from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import load_reward_model, start_reward_model
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.reward_models.reward_scores import score_pairs
-from steps.reward_models.reward_training import adapt, run_reward_training
+from steps.reward_models.reward_training import run_reward_training
 from steps.training.config import OptimizerConfig, Schedule
 from steps.training.schedule import batch_indices
 from steps.views import open_model
@@ -203,30 +203,6 @@ def test_adapters_and_the_head_are_trained_and_merged(init: Path, tmp_path: Path
     assert scores_of(tmp_path / "model", records, tmp_path) == pytest.approx(theirs, abs=1e-5)
 
 
-def test_modules_to_save_are_trained_beside_adapters_and_the_head(
-    init: Path, tmp_path: Path
-) -> None:
-    lora = LoraConfig(r=4, modules_to_save=["layers.0.mlp"])
-    model = start_reward_model(init, Dtype.float32, False, None)
-    adapt(model, lora, seed=0)
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    whole = {name for name in trained if ".lora_" not in name}
-    assert whole == {"score.weight"} | {
-        f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")
-    }
-    assert any("layers.0.self_attn.q_proj.lora_A" in name for name in trained)
-    assert not any("layers.0.mlp" in name for name in trained - whole)
-    with pytest.raises(ValueError, match="modules_to_save holds every layer"):
-        adapt(model, replace(lora, modules_to_save=["layers"]), seed=0)
-
-
-def test_bfloat16_with_masters_learns_and_scores(init: Path, tmp_path: Path) -> None:
-    trained(init, tmp_path, replace(CONFIG, dtype=Dtype.bfloat16, epochs=10))
-    first, *_, last = log_of(tmp_path / "model")
-    assert first["loss"] == math.log(2)
-    assert last["loss"] < 0.5 * first["loss"]
-
-
 # --- the folder and its padding token ------------------------------------------------------------
 
 
@@ -267,18 +243,6 @@ def test_a_tokenizer_that_pads_with_its_end_of_turn_gets_another_padding_token(
     assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token != "<end>"
     padded_alike(tmp_path / "model", records, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == "<end>"
-
-
-def test_a_tokenizer_s_own_padding_token_is_kept_where_no_response_ends_with_it(
-    tmp_path: Path,
-) -> None:
-    folder = with_tokenizer(tmp_path / "init", pad="<tool>")
-    records = ending(pair_records(8), 2)
-    trained(folder, tmp_path, records=records)
-    files = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-    for name in files:
-        assert (tmp_path / "model" / name).read_bytes() == (folder / name).read_bytes()
-    padded_alike(tmp_path / "model", records, tmp_path)
 
 
 def test_what_is_no_reward_model_is_refused(init: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Steps write a line into a journal outside the store when they really run.
 
 import errno
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -28,7 +27,7 @@ from toy_steps import (
     slow_count,
 )
 
-from pipeline import File, Step, TemperError, adopt, results, run
+from pipeline import File, Step, TemperError, adopt, run
 from pipeline.plan.planning import State, make_plan
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
@@ -56,23 +55,6 @@ def test_a_cached_run_on_a_store_that_it_cannot_write_says_what_is_not_on_record
         f"note: the store {lab.store.url} cannot be written: Read-only file system, so its runs "
         "and its folder latest do not show this run"
     ) in lab.printed()
-
-
-def test_a_run_that_names_no_store_uses_the_one_of_the_environment(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    monkeypatch.setenv("TEMPER_STORE", lab.store.url)
-    made = run({"product": lab.product()}, console=lab.console)["product"]
-    assert made.url.startswith(lab.store.url)
-    assert results("multiply")["key"].to_pylist() == [made.key]
-    run({"product": lab.product()}, "named", console=lab.console)
-    assert results("multiply", "named").num_rows == 1
-    monkeypatch.delenv("TEMPER_STORE")
-    with pytest.raises(TemperError, match="multiply"):
-        results("multiply")  # in the folder `store`
 
 
 def test_calling_a_step_runs_nothing(lab: Lab) -> None:
@@ -184,12 +166,6 @@ def test_code_that_is_edited_after_a_run_of_cached_steps_is_seen(
     assert lab.states(valued=valued()) == {"valued": State.RUN}
 
 
-def test_a_folder_that_holds_the_store_is_no_input(lab: Lab) -> None:
-    with pytest.raises(RunFailed):
-        lab.run(copy=adopt(lab.source.parent))
-    assert "holds the store" in lab.printed()
-
-
 def test_a_chain_of_thousands_of_steps_can_be_planned(lab: Lab) -> None:
     step = lab.product()
     for _ in range(3000):
@@ -201,14 +177,6 @@ def test_a_renamed_input_file_is_the_same_input(lab: Lab) -> None:
     lab.run(product=lab.product())
     lab.source = lab.source.rename(lab.source.with_name("moved.txt"))
     assert lab.run(product=lab.product()) == []
-
-
-def test_steps_shared_between_roots_run_once(lab: Lab) -> None:
-    products = [lab.product(Times(factor)) for factor in (2, 3, 2)]
-    ran = lab.run(sum=add(products, lab.journal), first=products[0])
-    assert sorted(ran) == ["add", "multiply", "multiply", "numbers"]
-    total = json.loads((_content(lab, add(products, lab.journal)) / "values.json").read_text())
-    assert total == [(2 + 3 + 2) * (1 + 3)]
 
 
 def test_the_plan_says_what_runs_and_why(lab: Lab) -> None:
@@ -272,12 +240,6 @@ def test_an_input_of_other_bytes_is_noticed_and_made_again(lab: Lab) -> None:
 def test_wrong_arguments_are_refused_when_the_dag_is_built(lab: Lab) -> None:
     with pytest.raises(TemperError, match=r"step multiply: .*'cofnig'"):
         multiply(lab.numbers(), Times(), lab.journal, cofnig=Times())
-
-
-def test_a_part_that_is_not_there_is_refused_naming_what_is(lab: Lab) -> None:
-    lab.run(numbers=lab.numbers())
-    with pytest.raises(TemperError, match=r"no part 'tset'; it has: test, train"):
-        lab.run(product=lab.product(part="tset"))
 
 
 # --- killed and started again ------------------------------------------------------------------

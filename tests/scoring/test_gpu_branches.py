@@ -5,7 +5,6 @@ not even run."""
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +31,8 @@ from steps.scoring import attention, gradients
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import TokenLogps, forward_backward, token_logps
-from steps.scoring.packing import Pack, lengths_of, make_pack, without_waiting
-from steps.scoring.scorer import Scorer
-from steps.training.objectives import Objective, preference_objective, unpaired_objective
+from steps.scoring.packing import make_pack
 from steps.training.policy import require_deterministic_kernels
-from steps.training.trainer import DivergentLogps
-from steps.training.usage import PackCosts, Usage
 
 LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128256,
@@ -221,42 +216,12 @@ def test_attention_of_every_kind_is_traced_with_every_checkpointing(
         assert (flashes > 0) is (of == "plain attention")
 
 
-CUDA_1 = torch.device("cuda:1")
 CUDA_2 = torch.device("cuda:2")
 
 
 def losses() -> dict[str, PreferenceLoss | UnpairedLoss]:
     kinds = {**losses_of(PreferenceLoss), **losses_of(UnpairedLoss)}
     return {n: kind() for n, kind in kinds.items() if not issubclass(kind, CombinedLoss)}
-
-
-@pytest.mark.parametrize("name", losses())
-def test_the_loss_of_a_pack_stays_on_its_device(name: str) -> None:
-    groups, loss = pairs(4), losses()[name]
-    if isinstance(loss, UnpairedLoss):
-        groups = [replace(g, responses=g.responses[:1], label=g.row == "1") for g in groups]
-    lengths = lengths_of(groups)
-    logps = TokenLogps(-torch.rand(int(lengths.sum()), dtype=torch.float64), lengths)
-    objective = of_loss(loss, groups, logps)
-    batch = objective.batch_loss(range(4), logps if objective.baseline_groups else None)
-    tokens = torch.empty(int(lengths[1:3].sum()), dtype=torch.float64, device="meta")
-    given = TokenLogps(tokens.requires_grad_(), lengths[1:3].to("meta"))
-    if isinstance(loss, PreferenceLoss) and loss.needs_divergence:
-        given = DivergentLogps(given.tokens, given.lengths, given.tokens.square())
-    found, metrics = batch.to(torch.device("meta"))(given, torch.arange(1, 3).to("meta"))
-    (gradient,) = torch.autograd.grad(found.sum(), tokens)
-    assert gradient.is_meta
-    assert (found.dtype, found.shape) == (torch.float64, (2,))
-    assert all(value.is_meta and value.shape == (2,) for value in metrics.values())
-
-
-def of_loss(
-    loss: PreferenceLoss | UnpairedLoss, groups: list[TokenGroup], logps: TokenLogps
-) -> Objective:
-    if isinstance(loss, UnpairedLoss):
-        sums = logps.sums()[:, 0]
-        return unpaired_objective(groups, loss, sums, groups, sums)
-    return preference_objective(groups, loss, logps.sums(), logps if loss.needs_tokens else None)
 
 
 @pytest.fixture
@@ -292,26 +257,6 @@ def test_checkpointing_puts_back_the_random_state_of_the_layer_s_own_gpu(gpus: l
     assert gpus == [("get_rng_state", CUDA_2), ("set_rng_state", torch.tensor([7]), CUDA_2)]
 
 
-def test_every_tensor_of_a_pack_is_pinned_for_a_gpu(gpus: list[Any]) -> None:
-    config = LlamaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=97, intermediate_size=32)
-    scorer: Any = Scorer(on_meta(LlamaForCausalLM, config), 4096)
-    scorer.model = SimpleNamespace(device=CUDA_1)
-    packs = scorer._packs(pairs(2), [[0], [1]])
-    tensors = [f.name for f in fields(Pack) if isinstance(getattr(packs[0], f.name), Tensor)]
-    assert gpus.count("pin") == 2 * len(tensors) == 12
-    scorer.queue.close()
-
-
-@pytest.mark.parametrize(("device", "pinned"), [(CUDA_1, True), (torch.device("cpu"), False)])
-def test_what_a_layout_copies_to_a_gpu_is_pinned_first(device: torch.device, pinned: bool) -> None:
-    def holder(is_pinned: bool) -> Any:
-        return SimpleNamespace(
-            pin_memory=lambda: holder(True), to=lambda to, non_blocking: (to, is_pinned)
-        )
-
-    assert without_waiting(holder(False), device) == (device, pinned)
-
-
 def test_convolutions_on_a_gpu_keep_the_bits_of_float32(
     gpus: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -336,15 +281,6 @@ def test_deterministic_kernels_are_asked_for_with_the_workspace_they_need(
     finally:
         torch.use_deterministic_algorithms(False)
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-
-
-def test_a_step_reports_the_peak_of_its_own_gpu_and_its_share_of_an_h100(gpus: list[Any]) -> None:
-    scorer: Any = SimpleNamespace(packs=[make_pack(pairs(1))])
-    usage = Usage(PackCosts(1, 1, 1), 16384, CUDA_2, torch.bfloat16)
-    reported = usage.report(scorer, seconds=1.0)
-    assert reported["peak_memory_gb"] == 3
-    assert reported["mfu"] == pytest.approx(reported["flops_per_second"] / 989e12)
-    assert gpus == [("name", CUDA_2), ("peak", CUDA_2)]
 
 
 def test_each_rank_takes_its_gpu_before_nccl_connects_it(

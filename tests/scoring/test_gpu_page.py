@@ -1,9 +1,5 @@
 """The script that measures a GPU runs, on a processor and with a tiny model."""
 
-import subprocess
-
-from places import REPOSITORY
-
 from benchmarks.gpu_page import (
     REPLAYED,
     determinism,
@@ -27,7 +23,3 @@ def test_every_section_of_the_page_about_a_gpu_has_figures() -> None:
     assert sampling_row("tiny", 8, REPLAYED).count("|") == 6
     assert option_row("tiny", "adapters").count("|") == 5
     assert str(rank_row("tiny", 2)).startswith("| 1 | 0.5476")
-
-
-def test_the_command_is_a_shell_script() -> None:
-    subprocess.run(["sh", "-n", str(REPOSITORY / "benchmarks/gpu.sh")], check=True)

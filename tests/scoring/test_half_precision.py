@@ -2,18 +2,15 @@
 nor in slots, nor tokens that see later ones."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks.architectures import HELD_OUT, TRAINING, tiny
 from steps.generation.choosing import choose_engine
 from steps.generation.engine import Request
 from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_model, save_model
-from steps.scoring.architectures import in_float32 as half
 from steps.scoring.architectures.in_float32 import in_float32
 from steps.scoring.architectures.pack_layouts import Layout
 from steps.scoring.config import Attention
@@ -75,50 +72,12 @@ def test_weights_have_their_dtype_again_after_an_error_in_a_layer() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
-def failing_in_float32(error: BaseException) -> PreTrainedModel:
-    """A model of bfloat16 whose second layer raises an error in the middle of a float32 forward."""
-    model: Any = tiny("llama").bfloat16().eval()
-    mlp = model.model.layers[1].mlp
-
-    def fail(*_: Any) -> None:
-        if mlp.up_proj.weight.dtype is torch.float32:
-            raise error
-
-    mlp.register_forward_pre_hook(fail)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("wanted", "how"), [(Attention.auto, "in packs"), (Attention.padded, "in padded batches")]
-)
-def test_a_user_is_told_where_only_the_rounded_comparison_was_made(
-    wanted: Attention, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert check_packing(tiny("llama"), EVERY, wanted).notice is None
-    model = tiny("llama").bfloat16()
-    assert check_packing(model, EVERY, wanted).notice is None
-    failing = failing_in_float32(RuntimeError("no such kernel"))
-    told = check_packing(failing, EVERY, wanted).notice or ""
-    assert how in told
-    assert told.endswith(f"and not in float32: {half.NO_OPERATION}")
-    monkeypatch.setattr(half, "DTensor", torch.nn.Parameter)  # as each weight of a sharded model is
-    told = check_packing(model, EVERY, wanted).notice or ""
-    assert told.endswith(f"and not in float32: {half.SHARED}")
-
-
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("wanted", list(Attention))
 def test_a_model_that_sees_a_little_of_later_tokens_is_refused(wanted: Attention) -> None:
     with pytest.raises(ValueError, match="XLMWithLMHeadModel is not causal"):
         check_packing(tiny("xlm").bfloat16(), EVERY, wanted)
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore")
-def test_a_model_that_cannot_compute_in_its_dtype_is_refused_with_one_that_it_can() -> None:
-    with pytest.raises(ValueError, match=r"cannot compute in bfloat16 \(.*; set dtype=float32"):
-        check_packing(tiny("xlstm").bfloat16(), EVERY)
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ import torch
 from tiny_models import VOCABULARY, gemma2, gpt2, llama, model_folder
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from steps.models import activation_checkpointing
@@ -107,32 +106,6 @@ def test_a_smaller_budget_for_logits_changes_nothing(
         monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", rows * VOCABULARY * 8)
         assert_close(learn(model, pack), expected)
         assert torch.equal(token_logps(model, pack), expected_logps)
-
-
-def test_the_logits_of_a_long_group_never_all_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(tmp_path, llama, Dtype.float32)
-    long = TokenGroup("a", "a", (1,), tuple(TokenResponse((2,) * 500) for _ in range(2)))
-    rows: list[int] = []
-
-    class Products(TorchDispatchMode):
-        """Notes the rows of each tensor of logits."""
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            made = func(*args, **(kwargs or {}))
-            if (
-                isinstance(made, Tensor)
-                and made.shape[1:] == (VOCABULARY,)
-                and "linear" in str(func)
-            ):
-                rows.append(len(made))
-            return made
-
-    monkeypatch.setitem(scoring._LOGITS_BYTES, "cpu", 300 * VOCABULARY * 4)
-    with Products():
-        learn(model, make_pack([long]))
-    assert rows == [256, 256, 256, 256] * 2  # once for the loss, once for the gradients
 
 
 # --- whatever the model is made of ---------------------------------------------------------------
@@ -398,13 +371,6 @@ def test_losses_and_metrics_come_in_the_order_of_the_groups(
     assert torch.equal(scored.logps, expected)
     assert torch.equal(scored.metrics["margins"], expected[:, 0] - expected[:, 1])
     assert not scored.losses.requires_grad
-
-
-def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
-    model: Any = load(tmp_path, llama, Dtype.float32)
-    model.get_output_embeddings = lambda: None
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no language-model head"):
-        token_logps(model, make_pack(groups(1)))
 
 
 @pytest.mark.parametrize("dtype", Dtype)

@@ -4,9 +4,6 @@ values are those of the model's own forward of each sequence alone, or the model
 `benchmarks/architectures.py` looks at every architecture, with one config each.
 """
 
-import random
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from peft import LoraConfig
 
 from benchmarks.architectures import HELD_OUT, TRAINING, examine, tiny
 from benchmarks.float64 import in_float64
-from steps.scoring.examples import TokenGroup, TokenResponse
 
 LONGEST = max(group.longest_sequence for group in [*TRAINING, *HELD_OUT]) + 1
 """Tokens of the longest sequence, with its last."""
@@ -112,33 +108,6 @@ def test_a_config_is_read_as_the_model_s_own_forward_reads_it(
         outcome = examine(tiny(architecture, **settings))
     assert outcome.result == how
     assert not outcome.is_wrong, outcome
-
-
-@pytest.mark.parametrize("architecture", ["llama", "opt", "gemma3_text"])
-def test_a_padding_token_in_a_text_is_a_token_without_a_gradient_of_its_own(
-    architecture: str,
-) -> None:
-    model = tiny(architecture, pad_token_id=3)
-    with in_float64():
-        outcome = examine(model, sprinkled(TRAINING, 3), sprinkled(HELD_OUT, 3))
-    assert (outcome.result, outcome.is_wrong) == ("packed", False)
-
-
-def sprinkled(groups: Sequence[TokenGroup], token: int) -> list[TokenGroup]:
-    """The groups with some of their tokens replaced by `token`."""
-    draw = random.Random(9)
-
-    def some(ids: Sequence[int]) -> tuple[int, ...]:
-        return tuple(token if draw.random() < 0.3 else i for i in ids)
-
-    return [
-        replace(
-            group,
-            prompt_ids=some(group.prompt_ids),
-            responses=tuple(TokenResponse(some(r.ids)) for r in group.responses),
-        )
-        for group in groups
-    ]
 
 
 ADAPTERS: dict[str, dict[str, Any]] = {

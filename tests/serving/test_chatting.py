@@ -1,7 +1,6 @@
 """``temper chat``: what it answers, beside whom, and what it says where it cannot."""
 
 import contextlib
-import io
 import os
 import pty
 import shutil
@@ -12,13 +11,11 @@ from typing import Any
 import pytest
 import typer
 from rank_processes import start_command
-from rich.console import Console
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 from waiting import HANGS_SECONDS, wait_until
 
 from pipeline import Store, TemperError
-from pipeline.cli.naming import find
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_run
 from steps.data.rows.rows import Message
@@ -28,7 +25,7 @@ from steps.generation.config import SamplingConfig
 from steps.generation.sampling import decoded, end_tokens, make_requests, sample
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
-from steps.serving.chatting import _answer, _Talk, chat
+from steps.serving.chatting import chat
 from steps.serving.named_models import opened
 from steps.serving.replies import Speaker
 
@@ -82,15 +79,6 @@ def test_the_likeliest_answer_is_what_sampling_in_steps_gives(
     assert ask(speaker) == decoded(tokenizer, drawn.ids) != ""
 
 
-def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
-    drawn = [ask(speaker, temperature=2.0, seed=seed) for seed in (1, 1, 2, 3)]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn)) > 1
-    # of the likeliest tokens whose sum is next to nothing there is one
-    for left in ({"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}):
-        assert ask(speaker, PROMPT, temperature=2.0, seed=5, **left) == ask(speaker)
-
-
 def test_an_answer_is_drawn_as_a_completion_is(speaker: Speaker) -> None:
     ids = speaker.prompt_of([{"role": "user", "content": PROMPT}])
     drawing = SamplingConfig(12, 1.5, 1, 7, top_p=0.9, top_k=20, min_p=0.01)
@@ -118,16 +106,6 @@ def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: P
         call(str(base), "-p", "What is", "--system", "Be brief.")
 
 
-def test_a_prompt_that_is_too_long_is_told_in_a_conversation(
-    chat_model: Path, speaker: Speaker
-) -> None:
-    with opened(str(chat_model), "store") as model:
-        talk, seen = _Talk(model, speaker, SamplingConfig(4), None), io.StringIO()
-        _answer(Console(file=seen, width=200), [talk], "1 " * 96)
-    assert "and the model takes 96)" in seen.getvalue()
-    assert talk.messages == []
-
-
 def experiment_of(store: Store) -> str:
     return read_run(store, names_of_runs(store)[-1]).experiment
 
@@ -142,17 +120,6 @@ def test_a_result_is_named_by_its_experiment_and_knows_what_it_was_before(traine
             with opened(key, trained.url) as earlier:
                 assert earlier.before is None
                 assert earlier.name == before.name
-
-
-def test_data_that_is_gone_or_short_is_refused(trained: Store, tmp_path: Path) -> None:
-    store = Store(str(shutil.copytree(trained.root, tmp_path / "store", symlinks=True)))
-    manifest = find(Catalog(store), "handed_over")
-    Path(store.content_path(manifest), "config.json").unlink()
-    with pytest.raises(TemperError, match=r"has lost config.json; see: temper verify"):
-        call("handed_over", "-p", PROMPT, "--store", store.url)
-    store.evict(manifest)
-    with pytest.raises(TemperError, match="is evicted; a run that asks for it makes it again"):
-        call("handed_over", "-p", PROMPT, "--store", store.url)
 
 
 def cut_off(model: Path) -> None:

@@ -1,8 +1,7 @@
 """What ``run()`` returns: artifacts with their files, their values, and a picture in a notebook."""
 
-import pyarrow as pa
 import pytest
-from report_steps import HOSTILE, hostile, measure, prepare, write_any
+from report_steps import HOSTILE, hostile, measure, prepare
 from rich.console import Console
 
 from pipeline import Step, Store, TemperError, run
@@ -46,18 +45,6 @@ def test_files_are_loaded_as_what_they_are(measured: Made) -> None:
     assert everything["metrics.jsonl"][-1]["loss"] == 0.2
 
 
-def test_shards_are_one_table_and_folders_are_loaded_by_name(
-    store: Store, console: Console
-) -> None:
-    made = made_of(write_any(), store, console)
-    assert [*made.load()] == ["test/rows.parquet", "train/rows.parquet"]
-    assert all(made.load(name) == table for name, table in made.load().items())
-    train = made.load("train")
-    assert isinstance(train, pa.Table)
-    assert train["row"].to_pylist() == [0, 1, 2, 3]
-    assert made.load("train/rows-00001.parquet")["row"].to_pylist() == [2, 3]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -96,18 +83,6 @@ def test_bytes_that_changed_on_the_disk_are_not_loaded(measured: Made) -> None:
     assert (measured / "metrics.jsonl").is_file()
     (shown,) = views_of(measured, known_kind)
     assert "temper verify measure" in str(shown)
-
-
-def test_a_folder_is_checked_with_all_its_files(store: Store, console: Console) -> None:
-    made = made_of(write_any(), store, console)
-    file = made / "train" / "rows-00001.parquet"
-    data = file.read_bytes()
-    file.chmod(0o644)
-    file.write_bytes(data[:-1] + b"x")
-    assert (made / "test").is_dir()
-    for name in ("train", "train/", "train/rows-00001.parquet"):
-        with pytest.raises(TemperError, match=r"train/rows-00001.parquet of .* temper verify"):
-            _ = made / name
 
 
 def test_of_a_bucket_the_files_are_a_checked_copy(gcs_bucket: str, console: Console) -> None:

@@ -11,51 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from numbers_lab import Lab
 from rich.console import Console
-from toy_steps import fail, slow_count
+from toy_steps import slow_count
 
 from pipeline import Store
-from pipeline.estimate.estimates import Estimate, Estimates
-from pipeline.estimate.machine import Hardware
 from pipeline.estimate.remaining import Ahead
 from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.show.live import Board
-from pipeline.show.terminal import show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
-from pipeline.store.logs import TAIL_BYTES
 
 pytestmark = pytest.mark.usefixtures("workers_here")
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_running_step_keeps_its_name_state_and_time_beside_long_progress(
-    store: Store, tmp_path: Path, width: int
-) -> None:
-    store.prepare()
-    step = slow_count(3, str(tmp_path / "journal"))
-    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    board = Board(console, plan, resolver)
-    board.observe(step.fingerprint, "running", "")
-    resolved = resolver.key_and_recipe(step)
-    assert resolved is not None
-    metrics = {
-        f"rewards/{name}": 0.123456 for name in ("chosen", "rejected", "margins", "accuracy")
-    }
-    store.objects.replace(
-        store.progress_path(step.name, resolved[0]),
-        json.dumps({"done": 3, "total": 8, "metrics": {"loss": 0.5, **metrics}}).encode(),
-    )
-    console.print(board.renderable())
-    (line,) = [line for line in console.file.getvalue().splitlines() if "slow" in line]  # type: ignore[attr-defined]
-    assert "slow_count" in line
-    assert "running" in line
-    assert re.search(r"\d\.\ds", line)
-    assert "3/8" in line
-    assert "loss 0.5" in line
 
 
 def test_a_running_step_shows_its_bar_its_pace_what_is_left_and_its_last_metrics(
@@ -163,44 +130,3 @@ def test_a_step_that_another_driver_makes_says_so(store: Store, tmp_path: Path) 
 
 def printed(console: Console) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", ["", "memory://"])
-def test_of_a_log_without_end_only_the_end_is_shown(tmp_path: Path, kind: str) -> None:
-    lab = Lab(tmp_path, Store(f"{kind}{tmp_path}/logs"), Console(file=io.StringIO(), width=120))
-    step = fail(lab.numbers(), lab.journal)
-    plan, resolver = make_plan({"broken": step}, lab.store), Resolver(Catalog(lab.store))
-    board = Board(lab.console, plan, resolver)
-    log = f"{lab.store.root}/log.txt"
-    data = b"first\n" + b"=" * (TAIL_BYTES * 8) + b"\nlast line\n"
-    lab.store.objects.replace(log, data)
-    board.observe(step.fingerprint, "failed", f"{'m' * 100_000}\n{log}")
-    board.show_failures()
-    shown = printed(lab.console)
-    assert "last line" in shown
-    assert "first" not in shown
-    assert "whole log: " in shown
-    assert len(shown) < 4000
-
-
-def test_a_narrow_window_shows_what_is_left_and_the_loss_and_why_a_step_runs(
-    store: Store, tmp_path: Path
-) -> None:
-    store.prepare()
-    step = slow_count(3, str(tmp_path / "journal"))
-    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
-    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
-    board = Board(console, plan, resolver)
-    board.observe(step.fingerprint, "running", "")
-    resolved = resolver.key_and_recipe(step)
-    assert resolved is not None
-    progress = {"done": 3, "total": 8, "metrics": {"loss": 0.5}}
-    path = store.progress_path(step.name, resolved[0])
-    store.objects.replace(path, json.dumps(progress).encode())
-    console.print(board.renderable())
-    estimates = Estimates({step.fingerprint: Estimate(Hardware(), 3.0, 1e9, 1e6)})
-    show_plan(console, plan, estimates=estimates)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "loss 0.5" in shown
-    assert "never run" in shown
-    assert max(map(len, shown.splitlines())) <= 40

@@ -1,16 +1,13 @@
 """Runs and results side by side: what differs, and what that did."""
 
-from pathlib import Path
-
 import pytest
 from report_steps import HOSTILE, hostile, measure, prepare, prepare_again
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pipeline import Artifact, Output, Store, TemperError, compare, results, run, step
+from pipeline import Store, TemperError, compare, results, run
 from pipeline.cli import app
 from pipeline.plan.planning import make_plan
-from pipeline.running.session import RunFailed
 from pipeline.store.runs import names_of_runs, read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
@@ -35,51 +32,6 @@ def test_two_runs_differ_in_a_setting_and_so_in_their_metrics(
     assert "after loss 0.2 0.04762 -0.1524" in shown
     assert "1 result is the same artifact in both" in shown
     assert "prepare" not in shown
-
-
-def test_of_very_many_differences_some_are_told_and_the_command_for_the_rest(
-    store: Store, console: Console
-) -> None:
-    for value in (1, 2):
-        config = {f"setting_{i:02d}": value for i in range(30)}
-        run({"x": hostile(prepare(), config)}, store, console=console)
-    shown = temper(store, "diff", *names_of_runs(store))
-    assert shown.count("settings: config.setting_") == 8
-    (rest,) = [line for line in shown.splitlines() if "settings: and 22 more: " in line]
-    command = rest.partition("more: ")[2].split()
-    assert command[:2] == ["temper", "diff"]
-    assert "setting_29: 1 → 2" in temper(store, *command[1:])
-
-
-@step(version="1")
-def wait_for_file(out: Output, data: Artifact, file: str, seed: int = 0) -> dict:
-    return {"size": Path(file).stat().st_size}
-
-
-def test_what_a_failed_run_did_not_make_is_what_only_the_other_has(
-    store: Store, console: Console, tmp_path: Path
-) -> None:
-    file = tmp_path / "file.txt"
-    data = prepare()
-    made = wait_for_file(data, str(file))
-    roots = {"data": data, "after": made, "end": prepare_again(made)}
-    with pytest.raises(RunFailed):
-        run(roots, store, console=console)
-    file.write_text("there")
-    run(roots, store, console=console)
-    failed, whole = names_of_runs(store)
-    shown = temper(store, "diff", failed, whole)
-    assert "only the second run has wait_for_file, prepare_again" in shown
-    assert "no difference" not in shown
-    assert "only the first run has wait_for_file, " in temper(store, "diff", whole, failed)
-
-
-def test_a_list_of_artifacts_names_what_differs(store: Store, console: Console) -> None:
-    run([measure(prepare(), beta=b, seed=s) for b in (0.1, 0.5) for s in (0, 1)], store,
-        console=console)  # fmt: skip
-    shown = temper(store, "list", "measure")
-    for label in ("beta=0.1 seed=0", "beta=0.5 seed=1"):
-        assert f" {label} Experiment" in shown
 
 
 def test_results_are_a_table_with_settings_metrics_and_intervals(
@@ -112,16 +64,6 @@ def test_results_of_a_step_are_all_it_ever_made_by_what_lies_above_too(
         TemperError, match=r"no artifact of 'teach', and no run of an .*; it has: measure, prepare"
     ):
         results("teach", store)
-
-
-def test_a_table_without_a_damaged_artifact_says_so(store: Store, console: Console) -> None:
-    for beta in (0.1, 0.5):
-        run([measure(prepare(), beta=beta)], store, console=console)
-    (damaged, _) = Path(store.root).glob("manifests/measure/*")
-    damaged.write_text("half")
-    with pytest.warns(UserWarning, match=f"lacks an artifact of measure: .*{damaged.name}"):
-        table = results("measure", store)
-    assert table.num_rows == 1
 
 
 def test_results_of_an_experiment_are_those_of_its_newest_run(

@@ -10,7 +10,6 @@ from pipeline.show.report.figures import (
     BOTTOM,
     HEIGHT,
     TOP,
-    Axis,
     Estimate,
     estimates,
     lines,
@@ -32,15 +31,6 @@ def test_any_two_numbers_can_be_drawn(points: tuple[float, float]) -> None:
     estimates([[Estimate(at, at, at, at) for at in finite]], {at: str(at) for at in finite})
 
 
-def test_a_logarithmic_axis_has_decades_and_is_for_what_lies_above_zero() -> None:
-    axis = Axis.over([0.001, 10.0], 0, 100)
-    logarithmic = axis.as_logarithm([0.001, 10.0])
-    assert logarithmic is not None
-    assert [label for _, label in logarithmic.ticks()] == ["0.001", "0.01", "0.1", "1", "10"]
-    assert logarithmic(0.1) == pytest.approx(50)
-    assert axis.as_logarithm([0.0, 10.0]) is None
-
-
 def test_a_long_line_keeps_its_peaks() -> None:
     points = [(float(at), 1.0) for at in range(100_000)]
     points[54_321] = (54_321.0, 99.0)
@@ -49,12 +39,6 @@ def test_a_long_line_keeps_its_peaks() -> None:
     assert (54_321.0, 99.0) in drawn
     assert (drawn[0], drawn[-1]) == (points[0], points[-1])
     assert [at for at, _ in drawn] == sorted(at for at, _ in drawn)
-
-
-def test_labels_are_text() -> None:
-    drawn = estimates([[Estimate(0.0, 1.0, name="<i>x</i>")]], {0.0: "<b>"})
-    assert "<i>" not in drawn
-    assert "<b>" not in drawn
 
 
 def test_an_estimate_is_drawn_with_its_interval_inside_the_plot() -> None:

@@ -1,23 +1,21 @@
 """The headline and the tables of a report: what changed, and whether that may be chance."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_steps import diverge, judge, measure, prepare
+from report_steps import judge, measure, prepare
 from rich.console import Console
 
 from pipeline import Step, Store, run
-from pipeline.cli.reports import Looks, chosen_runs, story_of
+from pipeline.cli.reports import Looks, story_of
 from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.page import render
 from pipeline.show.report.report_model import ReportedStep, Story
-from pipeline.show.report.scoreboard import result_groups
 from pipeline.store.catalog import Catalog
-from pipeline.store.runs import names_of_runs, read_runs
+from pipeline.store.runs import read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -51,13 +49,6 @@ def test_a_tested_gain_is_the_headline_with_its_size_and_its_p(
     )
     assert found.tone == "good"
     assert found.also == ["no change: words"]
-
-
-def test_what_may_be_chance_is_called_so(store: Store, console: Console) -> None:
-    before = judge(40)
-    found = said(store, {"SFT": before, "DPO": judge(45, 5, 0.3, baseline=before)}, console)
-    assert found.sentence.endswith("; not significant (p = 0.3).")
-    assert found.tone == ""
 
 
 def test_the_best_of_several_has_a_p_that_counts_them(store: Store, console: Console) -> None:
@@ -108,55 +99,6 @@ def test_intervals_of_one_observation_are_no_evidence(store: Store, console: Con
     assert headline(replace(told, results=results)) is None
 
 
-def test_no_value_is_a_dash_and_p_is_no_row(store: Store, console: Console) -> None:
-    before = judge(40)
-    told = story(store, {"SFT": before, "DPO": judge(60, 20, 0.004, baseline=before)}, console)
-    (group,) = result_groups(told)
-    assert {title: [r.measure.title for r in rows] for title, rows in group.sections.items()} == {
-        "Gain": ["share right", "words"],
-        "Answers": ["share right", "reward"],
-    }
-    assert [r.cells["SFT"].value for r in group.rows if r.measure.metric == "reward"] == [None]
-    page = render(told)
-    cells = re.findall(r'<td class="num" data-of="SFT">(.*?)</td>', page, flags=re.DOTALL)
-    assert [re.sub("<.*?>|\n", "", cell)[:4] for cell in cells] == ["–", "–", "0.40"[:3] + "0", "–"]
-
-
-def test_bars_are_drawn_where_there_is_something_to_compare_with(
-    store: Store, console: Console
-) -> None:
-    before = judge(40)
-    told = story(store, {"SFT": before, "DPO": judge(60, 20, 0.004, baseline=before)}, console)
-    (group,) = result_groups(told)
-    bars = {row.measure.metric: row.cells["DPO"].bar for row in group.rows}
-    gain, words, right = bars["gain/right"], bars["gain/words"], bars["right"]
-    assert gain is not None
-    assert gain.zero == pytest.approx(50)  # shares lie around their zero, on one scale
-    assert gain.left == pytest.approx(50 + 100 * 0.1 / 0.6)
-    assert words is not None
-    assert words.zero == pytest.approx(50)
-    assert right is not None
-    assert (right.zero, right.left) == (None, pytest.approx(51))  # per cent of 0 to 1
-    (alone,) = result_groups(story(store, {"only": judge(40)}, console))
-    alone_bars = [row.cells["only"].bar for row in alone.rows if row.measure.metric == "right"]
-    assert alone_bars == [None]
-
-
-def test_by_default_the_run_is_told_of_that_made_the_results(
-    store: Store, console: Console
-) -> None:
-    for results in ({"a": judge(40)}, {"b": judge(50)}, {"b": judge(50)}, {"b": judge(50)}):
-        run(dict(results), store, console=console)
-    names = names_of_runs(store)
-    (chosen,), remark = chosen_runs(store, [])
-    assert chosen.name == names[1]
-    assert names[3] in remark
-    (chosen,), remark = chosen_runs(store, names[2:3])
-    assert (chosen.name, remark) == (names[2], "")
-    run({"c": judge(70)}, store, console=console)
-    assert chosen_runs(store, [])[0][0].name == names_of_runs(store)[-1]
-
-
 def test_what_a_result_was_in_other_runs_is_told_with_what_differed(
     store: Store, console: Console
 ) -> None:
@@ -168,11 +110,3 @@ def test_what_a_result_was_in_other_runs_is_told_with_what_differed(
     assert list(past.settings["beta"].values()) == [0.1, 0.5]
     page = render(told)
     assert "swept</bdi>: 2 versions" in page
-
-
-def test_what_no_plot_can_show_is_told_beside_it(store: Store, console: Console) -> None:
-    page = render(story(store, {"a": diverge(7), "b": diverge(1)}, console))
-    told = "loss of a (2 of them), operations of a (1 of them), loss of b (8 of them), operations"
-    why = "because they are NaN, infinite or too large for a plot"
-    assert f"{why}: values of <bdi>{told} of b (1 of them)</bdi>" in page
-    assert page.count("<polyline") == 1

@@ -17,8 +17,6 @@ from pipeline.cli import app
 from pipeline.running.session import RunFailed
 from pipeline.show.report import render, story_of_runs
 from pipeline.show.report.page import markdown
-from pipeline.show.report.report_model import ReportedStep, Story
-from pipeline.show.views import Text, Texts
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 from steps.report import report
@@ -184,13 +182,6 @@ def test_a_failed_step_is_told_first_and_what_it_said(browser: Any, pages: dict[
 
 
 @pytest.mark.slow
-def test_two_runs_that_share_a_step_tell_of_it_once(browser: Any, pages: dict[str, Path]) -> None:
-    with opened(browser, pages["both"]) as seen:
-        assert seen.page.locator(".dag a", has_text="prepare").count() == 1
-        assert seen.page.locator(".dag a", has_text="measure").count() == 3
-
-
-@pytest.mark.slow
 def test_the_report_step_tells_of_its_inputs_and_all_they_were_made_from(
     browser: Any, store: Store
 ) -> None:
@@ -209,15 +200,6 @@ def test_equal_stories_give_equal_bytes(store: Store) -> None:
     assert first == second
 
 
-def test_an_artifact_whose_data_is_gone_is_still_told_of(tmp_path: Path, console: Console) -> None:
-    store = Store(str(tmp_path / "store"))
-    run({"only": measure(prepare())}, store, console=console)
-    store.evict(Catalog(store).history("measure")[0])
-    page = render(story_of_runs(read_runs(store), Catalog(store)))
-    assert "its data is gone" in page
-    assert 'id="curves"' not in page
-
-
 def test_markdown_is_rendered_without_html_links_and_images() -> None:
     shown = markdown(
         "## T\n\n**b** <i>x</i> ![a](http://b/c) [d](http://e) <http://f>\n\n[g]: http://h"
@@ -226,12 +208,3 @@ def test_markdown_is_rendered_without_html_links_and_images() -> None:
     assert "<h4>T</h4>" in shown
     for tag in ("<i", "<img", "<a", "href", "src"):
         assert tag not in shown
-
-
-def test_a_page_with_very_many_samples_says_how_many_it_leaves_out() -> None:
-    rows = [Text(f"r{i}", f"question {i}", "answer") for i in range(10_000)]
-    step = ReportedStep("id", "evaluate", "done", views=[Texts("Questions", rows)])
-    page = render(Story("title", "store", (), [step], {}, {}))
-    assert "leaves out 9,500 further samples" in page
-    assert "question 499" in page
-    assert "question 500<" not in page

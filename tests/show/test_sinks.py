@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 from drivers import Driver
 from places import REPOSITORY, SUPPORT_PATH
-from report_steps import HOSTILE, JOURNAL, explode, hostile, prepare, train
+from report_steps import HOSTILE, JOURNAL, hostile, prepare, train
 from rich.console import Console
 from waiting import hold, let_go, wait_until
 
 from pipeline import Store, TemperError, run
-from pipeline.running.session import RunFailed
 from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import Watched, mirror, process, weights_and_biases
 from pipeline.store.catalog import Catalog
-from pipeline.store.lease import Leases
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -245,40 +243,6 @@ def test_the_last_values_of_a_step_without_an_artifact_reach_sinks(
     assert sink.ends == [None]
 
 
-def test_records_of_one_training_step_reach_sinks_together_and_in_order(
-    store: Store, tmp_path: Path
-) -> None:
-    text = '{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8.0}\n'
-    log, sink, sending = begun(store, tmp_path, text)
-    sending.look()
-    log.write_text(
-        f'{log.read_text()}{{"step": 2, "eval_loss": 3.0}}\n{{"step": 4, "loss": 7.0}}\n'
-    )
-    sending.look()
-    sending.end("train", "k1")
-    expected = [(1, {"loss": 9.0}), (2, {"loss": 8.0, "eval_loss": 3.0}), (4, {"loss": 7.0})]
-    assert sink.logged == expected
-
-
-def test_a_step_is_shown_by_the_run_that_makes_it_and_by_no_other(
-    store: Store, tmp_path: Path
-) -> None:
-    log, mine, sending = begun(store, tmp_path, '{"step": 1, "loss": 9.0}\n{"step": 2, "x": 1}\n')
-    theirs = _Recorded()
-    other = mirror.Mirror(store, "other", "experiment", {"one": theirs}, tmp_path)
-    other.begin("train", "train", "k1", {})
-    with Leases(store.objects, store.root, "mine").held("train", "k1", lambda: False):
-        for each in (sending, other):
-            each.look()
-    assert [at for at, _ in mine.logged] == [1]
-    assert not theirs.logged
-    log.write_text(f'{log.read_text()}{{"step": 3, "loss": 7.0}}\n')
-    with Leases(store.objects, store.root, "other").held("train", "k1", lambda: False):
-        other.look()  # it takes over, as when the first run was killed
-        other.end_all()
-    assert [at for at, _ in theirs.logged] == [1, 2, 3]
-
-
 def list_mirrors(store: Store) -> list[Path]:
     """Processes that hand on what is in a store."""
     found = []
@@ -369,12 +333,6 @@ def test_a_run_does_not_wait_for_a_sink_that_hangs(
     root = hostile(prepare(), {}, note=more_than_a_pipe_takes)
     assert run({"made": root}, store, console=console, sinks=["wandb"])["made"].seconds >= 0
     assert "still busy" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_step_that_fails_ends_the_run_as_without_sinks(store: Store, console: Console) -> None:
-    pytest.importorskip("tensorboard")
-    with pytest.raises(RunFailed):
-        run({"bad": explode(prepare(), "bad")}, store, console=console, sinks=["tensorboard"])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from pipeline.plan.planning import make_plan
 from pipeline.plan.resolver import Resolver
 from pipeline.running.session import RunFailed
 from pipeline.show.live import NORMAL, Board
-from pipeline.show.terminal import show_next, show_results
+from pipeline.show.terminal import show_next
 from pipeline.store.catalog import Catalog
 from pipeline.store.logs import GrowingLog, follow
 from pipeline.store.runs import names_of_runs
@@ -111,14 +111,6 @@ def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> N
     assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.err
 
 
-def test_quiet_says_where_results_lie_and_what_failed_and_nothing_else(desk: Path) -> None:
-    done = call(desk, "broken=9", "-q")
-    assert [line.split("  ")[0] for line in done.out.splitlines()] == ["beta 0.1", "beta 0.5"]
-    assert all(Path(line.split("  ")[-1]).is_dir() for line in done.out.splitlines())
-    failed = call(desk, "-q")
-    assert failed.out.lstrip().startswith("✗ learn (beta 0.5)")
-
-
 @pytest.mark.real_workers
 def test_verbose_shows_what_workers_print_and_lines_say_where_they_run(desk: Path) -> None:
     done = call(desk, "betas=[0.1]", "broken=9", "--verbose", "+launcher.steps.learn.cpus=1")
@@ -127,21 +119,6 @@ def test_verbose_shows_what_workers_print_and_lines_say_where_they_run(desk: Pat
     assert "learn: running (local, cpus=1)" in done.out
     assert "learn | learning with 0.1" in done.out
     assert done.out.count("sure of it") == 1
-
-
-def test_a_dag_larger_than_the_window_is_told_in_short(store: Store, tmp_path: Path) -> None:
-    board = many(store, tmp_path, 200, height=20)
-    steps = list(board.rows.values())
-    for row in steps[:50]:
-        row.state = "done"
-    board.observe(steps[60].step.fingerprint, "running", "")
-    board.observe(steps[70].step.fingerprint, "failed", "it broke\n")
-    board.console.print(board.renderable())
-    lines = board.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) <= 20
-    assert any("until=60" in line and "running" in line and "local" in line for line in lines)
-    assert any("until=70" in line and "it broke" in line for line in lines)
-    assert "50 done, 1 failed, 1 running, 148 waiting" in lines[-1]
 
 
 def many(
@@ -217,25 +194,6 @@ def test_what_anybody_wrote_is_text_in_the_terminal(store: Store) -> None:
 
 def printed(console: Console) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("width", [80, 100, 120, 140, 160, 180, 200])
-def test_a_table_of_results_leaves_out_no_result_in_a_window_of_any_width(
-    store: Store, width: int
-) -> None:
-    """The values are narrow, and their intervals wide."""
-    values = [f"{number}.39" for number in range(1, 10)]
-    made = {
-        f"run {value}": replace(
-            manifest(value), metrics={"x": {"value": float(value), "low": 1.3213, "high": 9.4624}}
-        )
-        for value in values
-    }
-    for count in range(2, len(values) + 1):
-        console = Console(width=width, file=io.StringIO())
-        show_results(console, store, dict(list(made.items())[:count]))
-        table = printed(console).replace("run ", "run")
-        assert all(f" {value}" in table for value in values[:count]), (count, table)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import blake3
 import fresh_processes
 import pytest
 from drivers import start_driver
-from hostile_steps import count, end, fetch, look_around, write
+from hostile_steps import count, fetch, look_around, write
 from manifests import manifest
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -33,7 +33,7 @@ from pipeline.dag.canonical import hash_json
 from pipeline.dag.files import FileEntry
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
-from pipeline.store.manifest import Discovered, Manifest
+from pipeline.store.manifest import Manifest
 from pipeline.store.objects import open_objects
 from pipeline.store.runs import names_of_runs, read_run
 from pipeline.store.scratch_snapshots import Staging
@@ -407,18 +407,6 @@ def test_a_view_reads_no_file_through_a_link(tmp_path: Path) -> None:
     assert "private" not in told(temper(store, "logs", "write"))
 
 
-def test_a_store_on_another_disk_is_a_store(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "store").symlink_to(tmp_path / "disk")
-    store = Store(str(tmp_path / "store"))
-    make(store, look_around(write()))
-    (tmp_path / "bigger").mkdir()
-    (tmp_path / "disk" / "attempts").rename(tmp_path / "bigger" / "attempts")
-    (tmp_path / "disk" / "attempts").symlink_to(tmp_path / "bigger" / "attempts")
-    make(store, look_around(write()))
-    assert "2 artifacts intact, 0 damaged" in temper(store, "verify").output
-
-
 # --- what was added to an artifact -----------------------------------------------------------
 
 ADDED: dict[str, Callable[[Path, Path], object]] = {
@@ -533,33 +521,6 @@ def test_a_manifest_of_an_older_version_is_read_without_a_checksum(
     store, made = written
     forge(store, made)
     assert Catalog(store).history("write") == [made]
-
-
-def test_records_that_disagree_with_their_names_say_nothing(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    (made,) = make(store, write())
-    (name,) = names_of_runs(store)
-    record = json.loads(store.read(f"{store.root}/runs/{name}.json") or b"")
-    passed_over = (
-        {"pid": 10**40}, {"pid": -7}, {"argv": {"a": 1}}, {"steps": [{"step": "../x"}]},
-        {"steps": [{"step": "write", "key": "../x", "attempt": "../x"}]},
-    )  # fmt: skip
-    damaged = (
-        {"run": "another"}, {"seconds": -1}, {"roots": []}, {"cwd": 5}, {"steps": {"a": 1}},
-        {"steps": [{"step": "write", "attempt": 5}]}, {"outcome": "running", "steps": [5]},
-        {"steps": [{"step": "write", "inputs": [{}]}]},
-    )  # fmt: skip
-    for wrong in (*passed_over, *damaged):
-        store.objects.replace(f"{store.root}/runs/{name}.json", json.dumps(record | wrong).encode())
-        for command in (["runs"], ["runs", name], ["report", "-o", str(tmp_path / "r.html")]):
-            answer = told(temper(store, *command))
-            assert ("is damaged" in answer) == (wrong in damaged), (wrong, command)
-    store.accept("write", made.discovered.state, Discovered(), {})
-    folder = Path(store.root) / "accepted" / "write"
-    (one,) = folder.iterdir()
-    one.rename(folder / f"{'0' * 32}-{'1' * 32}.json")
-    assert store.accepted("write") == {}
-    assert made.step in temper(store, "list").output
 
 
 def test_the_report_of_a_worker_is_looked_at(tmp_path: Path) -> None:
@@ -700,14 +661,6 @@ def desk(first_desk: Desk, tmp_path: Path) -> Desk:
     return made
 
 
-def test_kinds_and_steps_of_ones_own_are_shown_from_ones_own_folder(desk: Desk) -> None:
-    answers = desk.look()
-    assert "line 1" in answers
-    assert "nothing of that has changed" in answers
-    assert "draw: nothing that it depends on has changed" in answers
-    assert "a drawing" in (desk.folder / "report.html").read_text()
-
-
 @pytest.mark.parametrize("which", ["kind", "function", "type", "kind and script", "run"])
 def test_what_only_a_store_names_is_neither_imported_nor_called(desk: Desk, which: str) -> None:
     store = Store(str(desk.folder / "store"))
@@ -814,20 +767,6 @@ def test_a_job_of_an_engine_is_not_given_a_secret(server: str, tmp_path: Path) -
             patch.setenv(name, value)
         assert StepSpec.from_json(kept.to_json()) == whole
         assert "TEMPER_SPEC_SECRETS" not in os.environ
-
-
-# --- steps that end in odd ways --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["exit", "at once", "kill", "raise", "child"])
-@pytest.mark.real_workers
-def test_a_step_that_ends_itself_has_failed_and_is_not_tried_again(
-    how: str, tmp_path: Path
-) -> None:
-    store, journal = Store(str(tmp_path / "store")), tmp_path / "journal"
-    with pytest.raises(RunFailed, match="failed: end"):
-        make(store, end(str(journal), how))
-    assert journal.read_text() == "tried\n"
 
 
 # --- the record of a run ---------------------------------------------------------------------

@@ -1,11 +1,9 @@
 """What the store may rely on, on every kind of file system it is offered."""
 
 import contextlib
-import io
 import logging
 import os
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from waiting import HANGS_SECONDS
 
 from pipeline.base.errors import TemperError
 from pipeline.store import network_timeouts, objects
-from pipeline.store.objects import GcsObjects, Objects, S3Objects, open_objects
+from pipeline.store.objects import Objects, S3Objects, open_objects
 
 
 @pytest.fixture
@@ -293,48 +291,6 @@ def test_what_was_made_read_only_can_be_removed() -> None:
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
-class _Refuse(BaseHTTPRequestHandler):
-    """A server that finds every request bad, in the words of GCS or of S3."""
-
-    protocol_version = "HTTP/1.1"
-
-    def _answer(self) -> None:
-        message = b'{"error": {"message": "no such luck"}}'
-        if "x-amz-date" in self.headers:
-            message = b"<Error><Code>NoSuchLuck</Code><Message>no such luck</Message></Error>"
-        self.send_response(400)
-        self.send_header("Content-Length", str(len(message)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(message)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer
-
-    def log_message(self, format: str, *_: object) -> None:
-        pass
-
-
-def _require_os_error_of_every_operation(objects: Objects) -> None:
-    path = "bucket/folder/object"
-    for operation in (objects.read, objects.list, objects.folders, objects.sizes, objects.remove):
-        with pytest.raises(OSError, match=r".+"):
-            operation(path)
-    for write in (objects.create, objects.replace):
-        with pytest.raises(OSError, match=r".+"):
-            write(path, b"data")
-
-
-def test_a_server_that_refuses_is_an_os_error(s3_bucket: str) -> None:
-    with _serving(_Refuse) as url:
-        gcs = GcsObjects(fsspec.filesystem("gcs", endpoint_url=url, token="anon"))
-        _require_os_error_of_every_operation(gcs)
-        with pytest.raises(OSError, match=r"cannot read gs://bucket/a: no such luck") as caught:
-            gcs.read("bucket/a")
-        assert type(caught.value.__cause__).__name__ == "HttpError"
-        s3 = S3Objects(fsspec.filesystem("s3", endpoint_url=url))  # with the bucket's credentials
-        _require_os_error_of_every_operation(s3)
-
-
 def test_an_address_where_nothing_answers_is_told_before_a_client_repeats_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -361,50 +317,6 @@ def test_a_network_that_fails_for_a_moment_or_is_slow_is_no_wrong_address(
     monkeypatch.setattr(network_timeouts, "_PAUSE_SECONDS", 0.0)
     network_timeouts.require_answer("https://a-host.example/storage/v1/")
     assert not errors
-
-
-def test_a_user_is_told_of_a_request_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of buckets wait in silence for minutes."""
-    told = threading.Event()
-    lines: list[str] = []
-
-    class Screen(io.StringIO):
-        def flush(self) -> None:
-            lines.append(self.getvalue())
-            told.set()
-
-    def answer_late(path: str, *_: object, **__: object) -> bytes:
-        assert told.wait(HANGS_SECONDS)
-        return b"at last"
-
-    monkeypatch.setattr(network_timeouts, "SILENCE_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "stderr", Screen())
-    objects, root = open_objects("memory://bucket")
-    monkeypatch.setattr(objects.fs, "cat_file", answer_late)
-    told.clear()
-    assert objects.read(f"{root}/a") == b"at last"
-    assert "memory:///bucket/a: no answer for" in lines[-1]
-
-
-@pytest.mark.parametrize("error", [PermissionError("Forbidden"), OSError("Slow down")], ids=str)
-def test_an_error_of_a_bucket_names_the_object(
-    error: OSError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as where one may list a bucket and not read from it."""
-    objects, root = open_objects("memory://bucket")
-
-    def refuse(path: object, *_: object, **__: object) -> bytes:
-        raise error
-
-    for name in ("cat_file", "pipe_file", "get", "put"):
-        monkeypatch.setattr(objects.fs, name, refuse)
-    for ask in (objects.read, lambda path: objects.create(path, b"")):
-        with pytest.raises(type(error), match=f"cannot .*bucket/spec.json: {error}"):
-            ask(f"{root}/spec.json")
-    copied = {f"{root}/content/{name}": Path(name) for name in ("a", "b")}
-    for ask in (objects.get, objects.put):
-        with pytest.raises(type(error), match=f"cannot copy .*bucket/content: {error}"):
-            ask(copied)
 
 
 @pytest.mark.parametrize("write", ["create", "replace"])

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import fsspec
@@ -224,6 +224,27 @@ def test_a_copy_that_came_short_is_sent_again(objects: Objects, tmp_path: Path) 
     assert first.keep()
     staging(objects, tmp_path / "other").restore()
     assert read(tmp_path / "other" / "key-0") == {"count": "12345"}
+
+
+def test_a_large_file_that_grows_while_it_is_sent_is_kept_once_it_is_at_rest(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COPIED_BYTES", 3)
+    first, put = staging(objects, tmp_path / "one"), objects.put
+    write(tmp_path / "one" / "key-0", log="first")
+    growing = tmp_path / "one" / "key-0" / "log"
+
+    def put_while_it_grows(files: Mapping[str, Path]) -> None:
+        put(files)
+        growing.write_text(growing.read_text() + ", second")
+
+    objects.put = put_while_it_grows  # type: ignore[method-assign]
+    assert not first.keep()
+    assert not first.is_used
+    objects.put = put  # type: ignore[method-assign]
+    assert first.keep()
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"log": "first, second"}
 
 
 def test_a_later_epoch_begins_with_the_earlier_and_leaves_it_alone(

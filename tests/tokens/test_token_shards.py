@@ -147,24 +147,6 @@ def test_the_ledger_has_a_line_for_every_row(pairs: Path, tokenizer: Path, tmp_p
     assert kept == {row for row, entry in by_row.items() if entry["outcome"] != "dropped"}
 
 
-def test_lengths_are_told_in_numbers_and_as_a_plot(calm: tuple[Path, dict[str, Any]]) -> None:
-    work, metrics = calm
-    rows = read_rows(work / "out/train") + read_rows(work / "out/test")
-    lengths = sorted(len(row["chosen_ids"]) for row in rows)
-    told = metrics["lengths"]["chosen"]
-    assert told["max"] == lengths[-1]
-    assert told["mean"] == pytest.approx(sum(lengths) / len(lengths), abs=0.05)
-    assert told["median"] == lengths[(len(lengths) - 1) // 2]
-    sides = [[len(row[f"{s}_ids"]) for s in ("prompt", "chosen", "rejected")] for row in rows]
-    whole = [prompt + max(chosen, rejected) for prompt, chosen, rejected in sides]
-    assert metrics["lengths"]["total"]["max"] == max(whole)
-    plot = (work / "out/summary.md").read_text()
-    for name in ("prompt", "chosen", "rejected", "whole sequence"):
-        assert name in plot
-    counts = [int(line.split()[3]) for line in plot.splitlines() if " to " in line]
-    assert sum(counts) == 4 * len(rows)
-
-
 RUN = """
 import sys, threading
 from pathlib import Path
@@ -263,15 +245,6 @@ def test_more_dropped_rows_than_allowed_are_an_error_with_the_reason(
 ) -> None:
     with pytest.raises(ValueError, match=r"16 of the 162 rows .*end-of-turn inside"):
         tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(max_dropped=0.05))
-
-
-def test_a_split_of_which_nothing_is_left_is_an_error_with_the_reason(
-    tokenizer: Path, tmp_path: Path
-) -> None:
-    write_rows(tmp_path / "train/pairs-00000.parquet", PAIRS, [to_record(pair(10))])
-
-    with pytest.raises(ValueError, match=r"all 1 rows of train were dropped.*r10"):
-        tokenize(tmp_path, tokenizer, tmp_path / "work", splits=["train"])
 
 
 # --- what training reads -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, compress
@@ -10,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import families
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from places import SHARED_ROWS
 from tokenizers import (
     AddedToken,
     Regex,
@@ -26,7 +23,6 @@ from tokenizers import (
 )
 from transformers import (
     AutoTokenizer,
-    ByT5Tokenizer,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -447,16 +443,6 @@ def test_arguments_of_calls_are_given_as_the_template_takes_them(takes: str, own
     assert trained == f"a<end>foo {written}<end></s>"
 
 
-@pytest.mark.parametrize("damaged", ['{"city": ', '{"city": "a", "city": "b"}'])
-def test_damaged_arguments_are_refused_only_where_the_template_wants_an_object(
-    damaged: str,
-) -> None:
-    problem = refusal(lambda: calls_trained_on(TAKING["objects"], damaged))
-
-    assert "arguments of a call are no JSON object" in problem.detail
-    assert damaged in calls_trained_on(TAKING["texts"], damaged)
-
-
 @pytest.mark.parametrize(
     ("template", "more"),
     [
@@ -554,29 +540,6 @@ def test_messages_that_a_template_does_not_write_whole_are_told() -> None:
     assert not findings(SYSTEM_LAST.replace("| upper", ""), "yes", SYSTEM, ASKED).messages_lost
 
 
-def test_a_response_of_which_the_tokenizer_leaves_nothing_is_refused() -> None:
-    tokenizer = merging("{% for m in messages %}{{ m.content }}</s>{% endfor %}")
-    prompt: tuple[Message, ...] = ({"role": "user", "content": "q"},)
-
-    one = refusal(lambda: tokenize_pair(tokenizer, pair("東京", "a", prompt), ROOMY))
-    other = refusal(lambda: findings(tokenizer, "東京", *prompt))
-
-    assert one.reason == other.reason == "no trained token"
-    assert tokenize_pair(tokenizer, pair("", "a", prompt), ROOMY).chosen.ids == [0]
-
-
-def test_responses_that_say_nothing_are_kept() -> None:
-    silent = (*said(""), *PROMPT, *said(""))
-    row = ConversationRow("row 1", (*PROMPT, *silent))
-
-    (result,) = tokenize_conversations(
-        tokenization(letters(PLAIN), TokenizeConfig(train_on=TrainOn.all_turns)), [row]
-    )
-
-    assert not isinstance(result, MalformedRow)
-    assert sum(result.tokens.mask) == 2
-
-
 # The prompt is five tokens: <user> h i </s> <assistant>
 
 
@@ -670,12 +633,6 @@ def test_a_row_over_a_limit_that_allows_none_is_an_error_that_names_it() -> None
 
     with pytest.raises(RowTooLong, match=r"row row 1: .* 9 tokens, over max_length=7"):
         tokenize_pair(letters(PLAIN), pair("abc", "xy"), config)
-
-
-def test_different_texts_with_equal_tokens_are_identical_responses() -> None:
-    problem = refusal(lambda: tokenize_pair(letters(PLAIN), pair("Ä", "Ö"), ROOMY))
-
-    assert problem.reason == "identical responses"
 
 
 TOKENIZERS = {
@@ -789,24 +746,6 @@ def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path:
     assert rendered == "26 Jul 2024|2024-07-26|<user>hi</s>"
 
 
-def rendered_once_saved(template: str, folder: Path) -> str:
-    letters(template).save_pretrained(folder)
-    return str(
-        load_tokenizer(folder).apply_chat_template(
-            [dict(message) for message in PROMPT],  # pyright: ignore
-            tokenize=False,
-        )
-    )
-
-
-def test_the_fixed_date_is_written_in_any_format(tmp_path: Path) -> None:
-    form = "%A %-d %B %y %H:%M%%d %j %F"
-
-    rendered = rendered_once_saved("{{ strftime_now('" + form + "') }}|" + PLAIN, tmp_path)
-
-    assert rendered == "Friday 26 July 24 00:00%d 208 2024-07-26|<user>hi</s>"
-
-
 def test_a_template_that_calls_reasoning_by_another_name_writes_it(tmp_path: Path) -> None:
     """As gpt-oss's does."""
     asks = "{% for m in messages %}{% if 'thinking' in m %}{{ m.thinking }}|{{ m['thinking'] }}"
@@ -832,47 +771,3 @@ def test_smollm2_learns_the_answer_and_where_to_stop(smollm2: PreTrainedTokenize
     assert text(smollm2, tokens.prompt.ids).endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert text(smollm2, tokens.chosen.ids) == "Paris.<|im_end|>"
     assert text(smollm2, tokens.rejected.ids) == " Rome.\n<|im_end|>"
-
-
-needs_real_rows = pytest.mark.skipif(
-    not SHARED_ROWS.is_file(), reason="no real rows beside the repository"
-)
-
-
-@needs_real_rows
-def test_real_rows_keep_to_the_limits_and_are_dropped_for_their_length_only() -> None:
-    found = outcomes_of_real_rows(families()["smollm2"].tokenizer, every=10)
-    assert found == {"whole": 18, "truncated": 16, "prompt too long": 16}
-
-
-@pytest.mark.attack
-@needs_real_rows
-def test_so_they_do_with_the_tokenizer_of_smollm2(smollm2: PreTrainedTokenizerBase) -> None:
-    found = outcomes_of_real_rows(smollm2, every=1)
-    assert found == {"whole": 432, "truncated": 19, "prompt too long": 49}
-
-
-def outcomes_of_real_rows(tokenizer: PreTrainedTokenizerBase, every: int) -> Counter[str]:
-    """How many of every so many rows are whole, truncated, or dropped for some reason."""
-    outcomes: Counter[str] = Counter()
-    records = [json.loads(line) for line in SHARED_ROWS.read_text().splitlines()[::every]]
-    rows = [
-        pair(r["chosen"][-1]["content"], r["rejected"][-1]["content"], tuple(r["chosen"][:-1]))
-        for r in records
-    ]
-    for result in tokenize_pairs(tokenization(tokenizer, ROOMY), rows):
-        if isinstance(result, MalformedRow):
-            outcomes[result.reason] += 1
-            continue
-        outcomes["truncated" if result.findings.response_cut else "whole"] += 1
-        for response in (result.chosen.ids, result.rejected.ids):
-            length = len(result.prompt) + len(response)
-            assert response[-1] == tokenizer.eos_token_id or length == ROOMY.max_length
-    return outcomes
-
-
-def test_a_tokenizer_that_does_not_say_where_its_tokens_lie_is_refused() -> None:
-    slow = ByT5Tokenizer()
-    slow.name_or_path = "models/bytes"
-    with pytest.raises(ValueError, match=r"models/bytes: ByT5Tokenizer is a slow tokenizer"):
-        tokenization(slow)

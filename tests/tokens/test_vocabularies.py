@@ -12,7 +12,7 @@ import pytest
 from chat_families import families
 from step_output import Folder
 from tiny_models import model_folder, pair_records, token_files, unpaired_records, word_tokenizer
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import steps
@@ -22,9 +22,6 @@ from steps.data.rows.parquet import write_rows
 from steps.data.tokens.encoding import encoder
 from steps.data.tokens.token_tables import COMPLETION_TOKENS, CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.vocabularies import (
-    copy_tokenizer,
-    hand_template_on,
-    require_meaning,
     require_tokens_of,
     save_template,
 )
@@ -157,24 +154,6 @@ def test_tokens_that_another_file_of_the_model_adds_are_known(model: Path, tmp_p
     require_tokens_of(model, tokens)
 
 
-def test_a_vocabulary_of_scores_is_read(model: Path, tmp_path: Path) -> None:
-    """Unigram models list their tokens by id."""
-    words = [word for word, _ in sorted(word_tokenizer().get_vocab().items(), key=lambda w: w[1])]
-    scored = [(word, -1.0) for word in words]
-    unigram = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.Unigram(scored, unk_id=4, byte_fallback=False))
-    )
-    require_tokens_of(model, tokens_by(unigram, tmp_path / "tokens"))
-    scored[5], scored[6] = scored[6], scored[5]
-    swapped = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.Unigram(scored, unk_id=4, byte_fallback=False))
-    )
-    with pytest.raises(ValueError, match=MEANING):
-        require_meaning(
-            tokens_by(swapped, tmp_path / "other"), model, lambda: range(5, 7), "say what to do"
-        )
-
-
 # --- the chat template ----------------------------------------------------------------------------
 
 TRAINING = {
@@ -184,7 +163,6 @@ TRAINING = {
     "train_reference_free": "training.recipes.run_reference_free",
     "train_reward_model": "reward_models.reward_training.run_reward_training",
 }
-SEVERAL = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}
 
 
 def chat_template_of(folder: Path) -> Any:
@@ -239,27 +217,6 @@ def test_a_model_trained_on_rollouts_has_the_chat_template_that_wrote_their_prom
     metrics = train_on_rollouts.function(out := Folder(tmp_path / "out"), rollouts, policy)
     assert "the chat template that wrote its tokens" in (metrics or {})["notices"][0]
     assert chat_template_of(out.path / "model") == tokenizer.chat_template
-
-
-@pytest.mark.parametrize(
-    ("wrote", "own"), [("{{ 1 }}", SEVERAL), (SEVERAL, "{{ 1 }}"), (SEVERAL, SEVERAL)]
-)
-@pytest.mark.parametrize("in_config", [False, True])
-def test_templates_may_be_several_and_lie_in_the_config_of_a_tokenizer(
-    wrote: Any, own: Any, in_config: bool, tmp_path: Path
-) -> None:
-    tokenizer = word_tokenizer()
-    tokenizer.chat_template = own
-    tokenizer.save_pretrained(tmp_path / "model", save_jinja_files=not in_config)
-    tokenizer.chat_template = wrote
-    save_template(tokenizer, tmp_path)
-    copy_tokenizer(tmp_path, tmp_path / "model")
-    assert hand_template_on(tmp_path / "model", tmp_path / "model") == (wrote != own)
-    assert chat_template_of(tmp_path / "model") == wrote
-    assert not hand_template_on(tmp_path, tmp_path / "model")
-    (bare := tmp_path / "bare").mkdir()
-    (bare / "special_tokens_map.json").write_text("{}")  # as a user's own step may leave a model
-    assert not hand_template_on(tmp_path / "model", bare)
 
 
 TEXTS = (

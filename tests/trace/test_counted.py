@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pipeline.trace.counted import Loaded, digests, seen_in
+from pipeline.trace.counted import Loaded, digests
 from pipeline.trace.source_parts import read_source
 
 STEPS = "import helper\nfrom helper import scale\ndef train():\n    return scale(helper.RATE)\n"
@@ -152,12 +152,6 @@ def test_a_module_that_is_a_value_gives_the_modules_that_it_holds() -> None:
     assert traced(before) != traced({**before, "pkg.conf": "RATE = 2\n"})
 
 
-def test_private_names_are_those_that_python_makes_of_them() -> None:
-    before = "_C__x = 1\nclass C:\n    def f(self):\n        return __x\n"
-    ran = {"steps": {"train"}, "helper": {"C.f"}}
-    assert counts(before, before.replace("1", "2"), ran=ran)
-
-
 def test_hints_that_act_count() -> None:
     before = "class T:\n    pass\ndef unused(x: T | None): ...\n"
     after = before.replace("T | None", "T | int")
@@ -186,15 +180,3 @@ def test_a_new_file_where_an_import_leads_counts() -> None:
     assert traced(sources, {}, packages, frozenset({"other"})) == before
     sources = {"deep.inner": "", "steps": "import deep.inner\n"}
     assert traced(sources) != traced(sources, files=frozenset({"deep"})), "no package before"
-
-
-def test_names_of_units_say_what_was_seen() -> None:
-    units = traced({"steps": STEPS, "helper": HELPER})
-    seen = seen_in(units)
-    assert seen["steps"][0] is not None
-    assert "train" in seen["steps"][0]
-    again = {
-        "steps": set(seen["steps"][0]),
-        "helper": set(seen["helper"][0] or ()),
-    }
-    assert traced({"steps": STEPS, "helper": HELPER}, again) == units

@@ -2,10 +2,8 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -334,40 +332,6 @@ def test_a_checkpoint_whose_best_weights_are_damaged_is_passed_over(
     assert saved.latest() == saved.directory / "step-000003"
     os.truncate(saved.directory / "best-000003/weights.safetensors", 100)
     assert saved.latest() == saved.directory / "step-000002"
-
-
-@pytest.fixture
-def fill_the_disk() -> Iterator[Callable[[], None]]:
-    """Lets no file grow beyond a few thousand bytes from when it is called."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.parametrize(("full_after", "place"), [(2, "scratch/checkpoints"), (4, "out")])
-def test_a_full_disk_is_an_error_that_says_where(
-    model: Path,
-    tmp_path: Path,
-    fill_the_disk: Callable[[], None],
-    full_after: int,
-    place: str,
-) -> None:
-    config = TrainConfig(batch_size=2, checkpoint_every_steps=1)
-
-    def saved_last() -> int:
-        folders = (tmp_path / "scratch/checkpoints").glob("step-*")
-        return max((int(folder.name.removeprefix("step-")) for folder in folders), default=0)
-
-    def fill(done: int, total: int, metrics: object) -> None:
-        if done == full_after:
-            wait_until(lambda: saved_last() >= full_after - 1, "what was saved before is on disk")
-            fill_the_disk()
-
-    work = Workplace(tmp_path / "out", tmp_path / "scratch", on_progress=fill)
-    with pytest.raises(OSError, match=rf"cannot write {tmp_path}/{place}.*; what was saved before"):
-        run_sft(model, demonstration_records(8), config, work)
-    assert Checkpoints(tmp_path / "scratch/checkpoints").latest() is not None
-    assert 1 <= saved_last() < 4
 
 
 def test_a_checkpoint_of_another_model_is_refused(saved: Checkpoints, tmp_path: Path) -> None:

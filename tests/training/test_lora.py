@@ -21,7 +21,6 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.architectures import tiny
@@ -272,29 +271,6 @@ def test_the_sampler_has_modules_to_save_too_and_linear_ones_get_no_adapter(poli
     }
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"modules_to_save": ["layers"]}, r"names layers, .* has no such module"),
-        ({"modules_to_save": ["self_attn", "mlp"]}, "modules_to_save holds every layer"),
-        ({"modules_to_save": ["head"]}, r"names head, .* has no such module .* it has .*lm_head"),
-        (
-            {"modules_to_save": ["lm_head"]},
-            "one matrix, .* name both, embed_tokens and lm_head, or",
-        ),
-        (
-            {"modules_to_save": ["mlp"], "target_modules": ["up_proj"]},
-            r"names model.layers.0.mlp, which gets an adapter; leave it out there, or out of",
-        ),
-    ],
-)
-def test_modules_that_cannot_be_saved_are_refused(
-    policy: Path, settings: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        add_adapter(load_model(policy), LoraConfig(**settings), seed=0)
-
-
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
 def test_an_adapter_of_a_matrix_that_is_head_and_embeddings_is_refused(
     policy: Path, tmp_path: Path, target: str
@@ -307,27 +283,6 @@ def test_an_adapter_of_a_matrix_that_is_head_and_embeddings_is_refused(
     model = load_model(untied)
     add_adapter(model, lora, seed=0)
     assert any(target in name for name, p in model.named_parameters() if p.requires_grad)
-
-
-def test_selective_checkpointing_keeps_no_products_of_adapters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each is as large as that of the matrix that it adapts, and costs next to nothing."""
-    monkeypatch.setattr(activation_checkpointing, "LEAST_INPUT", 0)
-    widths, policy = list[int](), activation_checkpointing._policy
-
-    def noted(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        chosen = policy(context, operation, *args, **kwargs)
-        if chosen is CheckpointPolicy.MUST_SAVE and operation.name() == "aten::mm":
-            widths.append(len(args[-1]))
-        return chosen
-
-    monkeypatch.setattr(activation_checkpointing, "_policy", noted)
-    model = llama()
-    add_adapter(model, LoraConfig(r=2), seed=0)
-    activation_checkpointing.checkpoint_activations(model, ActivationCheckpointing.selective)
-    model(torch.arange(20)[None], use_cache=False).logits.sum().backward()
-    assert set(widths) == {16, 32}  # of the matrices and of the adapters' first factors
 
 
 @torch.no_grad()

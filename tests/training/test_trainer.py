@@ -1,12 +1,9 @@
 """A trainer as a loop uses it: futures in order, one gradient whatever the forwards, poison."""
 
-import resource
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -266,14 +263,3 @@ def test_dropout_acts_in_training_alone_and_follows_from_the_noise(tmp_path: Pat
     scores = scorer.logps(batch).result().sequences, scorer.logps(batch).result().sequences
     assert torch.equal(*scores)
     assert not torch.equal(losses(1, True), losses(1, False))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read where Linux has it")
-def test_the_peak_of_memory_does_not_begin_with_that_of_the_process_that_started_this_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = trainer(folder, 64)
-    inherited = SimpleNamespace(ru_maxrss=2**40)
-    monkeypatch.setattr(resource, "getrusage", lambda who: inherited)
-    usage = trained.usage(trained.prepare(pairs(6).groups), seconds=2.0)
-    assert 0 < usage["peak_memory_gb"] < 2**20

@@ -11,17 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import (
     ARCHITECTURES,
-    VOCABULARY,
     demonstration_records,
     folder_bytes,
-    gpt2,
     llama,
     log_of,
     model_folder,
     pair_records,
-    unpaired_records,
 )
-from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+from transformers import AutoModelForCausalLM
 
 from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
@@ -29,23 +26,15 @@ from steps.models import activation_checkpointing
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_model, save_model
 from steps.models.workplace import Workplace
-from steps.scoring.attention import use_packed_attention
 from steps.scoring.config import Attention, ReferenceConfig
-from steps.scoring.examples import read_demonstrations
 from steps.scoring.reference import run_reference
-from steps.scoring.scorer import Scorer
-from steps.training.checkpoints import Checkpoints
 from steps.training.config import (
     DpoConfig,
-    KtoConfig,
     OptimizerConfig,
     Schedule,
     TrainConfig,
 )
-from steps.training.loop import train
-from steps.training.objectives import sft_objective
-from steps.training.recipes import run_dpo, run_kto, run_sft
-from steps.training.trainer import Trainer
+from steps.training.recipes import run_dpo, run_sft
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -140,39 +129,6 @@ def test_a_run_without_any_gradient_says_that_the_model_has_learnt_nothing(
     assert "gradient was 0 in every step" in notice
 
 
-def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) -> None:
-    """The engine shows it at the end of a run; a warning is in the log of the step alone."""
-    warm = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
-    share = replace(warm, warmup_fraction=0.1)
-    rows = demonstration_records(4)
-    for steps, optimizer, told in (
-        (3, warm, []),
-        (2, warm, ["never reaches 0.001: the run has 2"]),
-        (1, share, ["warmup_fraction=0.1 is 1"]),
-    ):
-        work = tmp_path / f"{steps}"
-        config = TrainConfig(batch_size=2, epochs=9, max_steps=steps, optimizer=optimizer)
-        init = model_folder(work / "init")
-        summary = run_sft(init, rows, config, Workplace(work / "out", work / "s"))
-        notices = summary.get("notices", [])
-        assert len(notices) == len(told)
-        assert all(text in notice for text, notice in zip(told, notices, strict=True))
-    config = TrainConfig(max_steps=1)
-    strange = model_folder(
-        tmp_path / "bloom",
-        lambda: BloomForCausalLM(
-            BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=4)
-        ),
-    )
-    trained = run_sft(strange, rows, config, Workplace(tmp_path / "o", tmp_path / "s"))
-    scored = run_reference(
-        strange, pair_records(2), ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs")
-    )
-    for summary in (trained, scored):
-        (notice,) = summary["notices"]
-        assert "responses are read in padded batches, not packed" in notice
-
-
 def test_a_run_that_makes_chosen_responses_unlikely_says_so_whatever_its_margins(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -213,57 +169,6 @@ def referred(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )
     run_reference(policy, pair_records(8), ReferenceConfig(), place)
     return policy, place.output
-
-
-def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
-    policy: Path, tmp_path: Path
-) -> None:
-    records = unpaired_records(pair_records(12))
-    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs"))
-    config = KtoConfig(batch_size=4, epochs=6, tokens_per_forward=48, optimizer=FAST)
-    summary = run_kto(
-        policy, records, tmp_path / "r", config, Workplace(tmp_path / "model", tmp_path / "s")
-    )
-    log = log_of(tmp_path / "model")
-    assert log[0]["loss"] == 0.5
-    assert log[0]["kl"] == log[0]["rewards/chosen"] == 0
-    assert any(record["kl"] > 0 for record in log)
-    assert summary["final"]["rewards/chosen"] > summary["final"]["rewards/rejected"]
-
-
-def test_sft_loss_is_the_mean_over_the_batch_s_response_tokens(
-    policy: Path, tmp_path: Path
-) -> None:
-    model = load_model(policy)
-    records = demonstration_records(6)
-    nlls = []
-    for record in records:
-        prompt, response = record["prompt_ids"], record["response_ids"]
-        labels = torch.tensor([[-100] * len(prompt) + response])
-        loss = model(input_ids=torch.tensor([prompt + response]), labels=labels).loss
-        nlls.append(loss.item() * len(response))
-    tokens = sum(len(record["response_ids"]) for record in records)
-    config = TrainConfig(batch_size=6, tokens_per_forward=32)
-    run_sft(policy, records, config, Workplace(tmp_path, tmp_path / "s"))
-    assert log_of(tmp_path)[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
-
-
-def test_every_example_is_trained_on_once_an_epoch(policy: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    class Watched(Trainer):
-        def prepare(self, groups, noise=0):
-            seen.extend(int(group.row.removeprefix("data:")) for group in groups)
-            return super().prepare(groups, noise)
-
-    model = load_model(policy)
-    use_packed_attention(model)
-    config = TrainConfig(batch_size=4, tokens_per_forward=64, epochs=2)
-    objective = sft_objective(read_demonstrations(demonstration_records(10), VOCABULARY))
-    trainer = Watched(Scorer(model, 64), config.optimizer)
-    train(trainer, objective, config, Checkpoints(tmp_path))
-    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
-    assert seen[:10] != seen[10:]
 
 
 def right_tokens(folder: Path, records: list[dict]) -> float:
@@ -377,18 +282,6 @@ def test_weights_that_the_last_update_made_infinite_are_not_saved(
     with pytest.raises(FloatingPointError, match=r"model\.\S+ has values that are not finite"):
         run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
     assert not (tmp_path / "model.safetensors").exists()
-
-
-def test_a_saved_model_reloads_as_it_was(tmp_path: Path) -> None:
-    for build in (llama, lambda: llama(tied=False), gpt2):
-        model = load_model(model_folder(tmp_path / "in", build))
-        save_model(model, tmp_path / "out", tokenizer_from=tmp_path / "in")
-        reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-        assert type(reloaded) is type(model)
-        for (name, saved), (_, loaded) in zip(
-            model.named_parameters(), reloaded.named_parameters(), strict=True
-        ):
-            assert torch.equal(saved, loaded), name
 
 
 def test_a_saved_model_has_the_same_bytes_wherever_it_came_from(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from optuna.pruners import PercentilePruner
 from places import REPOSITORY, SUPPORT_PATH
 from rich.console import Console
 from tuning_steps import Config, Fit, experiment, numbers_of
-from workers_here import instead_of_processes
 
 import pipeline.tuning.driver
 from pipeline import File, Step, Store, TemperError, run, tune
@@ -116,19 +115,6 @@ def test_what_is_cached_changes_what_a_study_costs_and_not_what_it_finds(
     assert Path(journal).read_text() == before
     fresh = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, **HALVED)
     assert outcome(again) == outcome(fresh)
-
-
-@pytest.mark.attack
-@pytest.mark.real_workers
-def test_how_many_run_at_once_changes_nothing(
-    store: Store, journal: str, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor whether workers are processes, in which trials pause and go on."""
-    with monkeypatch.context() as patch:
-        instead_of_processes(patch)
-        alone = tuned(store, journal, console, **HALVED)
-    many = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, jobs=3, **HALVED)
-    assert outcome(alone) == outcome(many)
 
 
 def test_a_trial_that_fails_is_one_trial_less(store: Store, journal: str, console: Console) -> None:

@@ -49,25 +49,6 @@ def test_a_library_s_raise_statement_is_a_message_and_its_bug_is_none() -> None:
     assert message_of(bug) is None
 
 
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("PermissionError(13, 'Permission denied', 'rows.jsonl')", "Permission denied"),
-        ("OSError(30, 'Read-only file system', 'rows.jsonl')", "Read-only file system"),
-    ],
-)
-@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
-def test_a_library_that_may_not_use_what_temper_asks_it_for_gives_a_message(
-    folder: str, fault: str, told: str
-) -> None:
-    """Wherever its system installs packages."""
-    code = f"def read():\n    raise {fault}\n    yield"
-    library: dict[str, Any] = {"__name__": "some_library"}
-    exec(compile(code, f"/opt/{folder}/some_library.py", "exec"), library)
-    said = message_of(raised_by(lambda: splits_of(library["read"]())))
-    assert str(said).startswith(f"rows.jsonl: {told}")
-
-
 def test_a_step_s_raise_statement_is_a_message_and_an_expression_s_error_is_a_bug() -> None:
     said = failure_of(raised_by(own_message), __name__)
     assert said.message == "LookupError: there is no such row; name another"
