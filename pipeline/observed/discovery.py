@@ -48,8 +48,8 @@ from pipeline.observed.file_fingerprints import (
 from pipeline.observed.observation import Observation
 from pipeline.observed.path_filter import Rules
 from pipeline.store.manifest import Discovered
-from pipeline.trace import sources
-from pipeline.trace.counted import ALL, IMPORT, TEXT, Loaded, digests, digests_and_looks, seen_in
+from pipeline.trace import counted, sources
+from pipeline.trace.counted import ALL, BY_FILE, IMPORT, TEXT, Loaded, seen_in
 from pipeline.trace.modules import Modules, is_core
 from pipeline.trace.source_parts import Source
 
@@ -99,6 +99,10 @@ class Home:
         if path.stem == "__init__":
             path = path.parent
         return cls(module, str(path.parents[module.count(".")]))
+
+    def places(self) -> Modules:
+        """Where modules lie now, also those that a trace names by their files."""
+        return Modules(self.module, self.path)
 
     def entry(self, types: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The step function and the classes; ``types`` are the classes if they are not known. A
@@ -173,9 +177,9 @@ def home_of(function: Any, arguments: Mapping[str, Json], types: tuple[str, ...]
 def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discovered:
     """The dependencies of an attempt, and of earlier ones whose results it has used."""
     modules = _modules(observation.modules, observation.marks)
-    code, its_looks, unnamed = _code(modules, observation.events, home, earlier)
+    code, its_looks = _code(modules, observation.events, observation.rules, home, earlier)
     release = _release(home, modules, code)
-    found = _found(modules, observation.events, observation.rules, home, unnamed)
+    found = _found(modules, observation.events, observation.rules, home)
     is_complete = observation.is_complete and not _has_lost(observation.events)
     files = found.files if is_complete else {**found.files, _UNKNOWN: UNSTEADY}
     return Discovered(
@@ -204,17 +208,15 @@ def _is_shipped(home: Home) -> bool:
     return home.module.startswith(f"{package.name}.") and home.folder == str(package.parent)
 
 
-def _found(
-    modules: "Mapping[str, _Module]", events: str, rules: Rules, home: Home, unnamed: Sequence[str]
-) -> Discovered:
-    """The files and folders that a step used; ``unnamed`` are those of modules without a name by
-    which a planner can find them."""
+def _found(modules: "Mapping[str, _Module]", events: str, rules: Rules, home: Home) -> Discovered:
+    """The files and folders that a step used. Code that is no Python counts as a file, and so does
+    what lies beside an input."""
     records = native.plain(_records(events), rules, os.path.dirname(events))
     reads, folders, names = _events(records, home.inputs)
-    for path in filter(rules.counts, unnamed):
-        reads[path] = modules[path].digest
-    imported = _imported({path: module.name for path, module in modules.items()}, home)
-    by_name = partial(_by_name, names, home, rules, imported)
+    for path in filter(rules.counts, modules):
+        if path in names.beside or _is_foreign(path, modules[path]):
+            reads[path] = modules[path].digest
+    by_name = partial(_by_name, names, home, rules, _imported(modules, home))
     files = by_name({path: _read_digest(path, reads[path]) for path in sorted(reads)})
     return Discovered({}, files, by_name(dict(sorted(folders.items()))))
 
@@ -254,11 +256,11 @@ def discover_earlier(folder: Path, home: Home, rules: Rules) -> Earlier:
     """The dependencies of an attempt that may have been killed, from the folder of its records."""
     marks, events = (folder / "marks").read_bytes(), f"{folder}/events"
     modules = _modules(f"{folder}/modules", marks)
-    code, _, unnamed = _code(modules, events, home, Earlier())
-    found = _found(modules, events, rules, home, unnamed)
-    by_name = {module.name: module.digest for module in modules.values()}
+    code, _ = _code(modules, events, rules, home, Earlier())
+    found = _found(modules, events, rules, home)
+    known = _known(modules, rules, home, home.places())
     trace = Discovered(code, found.files, found.folders, entry=home.entry())
-    return Earlier(trace, by_name)
+    return Earlier(trace, {name: modules[path].digest for name, path in known.items()})
 
 
 def _agreeing(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -305,32 +307,51 @@ def _modules(file: str, marks: Any) -> dict[str, _Module]:
 
 
 def _code(
-    modules: Mapping[str, _Module], events: str, home: Home, earlier: Earlier
-) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """The digests and the looks of the code that counts, and the files of modules that a planner
-    cannot find by their names."""
-    places, loaded = Modules(home.module), dict[str, Loaded]()
-    unsteady, unnamed = dict[str, str](), list[str]()
+    modules: Mapping[str, _Module], events: str, rules: Rules, home: Home, earlier: Earlier
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The digests and the looks of the code that counts."""
+    places, loaded = home.places(), dict[str, Loaded]()
+    unsteady = dict[str, str]()
     seen = seen_in(earlier.discovered.code)
     asked = _asked(events)
-    for path, module in modules.items():
-        ran, before = seen.pop(module.name, (frozenset[str](), frozenset[str]()))
-        if places.file(module.name) != path:
-            unnamed.append(path)
-        elif (source := _source(path, module.digest)) is None:
-            unsteady[f"{module.name}:{ALL}"] = UNSTEADY
+    for name, path in _known(modules, rules, home, places).items():
+        nothing = None if BY_FILE in name else frozenset[str]()
+        ran, before = seen.pop(name, (nothing, frozenset[str]()))
+        module = modules[path]
+        if (source := _source(path, module.digest)) is None:
+            unsteady[f"{name}:{ALL}"] = UNSTEADY
         else:
             all_ran = None if module.ran is None or ran is None else ran | module.ran
-            names = before | asked.get(module.name, set())
-            loaded[module.name] = Loaded(source, _is_package(path), all_ran, names)
+            names = before | asked.get(name, set())
+            loaded[name] = Loaded(source, _is_package(path), all_ran, names)
     for name, (ran, before) in seen.items():
         file, digest = places.file(name), earlier.sources.get(name, "")
         if file is None or (source := _source(file, digest)) is None:
             unsteady[f"{name}:{ALL}"] = UNSTEADY
         else:
             loaded[name] = Loaded(source, _is_package(file), ran, before)
-    code, its_looks = digests_and_looks(loaded, places.has)
-    return {**code, **unsteady}, its_looks, unnamed
+    code, its_looks = counted.digests_and_looks(loaded, places.has)
+    return {**code, **unsteady}, its_looks
+
+
+def _known(
+    modules: Mapping[str, _Module], rules: Rules, home: Home, places: Modules
+) -> dict[str, str]:
+    """The names by which a planner finds modules, and their files. Those that are not found by
+    their own names are found by their files."""
+    found: dict[str, str] = {}
+    for path, module in modules.items():
+        if places.file(module.name) == path:
+            found[module.name] = path
+        elif rules.counts(path) and not _is_foreign(path, module):
+            file = home.name(path, rules.roots, _imported(modules, home))
+            found[f"{module.name}{BY_FILE}{file.replace(':', '//')}"] = path
+    return found
+
+
+def _is_foreign(path: str, module: _Module) -> bool:
+    """Whether the file of a module is no Python, which a loader translates."""
+    return not path.endswith(".py") and _source(path, module.digest) is None
 
 
 def _asked(events: str) -> dict[str, frozenset[str]]:
@@ -356,14 +377,10 @@ def _source(path: str, digest: str) -> Source | None:
     return None
 
 
-def _imported(names: Mapping[str, str], home: Home) -> dict[str, str]:
+def _imported(modules: Mapping[str, _Module], home: Home) -> dict[str, str]:
     """The folders from which modules were imported, each with the name of one of them that a
-    planner can find: the step's own, if it is there, or one near the top.
-
-    Args:
-        names: those of the modules, by path.
-    """
-    called = [(path, name) for path, name in names.items() if _is_called_so(path, name)]
+    planner can find: the step's own, if it is there, or one near the top."""
+    called = [(path, m.name) for path, m in modules.items() if _is_called_so(path, m.name)]
     places, found = Modules(home.module), dict[str, str]()
     for path, name in sorted(called, key=lambda m: (m[1] != home.module, m[1].count("."), m[1])):
         folder = Home.of(name, path).folder
@@ -488,7 +505,7 @@ class Present:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], str] = {}
-        self._places: dict[str, Modules] = {}
+        self._places: dict[tuple[str, str], Modules] = {}
         self._states: dict[tuple[Home, int], tuple[Discovered, Discovered]] = {}
         self._releases: Mapping[str, str] | None = None
 
@@ -520,7 +537,8 @@ class Present:
         return known[1]
 
     def _state(self, home: Home, discovered: Discovered) -> Discovered:
-        places = self._places.setdefault(home.module.partition(".")[0], Modules(home.module))
+        project = home.module.partition(".")[0], home.folder
+        places = self._places.setdefault(project, home.places())
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file
             for name, digest in discovered.files.items()
@@ -563,7 +581,7 @@ def discovered_lines(discovered: Discovered) -> list[str]:
     files = discovered.files.items()
     return [
         *(
-            name
+            _shown(name.partition(BY_FILE)[2].partition(":")[0]) or name
             for name in discovered.code
             if name.rpartition(":")[2] not in (IMPORT, TEXT, RELEASE)
         ),
@@ -621,7 +639,7 @@ def _present_code(trace: Discovered, places: Modules) -> Mapping[str, str]:
     def has(name: str) -> int:
         return asked.setdefault(name, places.has(name))
 
-    now = {**digests(loaded, has), **gone}
+    now = {**counted.digests(loaded, has), **gone}
     if now == trace.code:
         user_cache.save(kept, [{name: _file_of_module(name, places) for name in loaded}, asked])
     return now
@@ -650,14 +668,16 @@ def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     for name in (*old, *(name for name in new if name not in old)):
         module, _, unit = name.partition(":")
         now = new.get(f"{module}:{ALL}")
+        file = _shown(module.partition(BY_FILE)[2])
         if old.get(name) == new.get(name):
             continue
         if unit == RELEASE:
             found[name] = f"the release of {module} is {new[name]}, and was {old[name]}"
         elif now in (ABSENT, UNREADABLE):
-            found[module] = f"{module} is {'gone' if now == ABSENT else 'no valid Python'}"
+            gone = now == ABSENT
+            found[module] = f"{file or module} is {'gone' if gone else 'no valid Python'}"
         elif unit in (IMPORT, TEXT, ALL):
-            found.setdefault(module, f"the top level of {module} changed")
+            found.setdefault(module, f"{file or f'the top level of {module}'} changed")
         else:
             was_and_is = name in old, name in new
             what = {(True, True): "changed", (True, False): "is gone"}.get(was_and_is, "is new")

@@ -32,7 +32,7 @@ def accepted_trace(home: Home, now: Discovered) -> Discovered:
     Raises:
         TemperError: a module cannot be read, or is no valid Python.
     """
-    places, seen = Modules(home.module), seen_in(now.code)
+    places, seen = home.places(), seen_in(now.code)
     if wrong := [name for name, digest in now.code.items() if digest == UNREADABLE]:
         raise TemperError(f"{wrong[0].partition(':')[0]} is no valid Python; mend it first")
     classes = _classes(now)
@@ -58,7 +58,7 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     now = present.state(home, discovered)
     if (now.files, now.folders) != (discovered.files, discovered.folders):
         return None
-    places, seen = Modules(home.module), seen_in(discovered.code)
+    places, seen = home.places(), seen_in(discovered.code)
     if any(_is_bound(name, places) for name in {*discovered.entry} - {*now.entry}):
         return None  # another definition of the same name, and not this one in another place
 

@@ -22,6 +22,8 @@ TEXT = "(text)"
 """Names the bytes of a module's file, where code reads source."""
 ALL = "*"
 """Names all of a module, of which any function may have run."""
+BY_FILE = "@"
+"""Between the name of a module and its file, if the name alone does not lead a planner there."""
 _ASKED = "?"
 """Begins the name of something that the step looked up by a name known only at run time."""
 
@@ -98,11 +100,7 @@ def functions_like(
 
 def imported_by(name: str, module: Loaded, parts: Iterable[Part]) -> Iterator[str]:
     """The names of modules that parts of a module may import."""
-    rule = _Rule({name: module}, lambda _: 0)
-    for level, target, attribute in (taken for part in parts for taken in part.imports):
-        base = rule.absolute(name, level, target)
-        yield from parents(base)
-        yield f"{base}.{attribute}"
+    return _Rule({name: module}, lambda _: 0).imported_by(name, parts)
 
 
 def may_run(
@@ -138,6 +136,7 @@ class _Rule:
         self.held: set[str] = set()  # those of them whose attributes have been followed
         self.counts_bodies = self.counts_text = False
         self.types_act = any(m.source.has_acting_types for m in modules.values())
+        self.by_file = {name.split(BY_FILE)[0].split(".")[0] for name in modules if BY_FILE in name}
         self.counted: dict[str, set[int]] = {name: set() for name in modules}
 
     def digests(self) -> dict[str, str]:
@@ -163,6 +162,8 @@ class _Rule:
 
     def _begin(self) -> None:
         for name, module in self.modules.items():
+            if BY_FILE in name:
+                self.whole.add(name)
             if module.ran is None:
                 self._note(name, module.source.whole)
                 continue
@@ -208,7 +209,8 @@ class _Rule:
             or (statement.has_hints and self.types_act)
         ):
             return True
-        if any(self.has(module.partition(".")[0]) for _, module, _ in statement.part.imports):
+        tops = (module.partition(".")[0] for _, module, _ in statement.part.imports)
+        if any(self.has(top) or top in self.by_file for top in tops):
             return True
         return not self.words.isdisjoint(statement.binds)
 
@@ -256,10 +258,12 @@ class _Rule:
             parts = [module.source.statements[number].part for number in self.counted[name]]
             parts += [part for _, part in self._ran(module)]
             parts += [module.source.whole] * (module.ran is None)
-            for level, target, attribute in (i for part in parts for i in part.imports):
-                base = self.absolute(name, level, target)
-                found.update(accumulate(f"{base}.{attribute}".split("."), "{}.{}".format))
+            found.update(self.imported_by(name, parts))
         return found
+
+    def imported_by(self, name: str, parts: Iterable[Part]) -> Iterator[str]:
+        for level, target, attribute in (taken for part in parts for taken in part.imports):
+            yield from parents(f"{self.absolute(name, level, target)}.{attribute}")
 
     # --- modules as values -----------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class _Rule:
     def absolute(self, name: str, level: int, module: str) -> str:
         if not level:
             return module
-        parts = name.split(".")
+        parts = name.split(BY_FILE)[0].split(".")
         kept = parts[: len(parts) - level + self.modules[name].is_package]
         return ".".join([*kept, *([module] if module else [])])
 

@@ -9,12 +9,13 @@ counts as a library.
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.installed import in_library
+from pipeline.trace.counted import BY_FILE
 
 _CORE = __name__.partition(".")[0]
 _PROGRAMS = ("__main__", "__mp_main__")
@@ -31,22 +32,27 @@ class Modules:
 
     Args:
         home: the module of the step function; its package is project code wherever it lies.
+        path: finds a file by its name in a trace.
     """
 
-    def __init__(self, home: str):
-        self.home = home
+    def __init__(self, home: str, path: Callable[[str], str | None] = lambda _: None):
+        self.home, self._path = home, path
         self._specs: dict[str, ModuleSpec | None] = {}
         self._had: dict[str, int] = {}
         self._contents: dict[str, bytes] = {}
 
     def file(self, name: str) -> str | None:
         """The source file of a module; ``None`` if there is none."""
+        if BY_FILE in name:
+            return self._path(name.partition(BY_FILE)[2].replace("//", ":"))
         spec = self._spec(name)
         return os.path.abspath(spec.origin) if spec and spec.has_location and spec.origin else None
 
     def has(self, name: str) -> int:
         """Whether the project has a module of this name: 1 for a folder that stands for a package
         without an ``__init__.py``, 2 for a file."""
+        if BY_FILE in name:
+            return 2
         if name not in self._had:
             top = name.partition(".")[0]
             is_project = self._is_project(top) if name == top else self.has(top)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from pipeline.trace import sources
-from pipeline.trace.counted import Loaded, imported_by
+from pipeline.trace.counted import BY_FILE, Loaded, imported_by
 from pipeline.trace.modules import Modules
 from pipeline.trace.source_parts import Part
 
@@ -29,7 +29,7 @@ def reached(
     while waiting:
         if (name := waiting.pop()) in loaded or (path := places.file(name)) is None:
             continue
-        if not places.has(name) or not path.endswith(".py"):
+        if not places.has(name) or not (path.endswith(".py") or BY_FILE in name):
             continue
         source = sources.parsed(places.content(name))
         loaded[name] = Loaded(source, path.endswith("__init__.py"), frozenset())

@@ -7,6 +7,7 @@ Each question is answered in a process of its own, see ``interpreter.py``.
 import dataclasses
 import importlib
 import os
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -54,8 +55,10 @@ def trace(folder: str, arguments: Any) -> Answer:
             train = resolve_reference("steps:train")
             snapshot.take()
             function = getattr(train, "function", train)
+            path = [*sys.path]
             function(_Out(written), **restore(arguments, lambda _: None))
             os.chdir(folder)
+            sys.path[:] = path
             observation.end()
             return {"trace": dataclasses.asdict(discover(observation, _home(folder), NO_EARLIER))}
         finally:
