@@ -42,6 +42,7 @@ def config_of(recipe: str, *asked: str) -> str:
 OWN = ("data=mine", "data.path='my rows.jsonl'", "model=local", "model.path='a model'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "settings"),
     [
@@ -308,6 +309,7 @@ def test_the_version_is_the_packages() -> None:
     assert temper("--version").out == f"temper {__version__}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["rlhf", "rlhf-arithmetic"])
 @pytest.mark.parametrize("method", ["rl=rloo", "rl=grpo", "rl=raft"])
 def test_a_copied_script_keeps_the_kl_penalty_of_its_recipe(recipe: str, method: str) -> None:

@@ -413,6 +413,7 @@ def test_from_files_to_a_model_to_hand_over(model: Path, tokens: Path, tmp_path:
     assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_in_the_tower_too_and_merged(
     model: Path, tokens: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def alone(store: str) -> Mapping[str, Made]:
     return run(dag(), store=store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, {"dora": True, "rslora": True, "target_modules": ["q_proj"]}])
 def test_steps_see_the_bytes_that_training_merged_would_have_written(
     store: str, lora: dict[str, Any]

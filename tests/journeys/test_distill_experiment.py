@@ -9,6 +9,7 @@ from experiment_desk import Desk
 SMALL = ("distill.max_steps=2", "distill.batch_size=2", "scoring.top_k=4")
 
 
+@pytest.mark.slow
 def test_another_loss_and_rate_do_not_run_the_teacher_again(
     tiny_model: Path, repository: Path, tmp_path: Path
 ) -> None:

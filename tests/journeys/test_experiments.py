@@ -430,6 +430,7 @@ def looked_at(finished: Desk) -> Desk:
     return finished
 
 
+@pytest.mark.slow
 def test_losses_are_evaluated_side_by_side_from_one_start(looked_at: Desk) -> None:
     assert len(looked_at.made("train_sft")) == 1
     assert len(looked_at.made("train_dpo")) == len(looked_at.made("train_reference_free")) == 1
@@ -442,6 +443,7 @@ def test_losses_are_evaluated_side_by_side_from_one_start(looked_at: Desk) -> No
             assert 0 <= found["low"] <= found["high"] <= 1
 
 
+@pytest.mark.slow
 def test_kto_learns_from_pairs_taken_apart_or_from_feedback_of_ones_own(looked_at: Desk) -> None:
     assert len(looked_at.made("train_sft")) == 1  # the same start as that of every loss over pairs
     pairs = looked_at.made("load_preferences")[0].metrics
@@ -462,6 +464,7 @@ def test_kto_learns_from_pairs_taken_apart_or_from_feedback_of_ones_own(looked_a
     assert "train_sft" not in plan
 
 
+@pytest.mark.slow
 def test_the_divergence_is_of_what_the_model_draws_itself(looked_at: Desk) -> None:
     (made,) = looked_at.made("measure_kl")
     assert made.metrics["prompts"] == 3

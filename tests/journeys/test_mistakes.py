@@ -766,6 +766,7 @@ main(mine_of)
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "call"), [(UNGUARDED, "run"), (OF_MAIN, "main")])
 def test_a_script_without_a_guard_is_told_to_put_one(
     source: str, call: str, tmp_path: Path

@@ -92,6 +92,7 @@ def session(tmp_path: Path) -> Session:
     return Session(tmp_path)
 
 
+@pytest.mark.slow
 def test_steps_of_cells_run_and_every_edit_of_a_cell_counts(
     session: Session, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_steps_of_cells_run_and_every_edit_of_a_cell_counts(
     assert (one[0]["note"], two[0]["note"]) == ("1", "2"), "so is a file that was read"
 
 
+@pytest.mark.slow
 def test_another_session_finds_what_was_made(session: Session) -> None:
     cells = (SETTINGS, HELPER, STEPS, "made(words('banana'))")
     first = session.from_a_shell(*cells)[-1]

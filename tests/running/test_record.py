@@ -143,6 +143,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_file_of_a_store_or_scratch_has_the_keys_that_a_step_used(
     fails: bool, tmp_path: Path

@@ -67,6 +67,7 @@ class Script:
         return seen, "the only step is cached" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["import __main__", ""])
 def test_code_that_looks_at_the_program_of_its_process_is_cached(
     tmp_path: Path, where: str
@@ -124,6 +125,7 @@ def test_what_pip_puts_into_a_folder_is_installed_and_the_files_beside_it_are_no
     assert script.run_forked(folder) == ("3", True)
 
 
+@pytest.mark.slow
 def test_an_installed_file_that_was_edited_in_place_is_code_of_the_project(tmp_path: Path) -> None:
     script = Script(tmp_path, "import a_library", "a_library.VALUE")
     install(script, LIBRARY)
@@ -160,6 +162,7 @@ def test_a_library_whose_folder_a_step_adds_to_the_path_is_code_of_the_project(
     assert script.run_forked() == ("2", True)
 
 
+@pytest.mark.slow
 def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_step_in_one_process_is_no_rank_of_a_job_in_which_the_program_runs(
     assert "begins again" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_steps_run_their_assertions_however_python_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_script_that_no_worker_can_import_is_refused_by_its_name(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_steps_in_an_archive_run_again_if_it_changes(tmp_path: Path) -> None:
     script = Script(tmp_path, "", "1")
     code = "import sys; sys.path.insert(0, 'app.zip'); import packed, pipeline; pipeline.run("
