@@ -22,7 +22,7 @@ from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.losses.distillation.forward_kl import ForwardKl
 from steps.losses.registry import DISTILLATION_LOSSES
 from steps.models.config import ADAPTERS
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.teacher_logprobs import teacher_logprobs
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_sft import train_sft
@@ -52,8 +52,8 @@ def distill(cfg: Config) -> dict[str, Step]:
     """Conversations → tokens → the teacher's distribution there → the student."""
     if not (cfg.teacher.path or cfg.teacher.hub):
         raise TemperError("set teacher.path to a folder, or teacher.hub and teacher.revision")
-    student = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.distill.dtype)
-    teacher = import_model(cfg.teacher.source(), dtype=cfg.scoring.dtype)
+    student = load_model(import_model, cfg.model, dtype=cfg.distill.dtype)
+    teacher = load_model(import_model, cfg.teacher, dtype=cfg.scoring.dtype)
     rows = load_rows(load_conversations, cfg.data, cfg.distill.eval_every_steps is not None)
 
     def scored(split: str) -> tuple[Step | Input, Step]:

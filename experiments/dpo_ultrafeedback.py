@@ -33,7 +33,7 @@ from steps.measure_kl import measure_kl
 from steps.models.config import Dtype
 from steps.prompts_of_pairs import prompts_of_pairs
 from steps.sample_completions import sample_completions
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
 from steps.train_sft import train_sft
@@ -92,7 +92,7 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
             f"has, and on {cfg.model.name} they give another model; use adapters=kept, which "
             "exports the whole model with its adapters, or sft=none"
         )
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=(cfg.sft or cfg.dpo).dtype)
+    base = load_model(import_model, cfg.model, dtype=(cfg.sft or cfg.dpo).dtype)
     pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     train, test = tokens["train"], tokens["test"]

@@ -29,7 +29,7 @@ from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_rollouts import sample_rollouts
 from steps.segments import Segmented
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.train_online import train_online
 
 
@@ -56,7 +56,7 @@ def grpo(cfg: Config) -> dict[str, Step]:
     """Prompts → segments of sampling, checking and learning → held-out prompts before and after."""
     load = partial(load_prompts, checker=cfg.checker, most_without=cfg.judging.most_without)
     rows = load_rows(load, cfg.data)
-    policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
+    policy = load_model(import_model, cfg.model, dtype=cfg.rl.dtype)
 
     def judged(model: Step | Input) -> Step:
         answers = sample_rollouts(rows["test"], model, cfg.answering, cfg.rl.dtype)

@@ -16,7 +16,7 @@ from steps.jax_backend.backend_choice import training_choices
 from steps.load_unpaired import load_unpaired
 from steps.losses.registry import UNPAIRED_LOSSES
 from steps.reference_logprobs import reference_logprobs
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.tokenize_unpaired import tokenize_unpaired
 from steps.train_kto import train_kto
 from steps.training.config import KtoConfig
@@ -34,7 +34,7 @@ class Config(ExperimentConfig):
 
 def kto(cfg: Config) -> dict[str, Step]:
     """Labelled responses → tokens → reference logps → KTO."""
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.kto.dtype)
+    base = load_model(import_model, cfg.model, dtype=cfg.kto.dtype)
     rows = load_rows(load_unpaired, cfg.data, needs_held_out=False)
     tokens = tokenize_unpaired(rows, tokenizer=base, config=cfg.tokenize)["train"]
     reference = reference_logprobs(tokens, model=base, config=cfg.kto.reference())

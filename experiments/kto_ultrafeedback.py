@@ -24,7 +24,7 @@ from steps.losses.dpo import Dpo
 from steps.losses.kto import Kto
 from steps.losses.registry import UNPAIRED_LOSSES
 from steps.reference_logprobs import reference_logprobs
-from steps.sources import data_at, load_rows
+from steps.sources import data_at, load_model, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.tokenize_unpaired import tokenize_unpaired
 from steps.train_kto import train_kto
@@ -47,7 +47,7 @@ class Config(OnPairs):
 
 def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """SFT → reference logps of single responses → KTO → evaluate before and after on pairs."""
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=(cfg.sft or cfg.kto).dtype)
+    base = load_model(import_model, cfg.model, dtype=(cfg.sft or cfg.kto).dtype)
     pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     sft = train_sft(tokens["train"], init=base, config=cfg.sft) if cfg.sft else base

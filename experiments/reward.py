@@ -17,7 +17,7 @@ from steps.jax_backend.backend_choice import training_choices
 from steps.load_preferences import load_preferences
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.score_with_reward_model import score_with_reward_model
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_reward_model import train_reward_model
 
@@ -35,7 +35,7 @@ class Config(ExperimentConfig):
 
 def reward(cfg: Config) -> dict[str, Step]:
     """Pairs → tokens → reward model → accuracy on held-out pairs."""
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.reward.dtype)
+    base = load_model(import_model, cfg.model, dtype=cfg.reward.dtype)
     rows = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(rows, tokenizer=base, config=cfg.tokenize)
     trained = train_reward_model(tokens["train"], init=base, config=cfg.reward)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline import Input, Step, TemperError, adopt
 from pipeline.experiment import main
+from pipeline.store.names.recorded import recorded
 from steps.data.formats.by_name import FORMATS
 from steps.data.rows.rows import PreferenceRow
 from steps.data.tokens.config import TokenizeConfig
@@ -38,7 +39,7 @@ from steps.reward_models.model_rewards import ModelRewards
 from steps.sample_rollouts import sample_rollouts
 from steps.score_with_reward_model import score_with_reward_model
 from steps.segments import Segmented
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_online_with_reward_model import train_online_with_reward_model
 from steps.train_reward_model import train_reward_model
@@ -49,7 +50,8 @@ class Config(Segmented):
     """Online training with a reward model.
 
     Args:
-        reward_model: the folder of a reward model; without one, it is trained on the pairs.
+        reward_model: the folder of a reward model, or ``EXPERIMENT/RESULT`` of an earlier run;
+            without one, it is trained on the pairs.
         of_cut: the reward of an answer that was cut at ``rl.max_new_tokens``; null: it is left out.
         answering: how the held-out prompts are answered.
         engine: who draws what the policy learns from.
@@ -69,7 +71,7 @@ class Config(Segmented):
 
 def rlhf(cfg: Config) -> dict[str, Step]:
     """Pairs → reward model → segments of sampling, scoring and learning → held-out prompts."""
-    policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
+    policy = load_model(import_model, cfg.model, dtype=cfg.rl.dtype)
     prompts = _prompts(cfg.data)
     if cfg.reward_model is None:
         results = _trained(cfg, policy)
@@ -111,7 +113,9 @@ def _prompts(data: PreferenceData) -> Step:
 
 
 def _existing(folder: str) -> Step:
-    """The reward model of a folder, which is looked at before anything is sampled."""
+    """The reward model of a run or a folder, which is looked at before anything is sampled."""
+    if isinstance(made := recorded(folder, RewardModel), Step):
+        return made
     if Path(folder).exists() and not Path(folder, "config.json").is_file():
         raise TemperError(
             f"reward_model={folder} is no folder of a model, as it has no config.json; name one "

@@ -20,7 +20,7 @@ from steps.load_conversations import load_conversations
 from steps.losses.base import SftLoss
 from steps.losses.imitation.sft import Sft
 from steps.losses.registry import SFT_LOSSES
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_sft import train_sft
 from steps.training.config import TrainConfig
@@ -39,7 +39,7 @@ class Config(ExperimentConfig):
 
 def sft(cfg: Config) -> dict[str, Step]:
     """Conversations → tokens → SFT."""
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
+    base = load_model(import_model, cfg.model, dtype=cfg.sft.dtype)
     rows = load_rows(load_conversations, cfg.data, cfg.sft.eval_every_steps is not None)
     train = tokenize_conversations(rows["train"], tokenizer=base, config=cfg.tokenize)
     held_out = None

@@ -8,22 +8,33 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline import File, HubModel, Metrics, Output, step
 from steps.kinds import Model
-from steps.models.config import Dtype
+from steps.models.config import Dtype, Published
 
 
 @step(
-    makes=Model, estimate="steps.step_needs:writes_model", refuses="steps.sources:refuse_no_model"
+    makes=Model,
+    estimate="steps.step_needs:writes_model",
+    refuses="steps.sources:refuse_no_model",
+    added={"about": Published()},
 )
 def import_model(
     out: Output,
     source: File | HubModel,
     chat_template: File | None = None,
     dtype: Dtype = Dtype.float32,
+    about: Published = Published(),
 ) -> Metrics:
     """Write safetensors, config and tokenizer files to the root of the output folder.
 
     A ``.gguf`` file is dequantised. ``chat_template`` replaces the tokenizer's own template.
     """
+    told = {"source": about.name, "license": about.license} if about.name else {}
+    return {**_import(out, source, chat_template, dtype), **told}
+
+
+def _import(
+    out: Output, source: File | HubModel, chat_template: File | None, dtype: Dtype
+) -> Metrics:
     from steps.models.importing import import_pretrained
 
     template = None

@@ -19,12 +19,17 @@ from pipeline import (
     File,
     HubDataset,
     HubModel,
+    Input,
     Step,
     TemperError,
     execution_detail,
     packaged_file,
 )
 from pipeline.base.user_cache import cache_folder
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import open_store
+from pipeline.store.manifest import Manifest
+from pipeline.store.names.recorded import named_artifact, recorded
 from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
@@ -32,7 +37,7 @@ from steps.data.load.near_duplicates import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching
 from steps.data.load.split_names import USUALLY_HELD_OUT, splits_of
 from steps.data.rows.arrow_copy import arrow_copy
-from steps.models.config import ADAPTER_ALONE, ADAPTER_FILE
+from steps.models.config import ADAPTED, ADAPTER_ALONE, ADAPTER_FILE, Dtype, Published
 from steps.models.folder_check import fault_of, has_chat_template
 
 
@@ -421,7 +426,8 @@ class PreferenceData:
 
 
 def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: bool = True) -> Step:
-    """A step that reads and splits the rows that a config names.
+    """A step that reads and splits the rows that a config names; or a result of the store, if
+    ``data.path`` is its name.
 
     Args:
         load: ``load_preferences``, ``load_conversations``, ``load_prompts`` or ``load_unpaired``.
@@ -431,6 +437,9 @@ def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: b
     Raises:
         TemperError: it does, and the config holds out none.
     """
+    function: Any = getattr(load, "func", load)  # of a `partial`, which has settings
+    if isinstance(made := recorded(data.path or "", function.makes), Step):
+        return made
     train, test = data.train_source(), data.test_source()
     if needs_held_out and test is None and not data.test_fraction:
         raise TemperError(
@@ -441,12 +450,48 @@ def load_rows(load: Callable[..., Step], data: PreferenceData, needs_held_out: b
     return load(train, test, kept.load())
 
 
+def load_model(load: Any, model: "ModelSource", dtype: Dtype) -> Step | Input:
+    """The model that a config names: a step that imports it; or the result of an earlier run, as it
+    is, if ``model.path`` is its name and no other chat template is given.
+
+    Args:
+        load: ``import_model``.
+    """
+    if model.chat_template is None and (made := recorded(model.path or "", load.makes, _rests)):
+        return made
+    about = Published(model.name, model.license)
+    return load(model.source(), model.template(), dtype=dtype, about=about)
+
+
+_MODEL = "steps.kinds:Model"
+
+
+def _rests(made: Manifest, part: str | None) -> bool:
+    """Whether a model is adapters alone."""
+    names = made.files_of(part)
+    whole = any(name.endswith(".safetensors") and "/" not in name for name in names)
+    return ADAPTED in names and not whole
+
+
+def _imported(made: Manifest | None) -> Published:
+    """What was imported for an artifact of the present store, or for one above it."""
+    catalog = Catalog(open_store(None))
+    while made is not None:
+        if isinstance(name := made.metrics.get("source"), str):
+            return Published(name, made.metrics.get("license"))
+        above = [catalog.latest(entry.step, entry.key) for entry in made.inputs]
+        models = (m for m in above if m is not None and m.kind in (made.kind, _MODEL))
+        made = next(models, None)
+    return Published()
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """A pretrained model: a local folder or GGUF file, a Hub model, or a file in a package.
 
     Args:
-        path: a Hugging Face folder or a ``.gguf`` file, or the tag of an artifact.
+        path: a Hugging Face folder or a ``.gguf`` file; or an artifact of the store, which is used
+            as it is: ``EXPERIMENT/RESULT``, ``STEP@KEY`` or a tag.
         hub: a Hub model, at the commit ``revision``.
         package, file: a GGUF file inside an installed Python package; ``install`` is the command
             that installs the package.
@@ -470,7 +515,9 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """The model's name, for display."""
+        """The model's name, for display; of a result of the store, that of what was imported."""
+        if made := named_artifact(self.path or ""):
+            return _imported(made).name or made.name
         file = (self.path or self.file or "").rstrip("/").rsplit("/", 1)[-1]
         named = self.hub or self.published or file
         return named.removesuffix(".gguf")

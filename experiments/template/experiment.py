@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from own_checker import ShortAnswer
 from own_loss import ShiftedDpo
 from own_step import drop_long
-from pipeline import File, Step
+from pipeline import File, Input, Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.config import TokenizeConfig
 from steps.generation.config import SamplingConfig
@@ -23,7 +23,7 @@ from steps.load_prompts import load_prompts
 from steps.losses.registry import PAIR_LOSSES
 from steps.models.config import ADAPTERS
 from steps.sample_rollouts import sample_rollouts
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
 from steps.training.config import OptimizerConfig, PreferenceConfig
@@ -69,14 +69,14 @@ class Config(ExperimentConfig):
 
 def experiment(cfg: Config) -> dict[str, Step]:
     """Pairs → without long ones → tokens → DPO; answers to questions judged before and after."""
-    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.dpo.dtype)
+    base = load_model(import_model, cfg.model, dtype=cfg.dpo.dtype)
     pairs = drop_long(load_rows(load_preferences, cfg.data), cfg.longest)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     trained = train_on_pairs(tokens["train"], policy=base, config=cfg.dpo)
 
     questions = load_prompts(File(cfg.questions))["train"]
 
-    def judged(model: Step) -> Step:
+    def judged(model: Step | Input) -> Step:
         answers = sample_rollouts(questions, model, cfg.answering, cfg.dpo.dtype)
         return judge(answers, ShortAnswer(cfg.most_words))
 

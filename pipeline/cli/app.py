@@ -36,7 +36,6 @@ from pipeline.cli.maintenance.accepted import withdraw
 from pipeline.cli.maintenance.collect import delete
 from pipeline.cli.maintenance.garbage import Policy, find_garbage
 from pipeline.cli.maintenance.verify import mark_damaged, verify
-from pipeline.cli.naming import by_key, find, require_one_key, require_unmarked, unknown_step
 from pipeline.cli.recipes import (
     copy_recipe,
     recipes,
@@ -56,6 +55,13 @@ from pipeline.store.activity import Attempt, attempts, leases
 from pipeline.store.catalog import Catalog, Unread
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.naming import (
+    by_key,
+    find,
+    require_one_key,
+    require_unmarked,
+    unknown_step,
+)
 from pipeline.store.names.result_names import forget_broken_links
 from pipeline.store.names.tags import delete_tag, read_tags, set_tag, tags_of
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs

@@ -34,7 +34,6 @@ from pipeline.cli.explanation import Explanation
 from pipeline.cli.maintenance.acceptance import Outdated
 from pipeline.cli.maintenance.garbage import Findings, Garbage
 from pipeline.cli.maintenance.verify import Damage
-from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.plan.labels import recorded_labels
 from pipeline.show.metrics import is_number, metric_text
 from pipeline.show.step_progress import MOST_METRICS, progress_of
@@ -42,6 +41,7 @@ from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.naming import SHOWN_DIGITS
 from pipeline.store.names.tags import Tag
 from pipeline.store.runs import UNKNOWN, Run
 

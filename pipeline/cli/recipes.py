@@ -39,6 +39,8 @@ from pipeline.configs.shipped import (
 )
 from pipeline.configs.yaml_files import read_settings
 from pipeline.launchers.environment import require_ours
+from pipeline.store.layout import PRESENT
+from pipeline.store.names.recorded import named_artifact
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 _QUOTE = re.compile(r"(\\*)('|$)")
@@ -144,12 +146,16 @@ def run_recipe(words: Sequence[str]) -> None:
     if asked.recipe.endswith((".yaml", ".yml")):
         called = called._replace(file=asked.recipe)
         asked, settings = _from_file(asked)
+    typed = [a.removeprefix("store=") for a in asked.others if a.startswith("store=")]
+    token = PRESENT.set(typed[-1] if typed else settings.get("store"))
     try:
         recipe = find_recipe(asked.recipe)
         own = recipe.arguments(asked.data, asked.model)
         given = [*_of(asked, "data"), *_of(asked, "model")] if recipe.rows else []
     except TemperError as error:
         raise TemperError(called.placed(str(error))) from None
+    finally:
+        PRESENT.reset(token)
     for name, value in _replaced([*given, *asked.others]).items():
         print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
     from_file = [f"{name}={value}" for name, value in settings.items()]
@@ -357,7 +363,7 @@ def _as_yaml(recipe: Recipe, target: Path) -> str:
     if recipe.rows:
         lines += [
             f"data: data.jsonl  # rows of {recipe.rows}",
-            "model: MODEL  # a Hugging Face folder, a .gguf file, or OWNER/NAME of the Hub",
+            "model: MODEL  # a Hugging Face folder, a .gguf file, OWNER/NAME of the Hub, a result",
         ]
     lines += [f"{group}: {option}" for group, _, option in own]
     settings = yaml.safe_dump(content, sort_keys=False, allow_unicode=True) if content else ""
@@ -466,7 +472,7 @@ def _chosen(group: str, given: str) -> list[str]:
     """The settings of the group ``data`` or ``model`` for an option, the Hub's name, or a path."""
     if given in read_options(group) and given not in _BARE and not Path(given).exists():
         return [f"{group}={given}"]
-    if _is_of_hub(given):
+    if _is_of_hub(given) and named_artifact(given) is None:
         repository, _, revision = given.removeprefix("hub:").partition("@")
         hub = [f"{group}.hub={repository}", f"{group}.revision={revision or 'main'}"]
         return [*_OF_HUB[group], *hub]

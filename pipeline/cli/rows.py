@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from pipeline.base.errors import TemperError
-from pipeline.cli.naming import require_unmarked
 from pipeline.cli.step_lookup import import_named, kind_in, project_with
 from pipeline.dag.artifact import Artifact, Kind
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.naming import require_unmarked
 
 
 def show_row(

@@ -38,6 +38,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.recorded import record_of
 
 
 class State(enum.Enum):
@@ -429,6 +430,8 @@ class _Planner:
 
 def _note(step: Step, manifest: Manifest, resolver: Resolver) -> str:
     """A remark on a cached step: its former name, or changes that its version hides."""
+    if record_of(step):
+        return "made by an earlier run, as it was named"
     earlier = f"made when it was called {manifest.step}" if manifest.step != step.name else ""
     return "; ".join(filter(None, (earlier, _drift(step, manifest, resolver))))
 

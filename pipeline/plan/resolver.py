@@ -11,6 +11,7 @@ from pipeline.observed.discovery import Home, Present, home_of
 from pipeline.observed.neutral import neutral_trace
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Discovered, Manifest
+from pipeline.store.names.recorded import artifact_of_record
 
 
 class Resolver:
@@ -102,6 +103,10 @@ class Resolver:
         return found
 
     def _committed(self, step: Step) -> Manifest | None:
+        if (made := artifact_of_record(self.catalog, step)) is not None:
+            if made.attempt in self._unusable:
+                raise TemperError(f"the data of {made.name} is lost; run its experiment again")
+            return made
         resolved = self.key_and_recipe(step)
         if resolved is None:
             return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from steps.shared.checks import require, require_count, set_choice
-from steps.shared.execution_detail import added_field
+from steps.shared.execution_detail import added_field, detail_field
 
 
 class Dtype(StrEnum):
@@ -63,6 +63,14 @@ ADAPTER_ALONE = (
 
 ADAPTED = "adapted.json"
 """The file of a model folder that has adapters in place of weights: it names their base."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a model is called, and its license, for the cards of models that are made from it."""
+
+    name: str | None = detail_field(None)
+    license: str | None = detail_field(None)
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none

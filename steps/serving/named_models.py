@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from pipeline import Store, TemperError
-from pipeline.cli.naming import find, require_unmarked
 from pipeline.dag.files import FileEntry, describe
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.naming import find, require_unmarked
 from pipeline.store.wholes import whole_content
 from steps.kinds import Model
 from steps.models.folder_check import fault_of

@@ -12,8 +12,8 @@ from pipeline import Store, TemperError
 from pipeline.cli import app
 from pipeline.cli.maintenance.collect import delete
 from pipeline.cli.maintenance.garbage import Policy, find_garbage
-from pipeline.cli.naming import find
 from pipeline.store.catalog import Catalog
+from pipeline.store.names.naming import find
 from pipeline.store.names.result_names import forget_broken_links, link_results
 from pipeline.store.runs import names_of_runs, read_run
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.dag.canonical import Json
 from pipeline.dag.settings import differing
 from pipeline.plan.rerun_reasons import differences, shown
 from pipeline.plan.variants import settings_and_inputs, settings_of
 from pipeline.show.metrics import metric_text
 from pipeline.store.manifest import InputEntry, Manifest
+from pipeline.store.names.naming import SHOWN_DIGITS
 
 RECIPE_FIELDS = ("step", "version")
 """The readable entries of a recipe about code; digests of source are compared by function."""

@@ -15,13 +15,13 @@ from typing import Any
 
 from pipeline.base.errors import TemperError
 from pipeline.cli.maintenance.accepted import Acceptance, acceptances
-from pipeline.cli.naming import find
 from pipeline.cli.step_lookup import NotImportable, home_in, project_with
 from pipeline.observed.discovery import Home, Present, differences
 from pipeline.observed.neutral import accepted_trace, neutral_trace
 from pipeline.running.record import git_state
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Discovered, Manifest
+from pipeline.store.names.naming import find
 from pipeline.store.runs import FINISHED_STATES, newest_runs
 
 _MOST_RUNS = 50

@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Sequence
 
 from pipeline.base.errors import TemperError
-from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.store.activity import alone_with, attempts, leases, make_room
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss, Store
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.naming import SHOWN_DIGITS
 from pipeline.store.names.tags import require_untagged
 from pipeline.store.untrusted_input import parse_json
 

@@ -47,7 +47,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.step_lookup import NotImportable, home_in, project_with
 from pipeline.launchers.jobs import JobRecord
 from pipeline.observed.discovery import Present
@@ -55,6 +54,7 @@ from pipeline.store.activity import Attempt, Lease, attempts, holding_runs, leas
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import ASIDE, DataLoss, Store, parse_object_name
 from pipeline.store.manifest import Manifest
+from pipeline.store.names.naming import SHOWN_DIGITS
 from pipeline.store.names.tags import pinned
 from pipeline.store.runs import Run, read_runs, stamp_seconds
 from pipeline.store.untrusted_input import is_key, is_step
