@@ -81,14 +81,6 @@ AS_THEY_ARE: Mapping[str, Records] = {
             "rejected": assistant("bad"),
         }
     ),
-    "When2Call": each(
-        lambda q: {
-            "tools": [json.dumps({"name": "weather", "parameters": {}})],
-            "messages": [user(q)],
-            "chosen_response": assistant("good"),
-            "rejected_response": assistant("bad"),
-        }
-    ),
     "OpenAI preference fine-tuning": each(
         lambda q: {
             "input": {"messages": [user(q)], "tools": [], "parallel_tool_calls": True},
@@ -103,13 +95,6 @@ AS_THEY_ARE: Mapping[str, Records] = {
             "score_B": 2 if a else 9,
         }
         for q, a in zip(ASKED, (True, False, True), strict=True)
-    ],
-    "PKU-SafeRLHF": [
-        {
-            "prompt": q, "response_0": "bad" if b else "good", "response_1": "good" if b else "bad",
-            "better_response_id": b, "safer_response_id": 0,
-        }
-        for q, b in zip(ASKED, (0, 1, 1), strict=True)
     ],
     "HelpSteer 3": [
         {
@@ -146,13 +131,6 @@ AS_THEY_ARE: Mapping[str, Records] = {
             "instruction": q,
             "generations": ["bad", "good", "unrated"],
             "ratings": [1.0, 4.0, None],
-        }
-    ),
-    "Capybara": each(
-        lambda q: {
-            "prompt": f"Hello\n{q}",
-            "chosen": [user("Hello"), assistant("Hi."), user(q), assistant("good")],
-            "rejected": [user("Hello"), assistant("Hi."), user(q), assistant("bad")],
         }
     ),
     "text in parts": each(
@@ -254,11 +232,6 @@ def test_rows_load_as_they_are_with_the_better_side_chosen(name: str) -> None:
     rows = loaded(AS_THEY_ARE[name])
 
     assert [said(row) for row in rows] == THREE
-
-
-def test_tools_that_lie_in_strings_are_read() -> None:
-    rows = loaded(AS_THEY_ARE["When2Call"])
-    assert [row.tools for row in rows] == [({"name": "weather", "parameters": {}},)] * 3
 
 
 TIES: Mapping[str, dict[str, Any]] = {
@@ -425,39 +398,14 @@ CONVERSATIONS |= {
     "LIMO": {"question": "q", "solution": "a", "answer": "42"},
     "CodeFeedback": {"query": "q", "answer": "a", "lang": "python"},
     "Nemotron": {"input": [user("q")], "output": "a", "system_prompt": "Be brief."},
-    "Capybara": {
-        "conversation": [{"input": "Hi", "output": "Hello."}, {"input": "q", "output": "a"}]
-    },
     "XTuner": {"conversation": [{"system": "Be brief.", "input": "q", "output": "a"}]},
     "history": {"instruction": "q", "output": "a", "history": [["Hi", "Hello."]]},
-    "xLAM call": {
-        "query": "q",
-        "answers": json.dumps([CALL]),
-        "tools": json.dumps([{"name": "f"}]),
-    },
     "system_message": {"system_message": "Be brief.", "conversations": [user("q"), assistant("a")]},
-    "OASST": {
-        "message_tree_id": "1",
-        "prompt": {
-            "role": "prompter",
-            "text": "q",
-            "replies": [
-                {"role": "assistant", "text": "b", "rank": 1, "replies": []},
-                {
-                    "role": "assistant",
-                    "text": "a",
-                    "rank": 0,
-                    "replies": [{"role": "prompter", "text": "And?", "replies": []}],
-                },
-            ],
-        },
-    },
 }
 ROLES = {
-    **dict.fromkeys(("LIMA", "Dolly", "Aya", "LIMO", "CodeFeedback", "OASST"), "user assistant"),
-    **dict.fromkeys(("UltraChat", "Capybara", "history"), "user assistant user assistant"),
+    **dict.fromkeys(("LIMA", "Dolly", "Aya", "LIMO", "CodeFeedback"), "user assistant"),
+    **dict.fromkeys(("UltraChat", "history"), "user assistant user assistant"),
     **dict.fromkeys(("Nemotron", "XTuner", "system_message"), "system user assistant"),
-    "xLAM call": "user assistant",
     "Alpaca": "user assistant", "OpenOrca": "system user assistant",
     "Gemini": "system user assistant", "Cohere": "user assistant",
 }  # fmt: skip
@@ -593,11 +541,8 @@ GIVEN = ("good", "first")
 """Settings whose value only a person knows."""
 
 PROMPTS: Mapping[str, dict[str, Any]] = {
-    "GSM8K": {"question": "q", "answer": "Six times seven.\n#### 42"},
     "GSM8K, with a line break at the end": {"question": "q", "answer": "So:\n#### 42 \r\n\n"},
     "GSM8K, only the answer": {"question": "q", "answer": "#### 42"},
-    "MATH": {"problem": "q", "solution": r"So $6 \cdot 7 = \boxed{ 42 }$."},
-    "RLVR": {"messages": [user("q")], "ground_truth": "42"},
     "DeepScaleR": {"problem": "q", "answer": "42", "solution": "Six times seven."},
     "DAPO": {"prompt": [user("q")], "reward_model": {"ground_truth": "42"}},
     "DeepMath": {"question": "q", "final_answer": "42"},

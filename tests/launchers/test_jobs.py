@@ -29,7 +29,6 @@ from pipeline.launchers.placement import Placement
 from pipeline.launchers.slurm import Slurm
 from pipeline.plan.resolver import Resolver
 from pipeline.running.attempts import Executor, StepFailed
-from pipeline.show.step_progress import progress_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Lease, Leases
 from pipeline.store.manifest import Manifest
@@ -328,38 +327,6 @@ class Requeueing(Processes):
     def submit(self, task: Task) -> str:
         self.spec_url = task.spec_url
         return super().submit(task)
-
-
-@dataclass
-class Queueing(Processes):
-    """An engine that keeps its job waiting until somebody has seen that it waits."""
-
-    store: Store | None = None
-    seen: list[str] = field(default_factory=list)
-
-    def submit(self, task: Task) -> str:
-        self.task = task
-        return task.name
-
-    def state(self, job: str) -> Ended | str:
-        assert self.store is not None
-        if self.jobs:
-            return super().state(job)
-        if told := progress_of(self.store, self.task.step, self.task.key):
-            self.seen.append(told)
-            super().submit(self.task)
-        return "PENDING, Priority"
-
-    def output(self, name: str, job: str, start: int) -> bytes:
-        return b""
-
-
-def test_the_progress_of_a_job_says_that_it_waits_in_a_queue(
-    store: Store, journal: str, tmp_path: Path
-) -> None:
-    engine = Queueing(tmp_path, store=store)
-    drive(store, engine, count_to(2, journal))
-    assert engine.seen == ["processes: PENDING, Priority"]
 
 
 def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(

@@ -156,28 +156,6 @@ def test_logps_with_a_graph_are_the_same_bits(
     assert torch.equal(with_graph, token_logps(model, pack))
 
 
-def test_adapters_learn_and_nothing_else_does(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    pack = make_pack(groups(5))
-    for head in (False, True):  # adapters beside the layers alone, or beside the head too
-        model = load(tmp_path, lambda: llama(tied=False), Dtype.float64)
-        targets = ["q_proj", "down_proj", *(["lm_head"] if head else [])]
-        before = token_logps(model, pack)
-        peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets))
-        assert torch.equal(token_logps(model, pack), before)
-        scored, gradients = learn(model, pack)
-        assert torch.equal(scored.logps, sequence_logps(before, pack).view(-1, 2))
-        assert gradients
-        assert all("lora_" in name for name in gradients)
-        assert any("lm_head" in name for name in gradients) == head
-        model.zero_grad(set_to_none=True)
-        logps = TokenLogps(differentiable_logps(model, pack), pack.lengths)
-        loss(logps, slice(0, 5))[0].sum().backward()
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-10)
-
-
 def test_a_padding_token_in_the_text_keeps_its_embedding(tmp_path: Path) -> None:
     model: Any = load(tmp_path, lambda: llama(tied=False), Dtype.float32)
     model.get_input_embeddings().padding_idx = 7

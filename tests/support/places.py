@@ -13,8 +13,6 @@ SUPPORT_PATH = os.pathsep.join(str(SUPPORT / name) for name in _ROOMS)
 TESTS = SUPPORT.parent
 GOLDEN = TESTS / "golden"
 REPOSITORY = TESTS.parent
-SHARED_ROWS = REPOSITORY.parent / "shared" / "data" / "ultrafeedback_500.jsonl"
-"""Rows of UltraFeedback, which not every machine has."""
 MODEL_FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",

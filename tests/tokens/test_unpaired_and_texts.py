@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import families, with_core
+from chat_families import families
 from hypothesis import given
 from hypothesis import strategies as st
 from step_output import Folder
@@ -238,36 +238,3 @@ def test_every_token_but_a_texts_first_is_trained_on_once(text: str, limit: int)
     assert all(2 <= len(tokens) <= limit for tokens in result.pieces)
     names = [name for name, _ in result.named_pieces()]
     assert names == (["doc"] if len(names) == 1 else [f"doc#{n + 1}" for n in range(len(names))])
-
-
-def test_the_pieces_of_a_text_are_told_in_the_ledger(tmp_path: Path, model: Model) -> None:
-    rows, tokens = Folder(tmp_path / "rows"), Folder(tmp_path / "tokens")
-    load_texts.function(rows, write(tmp_path / "t.jsonl", [{"id": "doc", "text": "word " * 50}]))
-    source = Texts(rows.path / "train", "load_texts", "")
-
-    tokenize_texts_step.function(tokens, source, model, TextConfig(max_length=64))
-
-    count = len(read_rows(tokens.path))
-    assert count > 1
-    (entry,) = read_rows(tokens.path / "ledger.parquet")
-    assert (entry["row"], entry["outcome"], entry["detail"]) == (
-        "doc",
-        "kept",
-        f"in {count} pieces",
-    )
-
-
-def test_texts_need_no_chat_template(tmp_path: Path) -> None:
-    base = families()["chatml"].tokenizer
-    with_core(base.backend_tokenizer, "", "<|im_end|>").save_pretrained(tmp_path / "base")
-    (tmp_path / "a.txt").write_text("a\n")
-    rows, tokens = Folder(tmp_path / "rows"), Folder(tmp_path / "tokens")
-    load_texts.function(rows, File(str(tmp_path / "a.txt")))
-
-    tokenize_texts_step.function(
-        tokens,
-        Texts(rows.path / "train", "load_texts", ""),
-        Model(tmp_path / "base", "import_model", ""),
-    )
-
-    assert len(read_rows(tokens.path)) == 1

@@ -11,9 +11,9 @@ from rich.console import Console
 from pipeline import Store, adopt, run
 from steps.data.row_view import show_row, visible
 from steps.data.rows.parquet import write_rows
-from steps.data.rows.rows import Message, PreferenceRow, TextRow
-from steps.data.rows.tables import PAIRS, TEXTS, to_record
-from steps.data.tokens.config import TextConfig, TokenizeConfig
+from steps.data.rows.rows import Message, PreferenceRow
+from steps.data.rows.tables import PAIRS, to_record
+from steps.data.tokens.config import TokenizeConfig
 from steps.data.tokens.token_folders import tokenize_folders
 from steps.kinds import Model, TokenizedPreferences
 
@@ -91,39 +91,6 @@ def test_a_row_in_several_splits_is_shown_for_each_or_for_the_one_that_is_named(
     ]  # fmt: skip
     assert "test  row uf-2" in one
     assert "train  row uf-2" not in one
-
-
-@pytest.mark.parametrize(
-    ("row", "split", "told"),
-    [
-        ("uf-11", None, r"no row 'uf-11' among 4; similar are uf-1"),
-        ("uf-1", "test", r"no row 'uf-1' among 1; similar are uf-2"),
-        ("bad", "test", r"no row 'bad' among 1; the first is uf-2; .* ledger.parquet of the load"),
-        ("uf-1", "dev", r"there is no split 'dev'; there is test, train"),
-    ],
-)
-def test_a_row_that_is_not_there_is_answered_with_what_is(
-    tokens: Path, row: str, split: str | None, told: str
-) -> None:
-    with pytest.raises(LookupError, match=told):
-        shown(tokens, row, split)
-
-
-def test_a_text_is_shown_with_all_its_pieces_or_one(tmp_path: Path) -> None:
-    families()["chatml"].tokenizer.save_pretrained(tmp_path / "tokenizer")
-    texts = [TextRow("doc", "one two three four"), TextRow("doc 2", "x")]
-    write_rows(tmp_path / "rows/texts-00000.parquet", TEXTS, map(to_record, texts))
-    (tmp_path / "out").mkdir()
-    tokenize_folders(
-        "texts", tmp_path / "rows", [""], tmp_path / "tokenizer", TextConfig(max_length=10),
-        tmp_path / "out", tmp_path / "scratch", lambda done, total: None,
-    )  # fmt: skip
-
-    pieces = shown(tmp_path / "out", "doc")
-
-    assert pieces.index("texts  row doc#1") < pieces.index("texts  row doc#2")
-    assert "<|im_end|>⟧" in pieces
-    assert "doc#1" not in shown(tmp_path / "out", "doc#2")
 
 
 # --- through the command -------------------------------------------------------------------------

@@ -79,25 +79,6 @@ def test_a_run_with_compiled_layers_is_one_without(
 
 
 @torch.no_grad()
-@torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True)
-def test_layers_are_compiled_as_one_whatever_a_process_has_compiled_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled_layers, "_compiled", partial(torch.compile, backend="eager"))
-    counted = []
-    for layers in (2, 1):  # the second model is one beyond the limit, and so is a layer of its own
-        small = tiny("llama", num_hidden_layers=layers, intermediate_size=16 + 8 * layers)
-        save_model(small.float(), tmp_path / str(layers))
-        model = load_model(tmp_path / str(layers), Dtype.float32)
-        use_packed_attention(model)
-        compile_layers(model, ActivationCheckpointing.none)
-        before = torch._dynamo.utils.counters["stats"]["calls_captured"]
-        token_logps(model, make_pack(TRAINING))
-        counted.append(torch._dynamo.utils.counters["stats"]["calls_captured"] - before)
-    assert counted[0] == counted[1] > 0
-
-
-@torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
 def test_inductor_takes_the_layers_of_a_model_that_was_loaded_on_a_processor(

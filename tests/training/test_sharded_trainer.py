@@ -181,18 +181,3 @@ def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
         # Adam divides by the gradient's own size, so what rounding is left of a tiny one grows.
         assert largest_difference(result, alone, "weights") <= 10 * tolerance
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
-
-
-@pytest.mark.slow
-def test_weights_are_gathered_and_gradients_reduced_once_a_step(
-    two_ranks: tuple[Path, Path],
-) -> None:
-    once, each = (
-        torch.load(two_ranks[0] / f"{name} of rank 0") for name in ("float32", "float32, each pack")
-    )
-    packs, parts = once["packs"], once["collectives"][1]
-    assert packs == each["packs"] > 1
-    assert parts > 0
-    assert once["collectives"] == (parts, parts)
-    assert each["collectives"][0] > packs * parts
-    assert each["collectives"][1] == packs * parts

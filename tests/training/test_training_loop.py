@@ -21,12 +21,11 @@ from tiny_models import (
 from transformers import AutoModelForCausalLM
 
 from benchmarks.architectures import tiny
-from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.models import activation_checkpointing
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_model, save_model
 from steps.models.workplace import Workplace
-from steps.scoring.config import Attention, ReferenceConfig
+from steps.scoring.config import ReferenceConfig
 from steps.scoring.reference import run_reference
 from steps.training.config import (
     DpoConfig,
@@ -202,13 +201,11 @@ LORA = LoraConfig(r=8, target_modules=["lm_head"])
     ("architecture", "settings"),
     [
         ("llama", {}),
-        ("llama", {"attention": Attention.padded}),
-        ("llama", {"backend": FunctionalTraining()}),
         ("untied", {"lora": LORA}),
         ("gemma2", {}),
         ("modernbert-decoder", {}),
     ],
-    ids=["packed", "padded", "functional", "adapted head", "soft cap", "alone"],
+    ids=["packed", "adapted head", "soft cap", "alone"],
 )
 def test_sft_logs_the_share_of_scored_tokens_that_are_the_most_likely(
     tmp_path: Path, architecture: str, settings: dict[str, Any]

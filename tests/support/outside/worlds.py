@@ -40,16 +40,6 @@ class Counter(Environment):
 
 
 @dataclass(frozen=True)
-class Raises(Environment):
-    """Fails at every turn."""
-
-    name: ClassVar[str] = "raises"
-
-    def step(self, state: None, turn: Turn) -> None:
-        raise KeyError("no such thing")
-
-
-@dataclass(frozen=True)
 class Share(Judgement):
     """A verdict whose reward is a fraction."""
 

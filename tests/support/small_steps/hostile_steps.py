@@ -1,10 +1,5 @@
 """Steps for tests of stores that lie, of secrets and of steps that end in odd ways."""
 
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import fsspec
@@ -28,42 +23,6 @@ def look_around(out: Output, source: Artifact) -> dict:
     found = sorted(str(path.relative_to(source.path)) for path in source.path.rglob("*"))
     (out.path / "names.txt").write_text("\n".join(found))
     return {"names": found}
-
-
-@step(version="1")
-def end(out: Output, journal: str, how: str) -> dict:
-    """Ends without a result."""
-    with open(journal, "a") as file:
-        file.write("tried\n")
-    match how:
-        case "exit":
-            sys.exit(75)
-        case "at once":
-            os._exit(75)
-        case "kill":
-            os.kill(os.getpid(), signal.SIGTERM)
-        case "raise":
-            signal.raise_signal(signal.SIGTERM)
-        case "child":
-            # told when it has been started: a signal from before may be anybody's
-            script = f"read go; kill -TERM {os.getpid()}; sleep 600"
-            subprocess.run(["sh", "-c", script], input=b"go\n", check=True)
-    time.sleep(600)
-    return {}
-
-
-@step(version="1")
-def lose(out: Output, store: str) -> dict:
-    """Deletes the store in which it runs."""
-    shutil.rmtree(store)
-    (out.path / "a.txt").write_text("made")
-    return {}
-
-
-@step(version="1")
-def start_program(out: Output) -> dict:
-    """A program that is asked to end does so; one that blocks the signal would reach its end."""
-    return {"status": subprocess.run(["sh", "-c", "kill $$"]).returncode}
 
 
 @step(version="1")

@@ -1,7 +1,6 @@
 """Steps whose artifacts have something to see, and names that nobody should trust."""
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from pipeline.show.views import (
     Texts,
     View,
     curves,
-    loaded_by,
     summary,
 )
 
@@ -56,51 +54,6 @@ def look(made: Made) -> Iterator[View]:
     yield Texts("Questions", rows)
     yield Table("Ledger", ["outcome", "rows"], [["kept", 7], ["dropped", 2]])
     yield Histogram("Lengths", "tokens", {"prompt": {1: 2, 5: 7}, "none": {3: 0}})
-
-
-def add_rows(folder: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_table(folder / "train")["row"].to_pylist())
-
-
-@loaded_by(add_rows)
-def look_at_sum(made: Made) -> Iterator[View]:
-    yield from ()
-
-
-class Summed(Artifact):
-    """Tables of which the sum of the rows is all that matters."""
-
-    views = "report_steps:look_at_sum"
-
-
-@step(version="1", makes=Artifact)
-def write_any(out: Output, rows: int = 4, also: str = "") -> dict:
-    _write_tables(out.path, rows, also)
-    return {}
-
-
-@step(version="1", makes=Summed)
-def write_summed(out: Output, rows: int = 4) -> dict:
-    _write_tables(out.path, rows, "")
-    return {}
-
-
-def _write_tables(folder: Path, rows: int, also: str) -> None:
-    """Tables of numbered rows, those to train on in two shards."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    half = rows // 2
-    parts = {"train/rows-00000": range(half), "train/rows-00001": range(half, rows),
-             "test/rows-00000": range(1)}  # fmt: skip
-    for name, numbers in parts.items() if rows else ():
-        path = folder / f"{name}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"row": pa.array(numbers, pa.int64())}), path)
-    if also:
-        (folder / also).write_bytes(b"x")
 
 
 @step(version="1")
@@ -141,15 +94,6 @@ def hostile(out: Output, data: Artifact, config: dict, note: str = "", api_key: 
     ]
     (out.path / "answers.jsonl").write_text("\n".join(map(json.dumps, answers)))
     return {text: at for at, text in enumerate(HOSTILE.values())}
-
-
-@step(version="1")
-def diverge(out: Output, at: int) -> dict:
-    """Logs eight losses, from a step on NaN, and a number that no float holds."""
-    log = [{"step": n, "loss": 1.0 if n < at else math.nan} for n in range(1, 9)]
-    lines = [*map(json.dumps, log), f'{{"step": 9, "operations": 1{"0" * 400}}}']
-    (out.path / "metrics.jsonl").write_text("\n".join(lines))
-    return {}
 
 
 class Judgement(Artifact):
@@ -238,11 +182,3 @@ def train(out: Output, steps: int, api_key: str = "hidden") -> dict:
 @step(version="1")
 def explode(out: Output, data: Artifact, note: str = "") -> dict:
     raise ValueError(note)
-
-
-@step
-def count(out: Output, seed: int) -> dict[str, object]:
-    """Counts so far that 64 bits do not hold it, unless the seed is small."""
-    (out.path / "seed.txt").write_text(str(seed))
-    low, high = (2**70, 2**80) if seed > 2**63 else (1, 1)
-    return {"operations": seed, "share": {"value": low, "low": 1, "high": high}}

@@ -4,7 +4,6 @@ policy without its adapters, beside a textbook that keeps the logits of both mod
 import copy
 import math
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,7 +31,6 @@ from steps.data.tokens.token_tables import PAIR_TOKENS
 from steps.evaluation.preferences import preference_metrics
 from steps.jax_backend.config import InfluenceConfig
 from steps.kinds import Model, PairTokens
-from steps.losses.dpo import Dpo
 from steps.losses.with_reference.tdpo import Tdpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
@@ -280,42 +278,6 @@ def test_tokens_that_neither_model_can_give_do_not_count(tmp_path: Path) -> None
 
 
 PACKED, PADDED = Attention.packed, Attention.padded
-OFTEN = (
-    (Dtype.float64, PADDED, LORA),
-    (Dtype.float32, PACKED, LORA),
-    (Dtype.float32, PADDED, None),
-    (Dtype.bfloat16, PACKED, None),
-    (Dtype.bfloat16, PADDED, LORA),
-)
-"""Of any two settings nearly every pair comes up; long tests try all triples."""
-
-
-@pytest.mark.parametrize(
-    ("dtype", "attention", "lora"),
-    [
-        pytest.param(*each, marks=() if each in OFTEN else pytest.mark.attack)
-        for each in product(
-            (Dtype.float64, Dtype.float32, Dtype.bfloat16), (PACKED, PADDED), (None, LORA)
-        )
-    ],
-)
-def test_the_first_step_is_exactly_that_of_dpo(
-    folder: Path, tmp_path: Path, dtype: Dtype, attention: Attention, lora: LoraConfig | None
-) -> None:
-    config = replace(CONFIG, lora=lora, attention=attention, dtype=dtype, max_steps=2)
-    dpo = replace(config, loss=Dpo(BETA), max_steps=1)
-    (alone,) = trained(folder, tmp_path, dpo, place(tmp_path / "dpo"))
-    exact = (FIRST, Tdpo(BETA, alpha=7.0)) if dtype is Dtype.float64 else ()
-    for loss in (SECOND, *exact):
-        log = trained(folder, tmp_path, replace(config, loss=loss), place(tmp_path / f"{loss}"))
-        first, second = log
-        assert first["loss"] == math.log(2)
-        assert first["kl/chosen"] == first["kl/rejected"] == 0
-        assert first["rewards/margins"] == 0
-        assert second["kl/chosen"] > 0
-        assert second["kl/rejected"] > 0
-        close = {Dtype.float64: 1e-8, Dtype.float32: 1e-5, Dtype.bfloat16: 2e-2}[dtype]
-        assert first["grad_norm"] == pytest.approx(alone["grad_norm"], rel=close)
 
 
 @pytest.mark.parametrize("name", LOSSES)
