@@ -9,9 +9,10 @@ from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.jax_backend.config import JaxScoring, JaxTraining
 from steps.jax_backend.torchax_engine.torchax_choice import TorchaxTraining
 from steps.models.config import ADAPTERS
+from steps.tinker_backend.tinker_choice import TinkerTraining
 
 _TRAINING: Mapping[str, type] = {
-    b.name: b for b in (JaxTraining, FunctionalTraining, TorchaxTraining)
+    b.name: b for b in (JaxTraining, FunctionalTraining, TorchaxTraining, TinkerTraining)
 }
 _SCORING: Mapping[str, type] = {JaxScoring.name: JaxScoring}
 

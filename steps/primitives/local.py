@@ -1,6 +1,7 @@
 """The client: a model that is trained in this process, on torch or JAX."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -89,7 +90,7 @@ class Local:
         step, engine = self._step, self.backend
 
         def reported(norm: float) -> dict[str, float]:
-            return {"lr": engine.learning_rate, "step": step, "grad_norm": norm}
+            return {"lr": engine.learning_rate, "step": step, **_known(norm)}
 
         return after([engine.optim_step(learning_rate)], reported)
 
@@ -155,8 +156,7 @@ class Local:
         weights, kept = (_read(folder / name) for name in names)
         state = {f"model/{name}": tensor for name, tensor in weights.items()} | kept
         self._step, self.weight_version = metadata["updates"], metadata["weight_version"]
-        calls = [self.backend.load_whole_weights(weights), self.backend.load_state(state)]
-        return after(calls, lambda *_: metadata)
+        return after(self.backend.restore(weights, state), lambda *_: metadata)
 
     def close(self) -> None:
         """Wait for queued calls, then end the threads."""
@@ -184,7 +184,11 @@ def _open(name: str, given: tuple[Any, Any], settings: dict[str, Any]) -> Engine
 
 def _reported(result: StepResult, norm: float) -> dict[str, float]:
     sums = {name: values.sum().item() for name, values in result.metrics.items()}
-    return {"loss": result.losses.sum().item(), "grad_norm": norm, **sums}
+    return {"loss": result.losses.sum().item(), **_known(norm), **sums}
+
+
+def _known(norm: float) -> dict[str, float]:
+    return {} if math.isnan(norm) else {"grad_norm": norm}
 
 
 def _is_in(weights: Mapping[str, Tensor], name: str, tensor: Tensor) -> bool:

@@ -175,10 +175,12 @@ class TrainingBackend:
 
     is_of_torch: whether it trains a module of torch in place. Only then there are `lora.dora`,
         `lora.modules_to_save` and `ema_decay`.
+    is_recorded: whether what it makes is somebody else's, and not promised to come out again.
     """
 
     name: ClassVar[str]
     is_of_torch: ClassVar[bool] = False
+    is_recorded: ClassVar[bool] = False
 
     @property
     def scoring(self) -> ScoringBackend:

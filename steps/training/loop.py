@@ -11,6 +11,7 @@ step, ranks agree on the decisions that depend on a clock or a signal: when to s
 stop.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -192,7 +193,7 @@ class _Stepper:
             "epoch": (number + 1)
             / steps_per_epoch(len(self._objective.groups), self.config.batch_size),
             **sum_shares({"loss": shares.losses, **shares.metrics}),
-            "grad_norm": finite(norm, number),
+            **({} if math.isnan(size := finite(norm, number)) else {"grad_norm": size}),
             "learning_rate": rate,
             "num_tokens": (log[-1]["num_tokens"] if log else 0) + tokens,
         }, now.batch

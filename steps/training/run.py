@@ -1,5 +1,6 @@
 """A training run: from a model folder and examples to a model folder and its log."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ class Run:
         found = [_untaught(log), _fallen(kept, objective.groups, config)]
         notices = [*self._notices, *filter(None, found)]
         summary |= {"notices": notices} if notices else {}
+        if config.backend is not None and config.backend.is_recorded:
+            summary |= {"recorded": True}
         if place.ranks.is_first:
             self._policy.save(trained, place.output, place.base)
             write_json_lines(place.output / "metrics.jsonl", log)
@@ -203,7 +206,7 @@ def _cold(config: TrainConfig, examples: int) -> str | None:
 @execution_detail
 def _untaught(log: Sequence[StepMetrics]) -> str | None:
     """A notice if no row has taught the model anything."""
-    if any(line["grad_norm"] for line in log):
+    if any(line.get("grad_norm", math.nan) for line in log):
         return None
     return (
         "the gradient was 0 in every step, so the model has learnt nothing from the rows; look at "

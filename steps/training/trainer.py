@@ -212,7 +212,7 @@ class Engine:
         raise NotImplementedError
 
     def gradient_norm(self) -> Future[float]:
-        """The global 2-norm of the gradient that has accumulated."""
+        """The global 2-norm of the gradient that has accumulated; nan if it is not known."""
         return self._queue.submit(lambda: self._updater.gradient_norm())
 
     @property
@@ -221,8 +221,8 @@ class Engine:
         return self._updater.rate
 
     def optim_step(self, learning_rate: float | None) -> Future[float]:
-        """Update the weights and clear the gradient; the future is its global norm before clipping.
-        Without a rate, it is that of the optimiser.
+        """Update the weights and clear the gradient; the future is its global norm before clipping,
+        or nan if it is not known. Without a rate, it is that of the optimiser.
 
         The future raises FloatingPointError if the norm is not finite; then no weight has changed.
         """
@@ -290,6 +290,12 @@ class Engine:
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> Future[None]:
         """Replace all weights; the optimiser's state does not change."""
         return self._queue.submit(lambda: self._load_whole_weights(weights))
+
+    def restore(
+        self, weights: Mapping[str, Tensor], state: Mapping[str, Whole]
+    ) -> list[Future[None]]:
+        """Restore results of `whole_weights` and `state`."""
+        return [self.load_whole_weights(weights), self.load_state(state)]
 
     def close(self) -> None:
         """Wait for queued work, then end the threads."""
