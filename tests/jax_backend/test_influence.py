@@ -44,7 +44,7 @@ def gradient(folder: Path, groups: list[TokenGroup], loss: PreferenceLoss) -> to
 
 
 @pytest.mark.parametrize(
-    "loss", [pytest.param(Dpo(beta=0.5), marks=pytest.mark.slow), Simpo(), Dpo(nll_weight=0.5)]
+    "loss", [pytest.param(Dpo(beta=0.5), marks=pytest.mark.attack), Simpo(), Dpo(nll_weight=0.5)]
 )
 def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: PreferenceLoss) -> None:
     folder = model_folder(tmp_path, llama)

@@ -82,7 +82,7 @@ _ALIKE = ("mistral", "qwen2", "qwen3")
 
 
 @pytest.fixture(
-    params=[pytest.param(n, marks=[pytest.mark.slow] * (n in _ALIKE)) for n in FAMILIES]
+    params=[pytest.param(n, marks=[pytest.mark.attack] * (n in _ALIKE)) for n in FAMILIES]
 )
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return model_folder(tmp_path / request.param, FAMILIES[request.param])

@@ -186,7 +186,7 @@ def test_held_out_examples_are_evaluated_during_training(policy: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "dtype", [pytest.param(Dtype.float32, marks=pytest.mark.slow), Dtype.float64]
+    "dtype", [pytest.param(Dtype.float32, marks=pytest.mark.attack), Dtype.float64]
 )
 def test_a_reference_of_either_backend_serves_the_other(
     policy: Path, tmp_path: Path, dtype: Dtype
