@@ -69,9 +69,16 @@ from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
 from pipeline.show.sinks import require_known, require_sinks
-from pipeline.show.terminal import make_console, show_disk_of_sweep, show_error, show_plan
+from pipeline.show.terminal import (
+    make_console,
+    show_disk_of_sweep,
+    show_error,
+    show_plan,
+    show_title,
+)
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
+from pipeline.store.runs import experiment_of
 from pipeline.tuning.driver import TUNING, first_trials, search
 from pipeline.tuning.goal import Options
 from pipeline.tuning.space import parsed, some_values
@@ -279,6 +286,7 @@ class _Call:
 
     def _run(self, roots: Mapping[str, Step], config: ExperimentConfig) -> None:
         if self.plan_only:
+            show_title(make_console(), _title(self.called, config))
             _show_plan(roots, config)
             return
         run(
@@ -292,6 +300,7 @@ class _Call:
             sinks=config.sinks,
             verbosity=sum(_VERBOSITY[word] for word in self.loud),
             again=lambda step: _command_for(self.called.words, step),
+            title=_title(self.called, config),
         )
 
     def known(self) -> "Known":
@@ -415,6 +424,17 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
             refuse_missing_options(typed, options)
     refuse_mixed_rows(cfg, options, folder, typed)
     return to_dataclass(cfg)
+
+
+def _title(called: Called, config: ExperimentConfig) -> str:
+    """The experiment with the titles of the parts of its config, such as the model and the data."""
+    parts = ((part.name, getattr(config, part.name)) for part in fields(config))
+    told = [f"{name} {part.title}" for name, part in parts if _has_title(part)]
+    return f"{experiment_of(called.words)}: {', '.join(told)}" if told else ""
+
+
+def _has_title(part: Any) -> bool:
+    return isinstance(getattr(type(part), "title", None), property)
 
 
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:

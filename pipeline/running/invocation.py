@@ -44,11 +44,12 @@ class Invocation:
         console: "Console",
         force: Collection[str],
         expecting: Collection[Step],
+        title: str = "",
     ):
         self.roots, self.store, self.console = roots, store, console
         self.expecting = expecting
         self.force = force
-        self.record = RunRecord.begin(roots, store)
+        self.record = RunRecord.begin(roots, store, title)
         self.catalog = Catalog(store)
         self._present = Present()  # a run sees one version of discovered dependencies
         self.current: Plan

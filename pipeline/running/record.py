@@ -30,6 +30,7 @@ class RunRecord:
     """What is known of a run at its beginning.
 
     Attributes:
+        title: the model, the data and such that it is about, in a line.
         began: by a clock that nobody sets, which tells how long the run takes.
     """
 
@@ -38,14 +39,15 @@ class RunRecord:
     git: Mapping[str, Any]
     roots: Mapping[str, str]
     store: str
+    title: str = ""
     began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(cls, roots: Mapping[str, Step], store: Store) -> "RunRecord":
+    def begin(cls, roots: Mapping[str, Step], store: Store, title: str = "") -> "RunRecord":
         now = time.time()
         name = name_by_time(now)
         fingerprints = {name: step.fingerprint for name, step in roots.items()}
-        return cls(name, now, git_state(), fingerprints, store.url)
+        return cls(name, now, git_state(), fingerprints, store.url, title)
 
     @property
     def seconds(self) -> float:
@@ -75,6 +77,7 @@ class RunRecord:
         return {
             "run": self.name,
             "experiment": self.experiment,
+            "title": self.title,
             "started": time.strftime("%FT%TZ", time.gmtime(self.started)),
             "seconds": self.seconds,
             "outcome": outcome,

@@ -65,6 +65,7 @@ def run(
     verbosity: int = 0,
     again: Callable[[str], str] | None = None,
     sinks: Collection[str] = (),
+    title: str = "",
 ) -> dict[str, Made]:
     """Make every root and all steps that it needs; return the artifact of each root by name.
 
@@ -85,6 +86,7 @@ def run(
         verbosity: -1 for only failures and places of results, 1 to also show the output of workers.
         again: returns the command that runs only the step with this name; shown after a failure.
         sinks: further displays of metrics: ``wandb``, ``tensorboard``.
+        title: what the run is about, in a line, above its plan and its report.
 
     Raises:
         RunFailed: a step failed.
@@ -100,7 +102,7 @@ def run(
     require_sinks(list(sinks))
     expecting = [*roots.values()]
     roots = chosen(make_plan(roots, store), only) if only else roots
-    invocation = Invocation(roots, store, console or make_console(), force, expecting)
+    invocation = Invocation(roots, store, console or make_console(), force, expecting, title)
     options = RunOptions(jobs, launcher, scheduler, verbosity, again, sinks)
     estimates = _planned(invocation, options)
     found = _completed(invocation, lambda: run_missing(invocation, options, estimates))
@@ -174,12 +176,13 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Estimates | None":
             what :meth:`Step.expect` says.
     """
     from pipeline.launchers.environment import kept_from_workers
-    from pipeline.show.terminal import show_kept_from_workers, show_plan
+    from pipeline.show.terminal import show_kept_from_workers, show_plan, show_title
 
     invocation.plan()
     verbosity = options.verbosity
     estimates = invocation.estimates(options) if verbosity >= 0 else None
     if verbosity >= 0:
+        show_title(invocation.console, invocation.record.title)
         show_plan(invocation.console, invocation.current, verbosity > 0, estimates, options.jobs)
     invocation.require_expected()
     require_packages(invocation.current, options.launcher)
@@ -222,6 +225,7 @@ def _show_made(
         terminal.show_places(console, store, made)
         return
     terminal.show_notices(console, found.values())
+    terminal.show_outcome(console, invocation.catalog, made)
     terminal.show_results(console, store, made)
     own = [m for m in found.values() if m.provenance.get("run") == record.name]
     terminal.show_end(console, own, record.seconds)

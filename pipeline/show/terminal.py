@@ -37,6 +37,7 @@ from pipeline.show.metrics import (
 )
 from pipeline.show.results import compare
 from pipeline.show.views import is_offered
+from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 
@@ -308,6 +309,23 @@ def _is_usual(store: Store) -> bool:
     with contextlib.suppress(TemperError):  # TEMPER_STORE may be no valid store
         return open_store(None).url == store.url
     return False
+
+
+def show_title(console: Console, title: str) -> None:
+    if title:
+        console.print(Text(visible(title), "bold"), soft_wrap=True)
+
+
+def show_outcome(console: Console, catalog: Catalog, results: Mapping[str, Manifest]) -> None:
+    """Print what the results show, in a sentence: the headline of their report."""
+    from pipeline.show.report.headline import headline
+    from pipeline.show.report.report_model import story_of_results
+
+    if found := headline(story_of_results(results, catalog)):
+        style = {"good": "bold green", "bad": "bold red"}.get(found.tone, "bold")
+        console.print(Text(visible(found.sentence), style))
+        for line in found.also:
+            console.print(Text(visible(f"  {line}"), "dim"))
 
 
 def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:

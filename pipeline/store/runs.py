@@ -59,6 +59,7 @@ class Run:
     dirty: str = ""
     roots: Mapping[str, str] = field(default_factory=dict)
     experiment: str = ""
+    title: str = ""
 
     @classmethod
     def from_json(
@@ -91,6 +92,7 @@ class Run:
                 dirty=_text(record.get("dirty") or ""),
                 roots={_text(name): _text(f) for name, f in record.get("roots", {}).items()},
                 experiment=_text(record.get("experiment") or experiment_of(record.get("argv", ()))),
+                title=_text(record.get("title") or ""),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             name = Path(url).stem
@@ -150,8 +152,12 @@ class Run:
 
 
 def experiment_of(command: Sequence[str]) -> str:
-    """The experiment of a command line: the name of its script, or of its module or package after
-    ``-m``, whose file comes last."""
+    """The experiment of a command line: the name of its recipe, the file of that, its script,
+    or of its module or package after ``-m``, whose file comes last."""
+    words = [PurePath(word).name for word in command]
+    after = words.index("temper") + 1 if "temper" in words[:-2] else 0
+    if after and words[after] == "run" and not words[after + 1].startswith("-"):
+        return words[after + 1].removesuffix(".yaml").removesuffix(".yml")
     scripts = [argument for argument in command if argument.endswith(".py")]
     if not scripts:
         return "interactive"

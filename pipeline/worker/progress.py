@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from pipeline.base.installed import folder_of_packages, in_library
@@ -97,7 +96,7 @@ class ProgressWriter:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """The activity of a thread in words: ``importing torch``, ``in load_model() of load.py``; empty
+    """The activity of a thread in words: ``importing torch``, ``at work in steps.training``; empty
     if no project code is on its stack."""
     library = ""
     while frame is not None:
@@ -107,16 +106,10 @@ def place_of(frame: FrameType | None) -> str:
         if in_library(code.co_filename):
             library = _package(code.co_filename) or library
         elif not code.co_filename.startswith("<") and module.partition(".")[0] != _CORE:
-            return f"importing {module}" if code.co_name == "<module>" else _function(code)
+            doing = "importing" if code.co_name == "<module>" else "at work in"
+            return f"{doing} {module}"
         frame = frame.f_back
     return ""
-
-
-def _function(code: CodeType) -> str:
-    """A function and its file. A lambda or a comprehension goes by the function around it."""
-    names = [name for name in code.co_qualname.split(".") if not name.startswith("<")]
-    file = PurePath(code.co_filename).name
-    return f"in {names[-1]}() of {file}" if names else f"in {file}"
 
 
 def _package(file: str) -> str:

@@ -51,6 +51,47 @@ def test_a_tested_gain_is_the_headline_with_its_size_and_its_p(
     assert found.also == ["no change: words"]
 
 
+def test_a_metric_that_has_not_moved_does_not_lead(store: Store, console: Console) -> None:
+    before = judge(60)
+    found = said(store, {"SFT": before, "DPO": judge(60, 0, 1.0, baseline=before)}, console)
+    assert "share right did not change (0.6)" in found.sentence  # nothing has moved at all
+    told = story(store, {"SFT": before, "DPO": judge(60, 0, 1.0, baseline=before)}, console)
+    made = told.results["DPO"].manifest
+    assert made
+    words = {"value": 2.0, "low": 1.0, "high": 3.0}
+    moved = replace(made, metrics=made.metrics | {"gain/words": words, "gain/words/p": 0.001})
+    results = told.results | {"DPO": replace(told.results["DPO"], manifest=moved)}
+    lead = headline(replace(told, results=results))
+    assert lead
+    assert "words went up by 2" in lead.sentence
+    assert lead.also == ["no change: share right (0.6)"]
+
+
+@pytest.mark.parametrize(
+    ("first", "final", "told"),
+    [
+        ({"loss": 2.0}, {"loss": 1.5}, "SFT: loss of training went from 2 to 1.5 in 9 steps."),
+        ({"loss": 2.0, "reward": 0.1}, {"loss": 1.0, "reward": 0.7}, "reward went from 0.1 to 0.7"),
+        ({"loss": 2.0, "eval_loss": 3.0}, {"loss": 1.0, "eval_loss": 2.5}, "held-out loss went"),
+    ],
+)
+def test_training_alone_states_how_far_it_came(
+    first: Mapping[str, float],
+    final: Mapping[str, float],
+    told: str,
+    store: Store,
+    console: Console,
+) -> None:
+    known = story(store, {"SFT": judge(40)}, console)
+    made = known.results["SFT"].manifest
+    assert made
+    metrics = {"steps": 9, "first": first, "final": final}
+    results = {"SFT": replace(known.results["SFT"], manifest=replace(made, metrics=metrics))}
+    found = headline(replace(known, results=results))
+    assert found
+    assert told in found.sentence
+
+
 def test_the_best_of_several_has_a_p_that_counts_them(store: Store, console: Console) -> None:
     before = judge(40)
     tried = {f"beta {n}": judge(40 + n, n, 0.03, baseline=before) for n in (5, 20, 10)}

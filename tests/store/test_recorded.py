@@ -13,7 +13,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.names.recorded import named_artifact, recorded
 from pipeline.store.names.result_names import find_result
 from pipeline.store.names.tags import set_tag
-from pipeline.store.runs import names_of_runs, read_run
+from pipeline.store.runs import experiment_of, names_of_runs, read_run
 from steps.kinds import Model
 from steps.load_preferences import load_preferences
 from steps.sources import PreferenceData, load_rows
@@ -53,6 +53,17 @@ def test_the_artifact_stays_the_named_one_whatever_became_of_its_sources(lab: La
     assert isinstance(given, Step)
     lab.source.unlink()
     assert lab.run(product=multiply(given["train"], Times(7), lab.journal)) == ["multiply"]
+
+
+def test_a_recipe_gives_its_name_to_the_experiment() -> None:
+    for command, name in (
+        ("/bin/python /bin/temper run dpo --data a.jsonl", "dpo"),
+        ("python bin/temper run mine/own.yaml", "own"),
+        ("python train.py", "train"),
+        ("python -m lab.train lab/train.py", "train"),
+        ("python temper list", "interactive"),
+    ):
+        assert experiment_of(command.split()) == name
 
 
 def test_names_that_lead_nowhere_are_told(lab: Lab, tmp_path: Path) -> None:

@@ -1,22 +1,27 @@
 """The headline: one sentence that states what changed, by how much, and whether it is significant.
 
 The headline states the first change that the kind of a result declares
-(:class:`pipeline.show.views.Measures`), with the test that the step computed. Further changes of
-the same result stand below it. If several results have this change, the headline names the best one
-and multiplies its p-value by the number of results (Bonferroni), since the best of many is more
-likely to look good by chance. If no step computed a test, the headline compares the confidence
-intervals of two results.
+(:class:`pipeline.show.views.Measures`), with the test that the step computed. A metric that has
+not moved in any result, as one that was perfect before, is skipped and named below the headline, as
+are further changes of the same result. If several results have this change, the headline names the
+best one and multiplies its p-value by the number of results (Bonferroni), since the best of many is
+more likely to look good by chance. If no step computed a test, the headline compares the confidence
+intervals of two results; and without these it states how training moved the loss or the reward.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.base.text import counted
 from pipeline.show.metrics import SIGNIFICANT, has_width, is_interval, is_number
 from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.report.scoreboard import Cell, measures_of
 from pipeline.show.report.wording import number, probability, rough, signed
 from pipeline.show.views import Measure
+
+MOST_ALSO = 4
+"""The most other numbers of a training run below its headline."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ def headline(story: Story) -> Headline | None:
         change for name, reported in reversed(once.values()) for change in _changes(name, reported)
     ]
     if not changes:
-        return _of_intervals(story)
-    first = changes[0].measure.metric
+        return _of_intervals(story) or _of_training(story)
+    first = next((c for c in changes if c.value), changes[0]).measure.metric
     rivals = [change for change in changes if change.measure.metric == first]
     best = max(rivals, key=lambda change: change.value * (change.measure.better or 1))
     others = [c for c in changes if c.result == best.result and c is not best]
@@ -103,16 +108,22 @@ def _tied(equals: Sequence[str]) -> str:
 
 
 def _movement(change: _Change) -> str:
-    after: Any = change.reported.manifest and change.reported.manifest.metrics.get(
-        change.measure.change_of
-    )
+    after = _after(change)
     if change.value == 0:
-        still = f" ({number(after['value'])})" if is_interval(after) else ""
-        return f"did not change{still}"
+        return f"did not change{_still(change)}"
     if is_interval(after):
         before = number(after["value"] - change.value)
         return f"went from {before} to {number(after['value'])} ({signed(change.value)})"
     return f"went {'up' if change.value > 0 else 'down'} by {rough(abs(change.value))}"
+
+
+def _after(change: _Change) -> Any:
+    made = change.reported.manifest
+    return made.metrics.get(change.measure.change_of) if made else None
+
+
+def _still(change: _Change) -> str:
+    return f" ({number(after['value'])})" if is_interval(after := _after(change)) else ""
 
 
 def _in_short(changes: Sequence[_Change]) -> Iterator[str]:
@@ -122,7 +133,7 @@ def _in_short(changes: Sequence[_Change]) -> Iterator[str]:
             verdict = "significant" if change.p < SIGNIFICANT else "may be chance"
             p = probability(change.p)
             yield f"{change.measure.title} {signed(change.value)} ({verdict}, {p})"
-    if same := [change.measure.title for change in changes if not change.value]:
+    if same := [f"{c.measure.title}{_still(c)}" for c in changes if not c.value]:
         yield f"no change: {', '.join(same)}"
 
 
@@ -147,6 +158,30 @@ def _of_intervals(story: Story) -> Headline | None:
         }
         if measure.better and len(known) > 1:
             return _by_intervals(measure, known)
+    return None
+
+
+LEARNT = {"reward": "reward", "eval_loss": "held-out loss", "loss": "loss of training"}
+"""What training moves, by the name in its log: the first that it has is its headline."""
+
+
+def _of_training(story: Story) -> Headline | None:
+    """How a training run moved what it learns from, from its first to its last step."""
+    for name, reported in story.results.items():
+        metrics: Mapping[str, Any] = reported.manifest.metrics if reported.manifest else {}
+        first, final = (metrics.get(when) for when in ("first", "final"))
+        if not isinstance(first, Mapping) or not isinstance(final, Mapping):
+            continue
+        moved = [n for n in first if is_number(first[n]) and is_number(final.get(n))]
+        if lead := next((n for n in LEARNT if n in moved), None):
+            steps = metrics.get("steps") or metrics.get("iterations")
+            during = f" in {counted(steps, 'step')}" if isinstance(steps, int) else ""
+            told = {n: f"from {number(first[n])} to {number(final[n])}" for n in moved}
+            also = [
+                f"{LEARNT.get(n, n)} {told[n]}" for n in moved if n != lead and first[n] != final[n]
+            ]
+            sentence = f"{name}: {LEARNT[lead]} went {told[lead]}{during}."
+            return Headline(sentence, "", also[:MOST_ALSO])
     return None
 
 

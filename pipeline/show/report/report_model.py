@@ -147,6 +147,13 @@ def story_of_artifacts(
     return _story(title, (), steps, roots, catalog, look)
 
 
+def story_of_results(results: Mapping[str, Manifest], catalog: Catalog) -> Story:
+    """The story of artifacts alone, without those above them."""
+    steps = {m.attempt: _of_manifest({"state": "done"}, m, catalog, ()) for m in results.values()}
+    roots = {name: manifest.attempt for name, manifest in results.items()}
+    return _story("", (), steps, roots, catalog, by_kind)
+
+
 def _story(
     title: str,
     runs: Sequence["Run"],
@@ -290,8 +297,8 @@ def _named_apart(roots: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def _title(runs: Sequence["Run"]) -> str:
-    """The experiments, and when the newest run began."""
-    experiments = " and ".join(dict.fromkeys(run.experiment for run in runs))
+    """What the runs are about, and when the newest one began."""
+    experiments = " and ".join(dict.fromkeys(run.title or run.experiment for run in runs))
     return f"{experiments}, {when(runs[-1].name)} UTC"
 
 

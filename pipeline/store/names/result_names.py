@@ -5,7 +5,7 @@ whose data is gone is reported as such.
 
 On a local store, there are also links for people and other programs:
 
-    latest/dpo_ultrafeedback/export -> ../../attempts/export_hf/<key>/<attempt>/content
+    latest/dpo/export -> ../../attempts/export_hf/<key>/<attempt>/content
 
 A run makes them at its end. Temper itself follows no link: a link does not protect an artifact from
 being deleted, and a forged link could lead out of the store. Object stores have no links.
