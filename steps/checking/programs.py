@@ -68,7 +68,7 @@ def read_tests(text: str) -> Tests:
     if not uses and not checks and PROGRAM not in imports:
         return Tests(lacks="use nothing of the program")
     own = {node.name for node in ast.walk(tree) if isinstance(node, _Function)}
-    marked = ast.fix_missing_locations(_Marked(own).visit(tree))
+    marked = ast.fix_missing_locations(_Marked(own, tree).visit(tree))
     form, called = ("pytest", ()) if is_pytest else ("statements", (*checks, *tests))
     return Tests(ast.unparse(marked), form, [each.name for each in called], uses)
 
@@ -179,10 +179,12 @@ class _Marked(ast.NodeTransformer):
 
     Args:
         own: the functions of the tests, which may assert.
+        tree: all of the tests, which may catch what a function of theirs raises.
     """
 
-    def __init__(self, own: Set[str]) -> None:
-        self.own, self.catches = own, False
+    def __init__(self, own: Set[str], tree: ast.AST) -> None:
+        handlers = [each for each in ast.walk(tree) if isinstance(each, ast.ExceptHandler)]
+        self.own, self.catches = own, not all(map(_judges, handlers))
 
     def visit_Assert(self, node: ast.stmt) -> ast.AST | list[ast.AST]:
         failed = ast.ExceptHandler(None, None, [_mark("fails"), ast.Raise()])
@@ -209,23 +211,26 @@ class _Marked(ast.NodeTransformer):
         inside = [each for statement in body for each in ast.walk(statement)]
         return any(_asserts(each) or _name(each) in self.own for each in inside)
 
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
-        raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
+    def visit_If(self, node: ast.If | ast.Match) -> ast.AST | list[ast.AST]:
+        raises = any(map(_raises, ast.walk(node)))
         self.generic_visit(node)
         if raises and self.catches:
             return self.visit_Assert(node)
         return [_mark("begins"), node] if raises else node
 
+    visit_Match = visit_If
+
     def visit_Try(self, node: ast.Try) -> ast.AST | list[ast.AST]:
         asserts = any(map(_asserts, ast.walk(node)))
         swallows = any(map(_swallows, node.handlers))
         if asserts and node.handlers and not swallows:
+            for handler in node.handlers:
+                if not _judges(handler):
+                    handler.body.insert(0, _mark("handled"))
             return self.visit_Assert(node)
-        raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
-        before, self.catches = self.catches, self.catches or swallows
+        raises = any(map(_raises, ast.walk(node)))
         may_judge = self.may_judge(node.body)
         self.generic_visit(node)
-        self.catches = before
         for handler in node.handlers if may_judge else ():
             if _swallows(handler):
                 handler.body.insert(0, _mark("caught"))
@@ -258,7 +263,17 @@ def _is_broad(kinds: ast.expr | None) -> bool:
 
 def _swallows(handler: ast.ExceptHandler) -> bool:
     """Whether it catches what assertions raise, and neither asserts nor raises itself."""
-    if not _is_broad(handler.type):
-        return False
+    return _is_broad(handler.type) and not _judges(handler)
+
+
+def _judges(handler: ast.ExceptHandler) -> bool:
     inside = [each for statement in handler.body for each in ast.walk(statement)]
-    return not any(isinstance(each, ast.Raise) or _asserts(each) for each in inside)
+    return any(isinstance(each, ast.Raise) or _asserts(each) for each in inside)
+
+
+def _raises(node: ast.AST) -> bool:
+    """Whether a program is wrong where this runs: an error, `fail()`, `assert False`, `exit(1)`."""
+    if isinstance(node, ast.Call) and _name(node.func) in ("exit", "quit", "_exit"):
+        return any(getattr(given, "value", None) for given in node.args)
+    is_false = isinstance(node, ast.Assert) and getattr(node.test, "value", True) in (False, 0)
+    return isinstance(node, ast.Raise) or is_false or _name(getattr(node, "func", None)) == "fail"

@@ -106,7 +106,8 @@ _MOST_WORDS = 15
 _NAMES_RESULT = re.compile(
     r"####|</?answer>|\\f?box(?:ed)?\b|\banswer\s*(?:is\b|[:=]|\d)|^\$.*\$$|^\\[(\[].*\\[)\]]$|^="
     r"|^[A-Za-z]{3,}(?::\s|[^=<>]*\s\w+\s*=|,\s*[-$]?\d[\d.]*$)"
-    r"|^[A-Za-z ]*\s(?:is|are|equals)\s\S*\d\S*$",
+    r"|^(?=.*\d)(?:(?:so|hence|thus|therefore|since|we|it|[∴⇒→])(?![\w'’]).*"
+    r"|[^=]*\b(?:is|are|was|were|equals|makes|gives)\b.*)$|^([*`\"]+).*\1$|^<\w+>.*>$|\d[.,]$",
     re.IGNORECASE | re.DOTALL,
 )
 _COMPUTES = re.compile(r"[\d\s.,$%()]+[-+*/×÷][-\d\s.,$%()+*/×÷]*=")

@@ -35,11 +35,12 @@ SOLUTIONS = (
     r"<answer>42</answer>|\boxed{42}|The answer is 42|So she has 42.|He has 3 + 4 = 7 apples"
     r"|40 + 2 = 42|Adding 40 and 2 gives 42|$72$|\(72\)|= 72|Solution: 72|Result: 72"
     r"|Final answer 72|Therefore x = 5|so the total is 72|Thus, 5."
+    r"|There are 42 apples|42 is the answer|Hence 42 apples|**42**|`42`|<b>42</b>|42.|⇒ 42"
 )
 ANSWERS = (
     r"x^2 + 3 = 0|x = 3 \text{ or } x = 5|3 hours and 20 minutes|42 sq. ft.|July 4, 1776"
     r"|The Lord of the Rings|The 7 Habits of Highly Effective People"
-    r"|\text{all real numbers except } 3|42 miles per hour|$3 and $4|(5, 7)|x = 5|4:3"
+    r"|\text{all real numbers except } 3|42 miles per hour|$3 and $4|(5, 7)|x = 5|4:3|It depends"
 )
 
 

@@ -110,13 +110,8 @@ COMPOUND = "15 ft 3 in|15 minutes 30 seconds|9 lb 15 oz|9 hr 15 min"
                 RIGHT: ["It is **2**", "x=1: no. x=2: yes. So 2"],
             },
         ),
-        (
-            "7",
-            {
-                WRONG: ["I put 7 <answer>x</answer>", "The answer is 3 × 7", "It is 3*7"],
-                RIGHT: ["7 apples"],
-            },
-        ),
+        ("7", {WRONG: ["I put 7 <answer>x</answer>", "The answer is 3 × 7", "It is 3*7"]}),
+        ("7", {RIGHT: ["7 apples"]}),
         ("21", {RIGHT: ["The answer is 3 × 7", "It is 3 · 7 ."]}),
         (r"\sqrt{2}", {RIGHT: [r"Answer: \sqrt{2}", r"The answer is \sqrt{2}", "sqrt(2)"]}),
         (r"2\sqrt{3}", {RIGHT: ["So we get 2√3."]}),

@@ -58,6 +58,11 @@ def verdict(text: str, tests: str, prompt: str = "") -> str:
         f"try:\n    assert add(1, 2) == 4\nexcept AssertionError:\n    {ASSERT}",
         f"try:\n    assert add('a', 1) == 0\nexcept TypeError:\n    pass\n{ASSERT}",
         f"import pytest\n{FUNCTION}    with pytest.raises(AssertionError):\n        assert not add",
+        "if add(1, 2) != 3:\n    import sys\n    sys.exit(1)",
+        "match add(1, 2):\n    case 3:\n        pass\n    case _:\n        assert False",
+        "def check(candidate):\n    return candidate(1, 2) == 3\n",
+        "def is_3():\n    if add(1, 2) != 3:\n        raise ValueError\n"
+        "try:\n    is_3()\nexcept ValueError:\n    print('no')",
         f"try:\n    two = add(2)\nexcept Exception:\n    two = 0\n{ASSERT}",
         f"{CASE}    @unittest.expectedFailure\n    def test_no(self):\n"
         "        self.assertEqual(add(1, 2), 4)\n",
@@ -109,6 +114,7 @@ NO_3 = f"{ASSERT}\ndef of_3():\n    three = add(3, 4)\n    assert three == 7\n"
         ],
         (GOOD, "for c in (4, 3):\n    try:\n        assert add(1, 2) == c\n        break\n"
                "    except AssertionError:\n        continue"),
+        (BAD, f"Failed = AssertionError\ntry:\n    {ASSERT}\nexcept Failed:\n    print('no')"),
         (GOOD, "def holds(c):\n    try:\n        assert add(1, 2) == c\n        return True\n"
                "    except Exception:\n        return False\nassert holds(4) or holds(3)"),
     ],
