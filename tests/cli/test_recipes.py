@@ -148,7 +148,6 @@ def test_all_recipes_are_listed_with_a_sentence() -> None:
         (["run", "simpo"], "a loss is a setting: temper run dpo dpo/loss=simpo"),
         (["run", "xyz"], "there is no recipe xyz; there are sft, dpo,"),
         (["run", "--plan"], "name a recipe or a .yaml file first"),
-        (["run", ""], "name a recipe or a .yaml file first"),
         (["run", "dpo", "--data"], "--data needs a value"),
         (["run", "my.yaml"], "there is no file my.yaml; temper recipes copy dpo my.yaml"),
         (["run", "arithmetic", "--data", "x"], "makes its own data; leave out --data"),
@@ -158,10 +157,7 @@ def test_all_recipes_are_listed_with_a_sentence() -> None:
         (["run", "dpo", "--data", "r1.csv,r2.csv"], "data takes one path; several files have a"),
         (["run", "dpo", "--help", "dpo.optimiser"], "did you mean dpo.optimizer?"),
         (["run", "betas", "betas=[]"], "betas must be different numbers, as in [0.05,0.1]"),
-        (["run", "betas", "betas=[1,1]"], "betas must be different numbers, as in [0.05,0.1]"),
         (["run", "dpo", "."], ". is no setting; did you mean --data .?"),
-        (["run", "dpo", "--plan", "."], ". is no setting; did you mean --data .?"),
-        (["run", "dpo", "-q", "-v", "."], ". is no setting; did you mean --data .?"),
         (["run", "dpo", "--data", "no.jsonl", "--model", "a model"], "no.jsonl does not exist"),
         (["recipes", "copy", "dpo", "my rows.jsonl"], "name a file that ends in .yaml or .py"),
     ],
@@ -180,9 +176,7 @@ def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
         ("recipe: dpo\n\tdpo: 1", "line 2: found character '\\t'"),
         ("recipe: dpo\ndpo: {epochs: 1}\ndpo: {batch_size: 2}", "line 3: dpo stands there twice"),
         ("recipe: dpo\ndpo: [epochs]", "dpo is no single setting; set one of it, as in dpo."),
-        ("recipe: dpo\ndpo: &a {dpo: *a}", "r.yaml: maximum recursion depth"),
         ("recipe: dpo\ndefaults: [dpo]", "r.yaml takes no defaults list; name a choice"),
-        ("recipe: dpo\nscale: 2024-01-01", "scale=2024-01-01"),
         ("recipe: dpo\ndata:", "r.yaml: data has no value; write a path, or delete the line"),
         (
             "recipe: dpo\ndpo: {optimiser: {learning_rate: 1.0}}",
@@ -208,7 +202,6 @@ OWN_FILE = "recipe: dpo\ndata: my rows.jsonl\nmodel: a model\n"
         ("dpo/loss: ipoo", (), "did you mean ipo? (with the settings of r.yaml)"),
         ("recipe: arithmetic", (), "makes its own data; leave out --data (with"),
         ("recipe: dop", (), "there is no recipe dop; did you mean dpo? (with"),
-        ("model.path: no/a/model", (), "r.yaml: model and model.path both stand there"),
         (
             "recipe: dpo\ndata: x\ndata.mixture: {a: {path: b}}",
             (),
@@ -216,7 +209,6 @@ OWN_FILE = "recipe: dpo\ndata: my rows.jsonl\nmodel: a model\n"
         ),
         ("", ("--model", "no/a/m"), "error: model no/a/m does not exist"),
         ("jobs: 2", ("jobs=0",), "error: invalid configuration: jobs must be at least 1"),
-        ("dpo: {epochs: 1}", ("beta=1",), "error: unknown config key 'beta'"),
         ("", ("data.test_fraction=2",), "error: invalid configuration in data: data.test_fract"),
         ("", ("-v", "-q"), "error: -v and -q contradict each other; leave one out"),
     ],
@@ -279,10 +271,6 @@ def test_a_file_s_path_may_be_dotted() -> None:
         (
             "{a: {path: b, weight: 0}}",
             "data.mixture.a.weight must be a finite number above 0",
-        ),
-        (
-            "{a: {path: b, repeat: 0}}",
-            "data.mixture.a: repeat must be a whole number of at leas",
         ),
     ],
 )

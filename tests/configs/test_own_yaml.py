@@ -65,8 +65,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # what is no YAML
         ("model:\n\twidth: 3\n", "found character '\\t'"),
         ("n: 4\nn: 5\n", "found duplicate key n"),
-        ('note: "abc\n', 'conf/mine.yaml", line 2'),
-        ("- n: 4\n", "Cannot merge DictConfig"),
         # a setting of the class that is none, or has another type
         ("jobs: 2\nnote: a\nnn: 4\n", "mine.yaml: unknown config key 'nn'; did you mean n?"),
         (
@@ -74,15 +72,10 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "mine.yaml: unknown config key 'model.widht'; did you",
         ),
         ("n: four\n", "In 'mine': ValidationError raised while composing config:; Value 'four'"),
-        ("n: null\n", "Incompatible value 'None'"),
-        ("tags:\n  1: 2\n", "Key 1 (int) is incompatible"),
-        ("force: 3\n", "Invalid value assigned"),
-        ("model: 3\n", "is not a subclass of Small. value: 3"),
         ("model:\n  _target_: mine.Big\n", "mine.yaml: unknown config key 'model._target_'"),
         ("jobs: 0\n", "invalid configuration: jobs must be at least 1"),
         # references
         ("n: 4\nnote: ${m}\n", "Interpolation key 'm' not found; full_key: note"),
-        ("n: 4\nnote: ${n\n", "no viable alternative at input '${n'"),
         # defaults lists
         ("defaults: [_self_]\nn: 4\n", "defaults list of the config leaves out schema"),
         ("defaults: [schema, bas]\n", "Could not load 'bas'"),
@@ -91,9 +84,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "modle=big: there is no choice modle; did you mean m",
         ),
         ("defaults: [schema, override model: bigg]\n", "unknown choice model=bigg"),
-        ("defaults: [schema, model: big]\n", "model"),
-        ("defaults: [override model: big]\n", "model"),
-        ("defaults: [mine]\n", "RecursionError: maximum recursion depth"),
     ],
 )
 def test_a_mistake_in_an_own_config_is_one_line(
@@ -114,7 +104,6 @@ def test_a_mistake_in_an_own_config_is_one_line(
             "defaults: [big, _self_]\nwidth: x\n",
             "In 'model/own': ValidationError raised while composing config:; Value 'x'",
         ),
-        ("width: 7\nwidth: 8\n", "found duplicate key width"),
         ("width: 7\n", "Key 'width' not in 'Size'; full_key: model.width"),
         (b"a: \xf6\n", "UnicodeDecodeError: 'utf-8' codec can't decode"),
     ],

@@ -22,12 +22,9 @@ def known() -> Known:
     [
         # the last part of a path
         ("beta=0.05", "dpo.loss.beta=0.05"),
-        ("loss.beta=0.05", "dpo.loss.beta=0.05"),
         ("dpo.beta=0.05", "dpo.loss.beta=0.05"),
         ("warmup_steps=3", "sft.optimizer.warmup_steps=3 or dpo.optimizer.warmup_steps=3"),
         ("sft.learning_rate=1", "sft.optimizer.learning_rate=1?"),
-        ("max_train=3", "data.max_train=3?"),
-        ("sample_prompts=3", "evaluate.sample_prompts=3?"),
         # a choice
         ("loss=ipo", "dpo/loss=ipo?"),
         ("lora=lora", "dpo/lora=lora or sft/lora=lora"),
@@ -36,13 +33,10 @@ def known() -> Known:
         ("lora_r=8", "dpo/lora=lora dpo.lora.r=8 or sft/lora=lora sft.lora.r=8?"),
         # what others call it
         ("dpo.lr=1e-6", "dpo.optimizer.learning_rate=1e-6?"),
-        ("lr=1e-6", "sft.optimizer.learning_rate=1e-6 or dpo.optimizer.learning_rate=1e-6"),
         ("loss_type=ipo", "dpo/loss=ipo?"),
         ("dpo.gradient_checkpointing=true", "dpo.activation_checkpointing=full?"),
         # spelling
         ("dpo.loss.betta=1", "dpo.loss.beta"),
-        ("dpo.los.beta=1", "dpo.loss.beta=1?"),
-        ("learning_rat=1", "optimizer.learning_rate"),
         ("evaluate.sample_promts=1", "evaluate.sample_prompts"),
     ],
 )
@@ -200,20 +194,14 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         # what Hydra and OmegaConf say
         ("by_name={a: {lrr: 1}}", "Key 'lrr' not in 'Rate'; full_key: by_name.a.lrr"),
-        ("rate={lrr: 1}", "Key 'lrr' not in 'Rate'"),
         ("rate.limit=x", "Value 'x' of type 'str' could not be converted to Float"),
-        ("same=${nope}", "Interpolation key 'nope' not found; full_key: same"),
-        ("colours=[green]", "expected one of [red, blue]; full_key: colours[0]"),
         ("note=(", "the settings cannot be read: "),
         # what they let pass
         ("note=None", "note=None is a text of four letters; write note=null for none"),
         ("ends=[1,2,3]", "ends=[1,2,3]: it takes 2 values, not 3"),
-        ("single=[1,2]", "single=[1,2]: it takes 1 value, not 2"),
         ("rates=[{lr: 1},{betas: []}]", "rates[1].betas=[]: it takes 2 values, not 0"),
-        ("same=${names}", "same=[]: it takes 2 values, not 0"),
         ("same=${jobs}", "same=${jobs}: it takes a list, and refers to a single value"),
         ("+ready.0.momentum=1", "+ready[0].momentum: the config has no setting ready[0].momentum"),
-        ("+named.a.momentum=1", "+named.a.momentum: the config has no setting named.a.momentum"),
         # what a class refuses
         ("rates=[{lr: 10}]", "invalid configuration in rates[0]: lr must be below 10"),
         ("rate.lr=0", "invalid configuration in rate: assert self.lr > 0 fails (own.py, line "),
