@@ -13,6 +13,7 @@ import pytest
 import requests
 import torch
 from http_answers import answering, listening
+from safetensors.torch import save
 from starlette.applications import Starlette
 from tiny_models import llama, model_folder
 from torch import Tensor
@@ -104,6 +105,17 @@ def test_a_folder_is_handed_over_by_its_digest(tmp_path: Path) -> None:
         assert engine.weights == model_digest(folder)
 
 
+def test_completions_by_other_weights_are_refused() -> None:
+    with (
+        serving(SlotEngine(seeded(0), "old")) as server,
+        pytest.raises(StaleWeightsError, match="'new' are asked for, and the engine has 'old'"),
+    ):
+        list(client(server.address).sample(ASKED, "new"))
+    drawn_by_others = says({**GOOD, "weights": "old"}, {"done": 1})
+    with answering(drawn_by_others) as address, pytest.raises(StaleWeightsError, match="'old'"):
+        list(client(address).sample([ONE], "w"))
+
+
 # --- weights that cannot be trusted ---------------------------------------------------------------
 
 
@@ -118,7 +130,8 @@ def test_torn_weights_are_refused_and_the_old_ones_stay(torn: str) -> None:
                 line.sendall(f"POST /engine/weights HTTP/1.1\r\n{told}\r\nhalf".encode())
         else:
             url = f"{server.address}/engine/weights"
-            assert requests.post(url, b"something else", headers=headers).status_code == 422
+            body = save({n: t for n, t in weights_of(seeded(1)).items() if n != "lm_head.weight"})
+            assert requests.post(url, body, headers=headers).status_code == 422
         assert by_place(client(server.address).sample(ASKED, "old")) == before
 
 
