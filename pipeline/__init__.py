@@ -19,6 +19,9 @@ A package uses the packages below it, in the order of ``[tool.importlinter]`` in
 ``ARCHITECTURE.md`` has the picture. Begin with ``dag.step``.
 """
 
+import sys
+from types import ModuleType
+
 from pipeline.uncaught import early
 
 early.install()  # first, since the imports take a moment in which the user may press Ctrl-C
@@ -34,11 +37,21 @@ from pipeline.dag.canonical import added_field, execution_detail
 from pipeline.dag.grid import grid
 from pipeline.dag.inputs import File, HubDataset, HubModel, packaged_file
 from pipeline.dag.step import Input, Metrics, Output, Step, look_again, step
-from pipeline.running.session import run
+from pipeline.running.session import plan, run
 from pipeline.show.artifact_handle import Made
 from pipeline.show.results import compare, results
 from pipeline.store.layout import Store
 from pipeline.tuning.driver import tune
+
+
+class _Callable(ModuleType):
+    """The package ``pipeline.plan``, which is also a function: its modules stay importable."""
+
+    __call__ = staticmethod(plan)
+
+
+sys.modules["pipeline.plan"].__class__ = _Callable
+globals()["plan"] = sys.modules["pipeline.plan"]
 
 __version__ = "0.2.0"
 
@@ -61,6 +74,7 @@ __all__ = [
     "grid",
     "look_again",
     "packaged_file",
+    "plan",
     "results",
     "run",
     "step",

@@ -68,6 +68,7 @@ from pipeline.plan.planning import State, make_plan
 from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
+from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import (
     make_console,
@@ -162,7 +163,8 @@ _REFUSALS = (*_OF_HYDRA, yaml.YAMLError, ValueError, RecursionError, AssertionEr
 def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = None) -> None:
     """Compose the config from YAML and the command line, plan, run, show the results.
 
-    Exits with status 1 and one line on standard error if a foreseen problem occurs.
+    If a foreseen problem occurs, it prints one line on standard error and exits with status 3 if a
+    step failed, else 1; after Ctrl-C or a signal, with 128 and its number.
 
     Args:
         choices: the types of fields, see the module docstring; a group of the same name in
@@ -173,9 +175,9 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     try:
         call.go()
         if call.failures:
-            _fail("; ".join(call.failures))
+            _fail("; ".join(call.failures), call.status)
     except TemperError as error:
-        _fail(str(error))
+        _fail(str(error), error.status)
     except _REFUSALS as error:
         if call.has_begun and not isinstance(error, _OF_HYDRA):
             raise
@@ -199,7 +201,7 @@ class _Call:
 
     def __init__(self, build: Callable[[Any], Mapping[str, Step]], choices: Choices):
         self.build, self.choices, self.schema = build, choices, _schema_of(build)
-        self.plan_only = "--plan" in sys.argv
+        self.plan_only, self.as_json = "--plan" in sys.argv, "--json" in sys.argv
         self.called = CALLED[0] if CALLED else Called([sys.orig_argv[0], sys.argv[0]])
         self.loud = [argument for argument in sys.argv[1:] if argument in _VERBOSITY]
         self.asked, arguments = _without_help(sys.argv)
@@ -207,6 +209,7 @@ class _Call:
         sys.argv = _hydra_arguments([arguments[0], *typed])
         self.settings = [a for a in sys.argv[1:] if a not in _HYDRA_QUIET]
         self.failures: list[str] = []
+        self.status = 1
         self.has_begun = False
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
         store_schema(self.schema, choices)
@@ -262,7 +265,7 @@ class _Call:
         self.has_begun = True
         job = ""
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            _show_job(self.settings)
+            _show_job(self.settings, self.as_json)
             job = f"job {HydraConfig.get().job.num + 1}: "
         look_again()  # each job of a sweep sees the present files
         config = None
@@ -278,6 +281,7 @@ class _Call:
                 self._run(built(self.build, config), config)
         except RunFailed as error:  # Hydra would print it a second time
             self.failures.append(f"{job}{error}")
+            self.status = error.status
         except TemperError as error:
             said = str(error) if config else self.called.placed(str(error))
             self.failures.append(job + said)
@@ -286,13 +290,13 @@ class _Call:
 
     def _run(self, roots: Mapping[str, Step], config: ExperimentConfig) -> None:
         if self.plan_only:
-            show_title(make_console(), _title(self.called, config))
-            _show_plan(roots, config)
+            _show_plan(roots, config, _title(self.called, config), self.as_json)
             return
-        run(
+        made = run(
             roots,
             config.store,
             config.jobs,
+            make_console(stderr=self.as_json),
             force=config.force,
             scheduler=config.scheduler,
             launcher=config.launcher,
@@ -302,6 +306,8 @@ class _Call:
             again=lambda step: _command_for(self.called.words, step),
             title=_title(self.called, config),
         )
+        if self.as_json:
+            _print_results(made)
 
     def known(self) -> "Known":
         """The settings and choices of the experiment."""
@@ -437,7 +443,20 @@ def _has_title(part: Any) -> bool:
     return isinstance(getattr(type(part), "title", None), property)
 
 
-def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
+def _print_results(made: Mapping[str, Made]) -> None:
+    from pipeline.show.json_values import of_results, print_json
+    from pipeline.show.report.headline import headline
+    from pipeline.show.report.report_model import story_of_results
+
+    store = next(iter(made.values())).store
+    manifests = {name: one.manifest for name, one in made.items()}
+    found = headline(story_of_results(manifests, Catalog(store)))
+    print_json("run", of_results(store, manifests, found))
+
+
+def _show_plan(
+    roots: Mapping[str, Step], config: ExperimentConfig, title: str = "", as_json: bool = False
+) -> None:
     from pipeline.launchers.placement import requests, require_processes
     from pipeline.running.forecast import estimates_of  # a complete plan does not need it
 
@@ -448,7 +467,13 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
         roots = chosen(make_plan(roots, catalog.store, (), catalog), config.only)
     plan = make_plan(roots, catalog.store, config.force, catalog)
     estimates = estimates_of(plan, catalog, config.launcher, config.jobs)
-    show_plan(make_console(), plan, estimates=estimates, jobs=config.jobs)
+    if as_json:
+        from pipeline.show.json_values import of_plan, print_json
+
+        print_json("plan", of_plan(plan, estimates, title))
+    else:
+        show_title(make_console(), title)
+        show_plan(make_console(), plan, estimates=estimates, jobs=config.jobs)
     note_plan()
     require_expected(plan, catalog, expecting)
     require_sinks(config.sinks)
@@ -495,13 +520,13 @@ def _typed(of_hydra: "DictConfig | HydraConf") -> list[str]:
     return [*map(str, typed)]
 
 
-def _show_job(typed: list[str]) -> None:
+def _show_job(typed: list[str], aside: bool = False) -> None:
     """Show which job of ``-m`` begins: its value of each setting with several values."""
     overrides = _typed(HydraConfig.get())
     values = [setting for setting in overrides if setting not in typed] or overrides
     number = HydraConfig.get().job.num + 1
     named = visible(", ".join(without_secrets(values)))
-    make_console().rule(Text(f"job {number}: {named}"), align="left")
+    make_console(stderr=aside).rule(Text(f"job {number}: {named}"), align="left")
 
 
 def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -616,7 +641,7 @@ def _command_for(words: Sequence[str], step: str) -> str:
 def _hydra_arguments(arguments: list[str]) -> list[str]:
     """The command line for Hydra: without our own options, with Hydra's side effects off, and with
     options first, because Hydra does not accept them between overrides."""
-    ours = ("--plan", *_VERBOSITY)
+    ours = ("--plan", "--json", *_VERBOSITY)
     script, *rest = [argument for argument in arguments if argument not in ours]
     overrides = list(filter(_is_override, rest))
     options = (a for a in rest if a not in overrides)
@@ -635,6 +660,6 @@ def _is_override(argument: str) -> bool:
     return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int = 1) -> NoReturn:
     show_error(message)
-    sys.exit(1)
+    sys.exit(status)

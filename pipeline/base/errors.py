@@ -9,7 +9,13 @@ are messages. Any other exception is a bug and keeps its traceback.
 
 
 class TemperError(Exception):
-    """A foreseen problem. The message names the step, file or field and says what to do."""
+    """A foreseen problem. The message names the step, file or field and says what to do.
+
+    Attributes:
+        status: the exit status of a command that ends with it.
+    """
+
+    status = 1
 
     def _render_traceback_(self) -> list[str]:
         """Shown by IPython in place of a traceback."""

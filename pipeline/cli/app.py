@@ -46,10 +46,14 @@ from pipeline.cli.recipes import (
 from pipeline.cli.rows import show_row
 from pipeline.cli.start import make_project
 from pipeline.cli.tune import tune
+from pipeline.plan.labels import recorded_labels
 from pipeline.running.session import PLAN_ONLY
+from pipeline.show import json_values
 from pipeline.show.artifact_handle import Made
+from pipeline.show.json_values import plain, print_json
 from pipeline.show.metrics_log import METRICS
-from pipeline.show.terminal import make_console, show_error
+from pipeline.show.step_progress import progress_of
+from pipeline.show.terminal import make_console, show_error, show_outcome, show_results
 from pipeline.store import logs as growing
 from pipeline.store.activity import Attempt, attempts, leases
 from pipeline.store.catalog import Catalog, Unread
@@ -124,6 +128,7 @@ StoreOption = Annotated[
 ]
 _NAMES = "The newest of a step, by key, EXPERIMENT/RESULT, or a tag."
 Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; docs/json.md.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -189,6 +194,7 @@ def init(
 @app.command("list")
 def list_artifacts(
     step: Annotated[str | None, typer.Argument(help="List only artifacts of this step.")] = None,
+    as_json: AsJson = False,
     store: StoreOption = "store",
 ) -> None:
     """List every artifact in the store, oldest first."""
@@ -199,6 +205,15 @@ def list_artifacts(
     unreadable = catalog.unreadable([] if step is None else [step])
     if not manifests and not unreadable:
         raise TemperError(f"there are no artifacts in {store}; set --store or TEMPER_STORE")
+    if as_json:
+        labels = recorded_labels(catalog.store, manifests)
+        found = (
+            json_values.of_manifest(m)
+            | {"label": labels[m.attempt], "state": printing.state_of(catalog, m) or "done"}
+            for m in manifests
+        )
+        unread = [plain(one.url) for one in unreadable]
+        return print_json("list", {"artifacts": [*found], "unreadable": unread})
     printing.show_artifacts(make_console(), catalog, manifests)
     for unread in unreadable:
         wrong = "is damaged" if unread.damaged else "was not read"
@@ -275,10 +290,16 @@ def logs(
 
 
 @app.command()
-def status(store: StoreOption = "store") -> None:
+def status(as_json: AsJson = False, store: StoreOption = "store") -> None:
     """Show which steps are running now, and which run makes them."""
     opened = _open(store)
     held = [lease for lease in leases(opened) if lease.holder is not None]
+    if as_json:
+        told = (plain(one.holder) | {"is_gone": not one.is_held} for one in held)
+        made = ({"step": one.step, "key": one.key} for one in held)
+        progress = (progress_of(opened, one.step, one.key) for one in held)
+        rows = [a | b | {"progress": c} for a, b, c in zip(made, told, progress, strict=True)]
+        return print_json("status", {"running": rows})
     if held:
         printing.show_leases(make_console(), opened, held)
     else:
@@ -295,6 +316,7 @@ def runs(
             help="Delete the records of these runs, so that gc may delete what they used.",
         ),
     ] = False,
+    as_json: AsJson = False,
     store: StoreOption = "store",
 ) -> None:
     """List the runs, oldest first; or, for each RUN (a beginning of its name), its steps."""
@@ -303,6 +325,11 @@ def runs(
     chosen = [one_run(known, name) for name in names or ()]
     if forget and not chosen:
         raise TemperError("name the runs to forget; see: temper runs")
+    if as_json and not forget:
+        one_by_one = [read_run(opened, name) for name in chosen]
+        steps = ({"steps": plain(run.steps)} for run in one_by_one)
+        told = [plain(run) | of for run, of in zip(one_by_one, steps, strict=True)]
+        return print_json("runs", {"runs": told or plain(read_runs(opened))})
     for name in chosen:
         if forget:
             forget_run(opened, name)
@@ -313,6 +340,28 @@ def runs(
         raise TemperError(f"no run is on record in {store}; set --store or TEMPER_STORE")
     if not chosen:
         printing.show_runs(console, read_runs(opened))
+
+
+@app.command()
+def results(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...")] = None,
+    as_json: AsJson = False,
+    store: StoreOption = "store",
+) -> None:
+    """Show the results of runs, with their metrics and where they are; by default of the newest."""
+    from pipeline.cli.reports import chosen_runs  # drawing is slow to import
+    from pipeline.show.report.headline import headline
+    from pipeline.show.report.report_model import story_of_runs
+
+    catalog = _catalog(store)
+    found, _ = chosen_runs(catalog.store, names or ())
+    story = story_of_runs(found, catalog)
+    made = {name: one.manifest for name, one in story.results.items() if one.manifest}
+    if as_json:
+        told = json_values.of_results(catalog.store, made, headline(story))
+        return print_json("results", {"runs": plain(found), **told})
+    show_outcome(make_console(), catalog, made)
+    show_results(make_console(), catalog.store, made)
 
 
 @app.command()
@@ -387,16 +436,20 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 
 
 @app.command()
-def explain(artifact: Name, store: StoreOption = "store") -> None:
+def explain(artifact: Name, as_json: AsJson = False, store: StoreOption = "store") -> None:
     """Show why an artifact was made, from which inputs, and whether its code has changed since."""
     catalog = _catalog(store)
-    printing.show_explanation(make_console(), explain_artifact(catalog, find(catalog, artifact)))
+    explained = explain_artifact(catalog, find(catalog, artifact))
+    if as_json:
+        return print_json("explain", explained)
+    printing.show_explanation(make_console(), explained)
 
 
 @app.command()
 def diff(
     old: Annotated[str, typer.Argument(metavar="A")],
     new: Annotated[str, typer.Argument(metavar="B")],
+    as_json: AsJson = False,
     store: StoreOption = "store",
 ) -> None:
     """Show which settings, data and code differ between two runs (A and B are beginnings of their
@@ -405,15 +458,21 @@ def diff(
     known = names_of_runs(catalog.store)
     if all(any(run.startswith(name) for run in known) for name in (old, new)):
         runs = (read_run(catalog.store, one_run(known, name)) for name in (old, new))
-        printing.show_run_diff(make_console(), diff_runs(catalog, *runs))
-        return
+        found = diff_runs(catalog, *runs)
+        if as_json:
+            return print_json("diff", {"of": "runs", **plain(found)})
+        return printing.show_run_diff(make_console(), found)
     one, other = find(catalog, old), find(catalog, new)
-    console = make_console()
-    printing.show_comparison(console, one, other, compare(one, other))
+    console, apart = make_console(), None
     with contextlib.suppress(TemperError):  # the data of an evicted artifact is not there
         logs = (Made(manifest, catalog.store).records(METRICS) for manifest in (one, other))
-        if apart := diff_logs(*logs):
-            printing.show_log_diff(console, apart)
+        apart = diff_logs(*logs)
+    if as_json:
+        sides = plain({"of": "artifacts", "old": one, "new": other, "logs": apart})
+        return print_json("diff", sides | plain(compare(one, other)))
+    printing.show_comparison(console, one, other, compare(one, other))
+    if apart:
+        printing.show_log_diff(console, apart)
 
 
 @app.command()
@@ -719,7 +778,7 @@ def main() -> None:
         app()
     except TemperError as error:
         show_error(str(error))
-        raise SystemExit(1) from None
+        raise SystemExit(error.status) from None
     except OSError as error:
         show_error(message_of(error) or _of_a_path(error))
         raise SystemExit(1) from None

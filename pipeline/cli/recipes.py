@@ -57,7 +57,7 @@ _OF_FILES = (
 )  # fmt: skip
 """Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
-_FLAGS = ("--plan", "-q", "--quiet", "-v", "--verbose", "-m", "--multirun")
+_FLAGS = ("--plan", "--json", "-q", "--quiet", "-v", "--verbose", "-m", "--multirun")
 """The script's options without a value."""
 _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}
 _BARE = ("local", "hub", "mine")
@@ -156,8 +156,9 @@ def run_recipe(words: Sequence[str]) -> None:
         raise TemperError(called.placed(str(error))) from None
     finally:
         PRESENT.reset(token)
+    notes = sys.stderr if "--json" in asked.others else sys.stdout
     for name, value in _replaced([*given, *asked.others]).items():
-        print(f"note: {name} stands there twice; {value}, the last, counts", flush=True)
+        print(f"note: {name} stands there twice; {value}, the last, counts", file=notes, flush=True)
     from_file = [f"{name}={value}" for name, value in settings.items()]
     pairs = (argument.lstrip("+").split("=", 1) for argument in asked.others if "=" in argument)
     arguments = [*own, *recipe.implied(settings | dict(pairs), asked), *from_file, *asked.others]
@@ -167,7 +168,8 @@ def run_recipe(words: Sequence[str]) -> None:
         raise TemperError(called.placed(str(error))) from None
     of_data = ("data=", "data.", "--help", "-h")
     if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
-        print("note: no --data, so the example pairs that ship with Temper are used", flush=True)
+        told = "note: no --data, so the example pairs that ship with Temper are used"
+        print(told, file=notes, flush=True)
     experiment.CALLED[:] = [called]
     sys.argv = [str(recipe.file), *arguments]
     if not sys.flags.safe_path:

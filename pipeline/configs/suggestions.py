@@ -33,7 +33,7 @@ _HYDRA_OPTIONS = (
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
-_OURS = ("--plan", "--quiet", "--verbose")
+_OURS = ("--plan", "--json", "--quiet", "--verbose")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ MOST_ROUNDS = 5
 class RunFailed(TemperError):
     """Some steps failed; all steps that do not need them are done and in the store."""
 
+    status = 3
+
 
 def run_missing(
     invocation: Invocation,

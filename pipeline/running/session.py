@@ -10,7 +10,7 @@ from pipeline.base.errors import TemperError
 from pipeline.base.text import hint
 from pipeline.base.user_cache import forget_unused
 from pipeline.dag.step import Step, look_again
-from pipeline.plan.planning import make_plan
+from pipeline.plan.planning import Plan, make_plan
 from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.running.rounds import RunFailed, run_missing
 from pipeline.running.run_request import (
@@ -24,7 +24,7 @@ from pipeline.running.run_request import (
 from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import require_sinks
 from pipeline.store.activity import unwritable
-from pipeline.store.layout import Store
+from pipeline.store.layout import Store, open_store
 from pipeline.store.manifest import Manifest
 from pipeline.store.names.result_names import link_results
 from pipeline.uncaught.excepthook import shorten_in_notebooks
@@ -115,6 +115,16 @@ def run(
         link_results(store, invocation.record.experiment, made)
     _show_made(invocation, found, made, verbosity)
     return _Results({name: Made(manifest, store) for name, manifest in made.items()})
+
+
+def plan(
+    roots: Mapping[str, Step] | Iterable[Step],
+    store: str | Store | None = None,
+    force: Collection[str] = (),
+) -> Plan:
+    """What :func:`run` would do with the same arguments, and why: each step with its state and the
+    reason. It runs nothing and writes nothing."""
+    return make_plan(named(roots), open_store(store), force)
 
 
 class _Results(dict[str, Made]):

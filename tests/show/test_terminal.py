@@ -84,7 +84,7 @@ def call(desk: Path, *arguments: str) -> Said:
 @pytest.mark.real_workers
 def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(desk: Path) -> None:
     failed = call(desk)
-    assert failed.status == 1
+    assert failed.status == 3
     end = failed.out[failed.out.index("✗") :]
     assert "learn (beta 0.5): it diverged; lower the rate" in end
     assert "Traceback" not in end
@@ -94,7 +94,7 @@ def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(d
     again = next(line for line in end.splitlines() if "only this step, again: " in line)
     command = shlex.split(again.split(": ", 1)[1])
     alone = subprocess.run(command, cwd=desk, capture_output=True, text=True)
-    assert alone.returncode == 1
+    assert alone.returncode == 3
     assert "1 to run, 1 cached" in alone.stdout
     assert "learn (" not in alone.stdout  # there is no other
 

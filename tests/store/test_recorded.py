@@ -7,7 +7,7 @@ from numbers_lab import Lab
 from rich.console import Console
 from toy_steps import Times, multiply
 
-from pipeline import Artifact, Step, Store, TemperError
+from pipeline import Artifact, Step, Store, TemperError, plan
 from pipeline.plan.planning import State
 from pipeline.store.catalog import Catalog
 from pipeline.store.names.recorded import named_artifact, recorded
@@ -41,7 +41,8 @@ def test_a_result_is_an_input_as_if_its_step_stood_in_the_script(lab: Lab) -> No
         assert isinstance(given, Step)
         # the same key as in one script, so it is cached
         again = multiply(given["train"], Times(5), lab.journal)
-        assert lab.states(again=again) == {"numbers": State.CACHED, "multiply": State.CACHED}
+        states = {"numbers": State.CACHED, "multiply": State.CACHED}
+        assert {one.step.name: one.state for one in plan([again]).steps} == states
     assert lab.run(product=multiply(given["train"], Times(7), lab.journal)) == ["multiply"]
     below = find_result(Catalog(lab.store), named(lab, "product"))
     assert [(entry.step, entry.key) for entry in below.inputs] == [("numbers", made.key)]
