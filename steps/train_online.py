@@ -1,6 +1,6 @@
 """``train_online``: train a policy on completions that it samples itself."""
 
-from pipeline import Metrics, Output, step
+from pipeline import Metrics, Output, TemperError, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
@@ -14,6 +14,7 @@ from steps.online.config import RlConfig
 @step(
     makes=OnlineRun,
     estimate="steps.step_needs:of_model",
+    added={"teacher": None},
     rests_on="steps.core_adapters.workplace_of:base_of_adapters",
 )
 def train_online(
@@ -21,13 +22,14 @@ def train_online(
     prompts: Prompts,
     policy: Model,
     iterations: int,
-    checker: Checker = Boxed(),
+    checker: Checker | None = Boxed(),
     config: RlConfig = RlConfig(),
     judging: JudgeConfig = JudgeConfig(),
     start: OnlineState | None = None,
     reference: Model | None = None,
     engine: EngineConfig = OwnEngine(),
     environment: Environment | None = None,
+    teacher: Model | None = None,
 ) -> Metrics:
     """Write the trained ``model``, the ``state`` from which another segment can continue, the
     sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
@@ -44,15 +46,25 @@ def train_online(
         engine: who draws: this process, or engines elsewhere.
         environment: replies to the policy's turns, as ``judging`` says for verdicts. What it leaves
             open, the checker judges by the last turn.
+        checker: gives completions their rewards; None, if the method needs none.
+        teacher: what ``Distill`` learns from, with the vocabulary of the policy. What it says is
+            kept beside the rollouts, so ``train_on_rollouts`` needs it no more.
     """
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
-    from steps.online.rewarding.rewards import checking
+    from steps.online.rewarding.rewards import checking, unrewarded
 
-    folders = Folders(policy.path, start and start.path, reference and reference.path)
+    others = reference and reference.path, teacher and teacher.path
+    folders = Folders(policy.path, start and start.path, *others)
+    if checker is None and config.method.needs_rewards:
+        raise TemperError(
+            f"the method {config.method.name} learns from rewards; give it a checker, or take "
+            "Distill and a teacher"
+        )
+    alone = None if environment else prompts.path
     with (
         at_work(out, policy) as place,
-        checking(checker, judging, out.scratch, None if environment else prompts.path) as reward,
+        checking(checker, judging, out.scratch, alone) if checker else unrewarded() as reward,
         replying(environment, judging) as replies,
     ):
         return run_sampling(

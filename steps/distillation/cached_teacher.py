@@ -17,6 +17,7 @@ T = 2 nothing is estimated.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from math import log
 from pathlib import Path
@@ -31,10 +32,12 @@ from steps.data.vocabularies import copy_tokenizer, require_whole_vocabulary
 from steps.distillation.config import Precision, TeacherConfig
 from steps.distillation.distributions import LOWEST, teacher_readout
 from steps.models.config import Dtype
+from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
 from steps.scoring.examples import TokenGroup, read_demonstrations
 from steps.scoring.reference import (
     MODEL,
+    OpenModel,
     ScoredFiles,
     distinct,
     lists,
@@ -46,6 +49,7 @@ from steps.scoring.reference import (
 from steps.scoring.scored_by import model_digest
 
 _TOP_K, _VOCABULARY = b"top_k", b"vocabulary"
+_NUMBERS = ("logps", "ids", "top", "rest")
 
 
 def run_teacher(
@@ -72,27 +76,11 @@ def run_teacher(
         FloatingPointError: the logps of a row, which the message names, are not finite.
         Left: `place.stopping` is true on any rank; raised between two files.
     """
-    known = require_whole_vocabulary(model, tokens)
-    sizes: list[int] = []
-
-    def readout(head: int) -> Any:
-        sizes.append(head if known is None else min(head, known))
-        return teacher_readout(min(config.top_k, sizes[0]), sizes[0])
-
-    opened = open_model(model, config, place.ranks, readout=readout)
-    vocabulary = sizes[0]
-    groups = distinct(read_demonstrations(records, vocabulary))
-    scored_by, notices = opened.make_ready(groups)
-    top_k = min(config.top_k, vocabulary)
-    told = {MODEL: model_digest(model) if place.ranks.is_first else ""}
-    told |= {_TOP_K: str(top_k), _VOCABULARY: str(vocabulary), **scored_by.metadata()}
-    form = ScoredFiles(
-        "teacher",
-        _schema(config).with_metadata(told),
-        lambda groups, values: _columns(groups, values, top_k, config),
-    )
+    opened = open_teacher(model, config, place.ranks, tokens)
+    groups = distinct(read_demonstrations(records, opened.vocabulary))
+    form, notices = opened.make_ready(groups)
     count, logps, mass = 0, 0.0, 0.0
-    for table in write_scores(opened, groups, config.groups_per_shard, form, place):
+    for table in write_scores(opened.model, groups, config.groups_per_shard, form, place):
         count += (of_tokens := _flat(table["logps"])).size
         logps += float(of_tokens.astype(np.float64).sum())
         mass += float(np.exp(_flat(table["top"]).astype(np.float64)).sum())
@@ -105,9 +93,51 @@ def run_teacher(
 
 
 @dataclass(frozen=True)
-class Teacher:
-    """The content of a folder that `run_teacher` wrote, for N scored tokens.
+class OpenTeacher:
+    """A loaded teacher, whose distribution is over `vocabulary` tokens."""
 
+    model: OpenModel
+    vocabulary: int
+    _folder: Path
+    _config: TeacherConfig
+    _ranks: Ranks
+
+    def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredFiles, list[str]]:
+        """Choose how the teacher reads groups like these; the form of its files, and notices."""
+        scored_by, notices = self.model.make_ready(groups)
+        config, top_k = self._config, min(self._config.top_k, self.vocabulary)
+        told = {MODEL: model_digest(self._folder) if self._ranks.is_first else ""}
+        told |= {_TOP_K: str(top_k), _VOCABULARY: str(self.vocabulary), **scored_by.metadata()}
+        schema = _schema(config).with_metadata(told)
+        return ScoredFiles(
+            "teacher", schema, partial(_columns, top_k=top_k, config=config)
+        ), notices
+
+
+def open_teacher(folder: Path, config: TeacherConfig, ranks: Ranks, tokens: Path) -> OpenTeacher:
+    """Load the teacher in a folder.
+
+    Args:
+        tokens: the folder with the tokenizer of what it will read.
+
+    Raises ValueError if the teacher's tokens mean something else.
+    """
+    known = require_whole_vocabulary(folder, tokens)
+    sizes: list[int] = []
+
+    def readout(head: int) -> Any:
+        sizes.append(head if known is None else min(head, known))
+        return teacher_readout(min(config.top_k, sizes[0]), sizes[0])
+
+    model = open_model(folder, config, ranks, readout=readout)
+    return OpenTeacher(model, sizes[0], folder, config, ranks)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What files of a teacher's distribution hold, for N scored tokens.
+
+    logps: of the tokens themselves, [N].
     ids: int32 [N, k].
     top: [N, k], in the kept dtype.
     rest: of all others log Σ p and log Σ √p, [N, 2].
@@ -116,6 +146,7 @@ class Teacher:
 
     folder: Path
     vocabulary: int
+    logps: np.ndarray
     ids: np.ndarray
     top: np.ndarray
     rest: np.ndarray
@@ -139,19 +170,22 @@ class Teacher:
         """
         return [replace(group, wanted=self.ids[self._span(group)]) for group in groups]
 
+    def logps_of(self, groups: Sequence[TokenGroup]) -> Tensor:
+        """The teacher's log p of the scored tokens of `groups`, one after another, float64 [S]."""
+        return self._of(groups, self.logps)
+
     def at(self, groups: Sequence[TokenGroup], temperature: float) -> Tensor:
         """The teacher's log p at `temperature` for the scored tokens of `groups`, one after the
         other: of each kept token and, unless it `is_whole`, of all others; float64 [S, k + 1], of
         which the sum of p is 1."""
-        spans = [self._span(group) for group in groups]
-        top, rest = (
-            torch.from_numpy(np.concatenate([kept[span] for span in spans])).double()
-            for kept in (self.top, self.rest)
-        )
+        top, rest = (self._of(groups, kept) for kept in (self.top, self.rest))
         top = top / temperature
         if not self.is_whole:
             top = torch.cat([top, self._of_rest(rest, 1 / temperature)[:, None]], dim=1)
         return top.log_softmax(dim=1)
+
+    def _of(self, groups: Sequence[TokenGroup], kept: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.concatenate([kept[self._span(g)] for g in groups])).double()
 
     def _of_rest(self, rest: Tensor, power: float) -> Tensor:
         """log Σ p^power over the rest: on the chord between the two nearest of the powers that are
@@ -184,7 +218,13 @@ def read_teacher(folder: Path) -> Teacher:
     files = sorted(folder.glob("teacher-*.parquet"))
     if not files:
         raise ValueError(f"{folder} has no teacher; compute it with teacher_logprobs")
-    tables = [verified(file, ["group_id", "scored", "ids", "top", "rest"]) for file in files]
+    return teacher_in(files)
+
+
+def teacher_in(files: Sequence[Path]) -> Teacher:
+    """The distributions in some files of one folder, as `read_teacher`."""
+    folder = files[0].parent
+    tables = [verified(file, ["group_id", "scored", *_NUMBERS]) for file in files]
     told = tables[0].schema.metadata or {}
     if any((table.schema.metadata or {}) != told for table in tables):
         raise ValueError(f"the files in {folder} were not computed in one way; compute them again")
@@ -197,16 +237,17 @@ def read_teacher(folder: Path) -> Teacher:
     def joined(name: str, width: int) -> np.ndarray:
         return np.concatenate([_flat(table[name]) for table in tables]).reshape(-1, width)
 
-    arrays = joined("ids", top_k), joined("top", top_k), joined("rest", 2)
-    return Teacher(folder, int(told[_VOCABULARY]), *arrays, dict(zip(ids, spans, strict=True)))
+    logps, *top = map(joined, _NUMBERS, (1, top_k, top_k, 2))
+    at = dict(zip(ids, spans, strict=True))
+    return Teacher(folder, int(told[_VOCABULARY]), logps[:, 0], top[0], top[1], top[2], at)
 
 
 def _columns(
     groups: Sequence[TokenGroup], values: Sequence[Tensor], top_k: int, config: TeacherConfig
 ) -> list[pa.Array]:
-    scored = [len(of_row) for of_row in values]
+    scored = [sum(response.num_scored for response in group.responses) for group in groups]
     every = torch.cat(list(values))
-    finite = [of_row.isfinite().all() for of_row in values]
+    finite = [of_row.isfinite().all() for of_row in every.split(scored)]
     require_finite_scores(groups, torch.where(torch.stack(finite), 0.0, torch.nan)[:, None])
     logps, top, rest, ids = every.split([1, top_k, 2, top_k], dim=1)
     kept = torch.float16 if config.precision is Precision.float16 else torch.float32

@@ -53,15 +53,11 @@ def run_distilled(
             f"the loss {loss.name} reads a teacher's distribution, so it needs backend=null (torch)"
         )
     known = read_teacher(teacher)
-    opened = open_policy(init, config, place.ranks, True, _role(loss, known))
+    opened = open_policy(init, config, place.ranks, True, role_of_student(loss, known.vocabulary))
 
     def objective(records: Records, teacher: Teacher) -> Objective:
         require_whole_vocabulary(init, teacher.folder)
-        if opened.vocabulary < teacher.vocabulary:
-            raise ValueError(
-                f"the teacher in {teacher.folder} gives {teacher.vocabulary} tokens, and the "
-                f"student in {init} has {opened.vocabulary}; they must share one vocabulary"
-            )
+        require_size(opened.vocabulary, init, teacher.vocabulary, teacher.folder)
         groups = teacher.asked(read_demonstrations(records, teacher.vocabulary))
         return _objective(groups, loss, teacher)
 
@@ -79,9 +75,18 @@ def run_distilled(
     return run.train(trained, evaluated)
 
 
-def _role(loss: DistillationLoss, teacher: Teacher) -> Role:
-    """A language model that is read at the ids of a teacher."""
-    at = {"temperature": loss.temperature, "vocabulary": teacher.vocabulary}
+def require_size(has: int, student: Path, gives: int, teacher: Path) -> None:
+    """Raise ValueError if a student has fewer tokens than its teacher gives."""
+    if has < gives:
+        raise ValueError(
+            f"the teacher in {teacher} gives {gives} tokens, and the student in {student} has "
+            f"{has}; they must share one vocabulary"
+        )
+
+
+def role_of_student(loss: DistillationLoss, vocabulary: int) -> Role:
+    """A language model that is read at the ids of a teacher over `vocabulary` tokens."""
+    at = {"temperature": loss.temperature, "vocabulary": vocabulary}
     recorded = partial(student_values, **at)
 
     def backward_of(

@@ -77,7 +77,9 @@ def student_values(
 def student_scores(
     model: PreTrainedModel, pack: Pack, *, temperature: float, vocabulary: int
 ) -> Tensor:
-    """`student_values` without gradients or dropout."""
+    """`student_values` without gradients or dropout; of a pack that wants no ids, the logps."""
+    if pack.wanted is None:
+        return token_logps(model, pack)
     read = partial(values_at, temperature=temperature, vocabulary=vocabulary)
     return _without_gradients(read, model, pack, _wanted(pack))
 

@@ -60,10 +60,12 @@ class Recorded:
     If the recording has several iterations, these are used; otherwise its rows are divided into
     iterations of `prompts` rows. `first` is the number of the first iteration in the reading run.
 
-    Raises ValueError if nothing in the recording has a reward.
+    Raises ValueError if nothing in the recording has a reward, where it `needs_rewards`.
     """
 
-    def __init__(self, folder: Path, prompts: int, first: int = 0) -> None:
+    def __init__(
+        self, folder: Path, prompts: int, first: int = 0, needs_rewards: bool = True
+    ) -> None:
         rows = read_recording(folder)
         named = sorted({iteration for iteration, _ in rows})
         if named and named != list(range(named[0], named[-1] + 1)):
@@ -75,7 +77,8 @@ class Recorded:
             parts = [keys[start : start + prompts] for start in range(0, len(keys), prompts)]
         self.iterations = [list(chain.from_iterable(rows[key] for key in part)) for part in parts]
         self._first = first
-        if not any(rollout.is_rewarded for drawn in rows.values() for rollout in drawn):
+        rewarded = (rollout.is_rewarded for drawn in rows.values() for rollout in drawn)
+        if needs_rewards and not any(rewarded):
             raise ValueError(
                 f"no rollout of {folder} has a reward; judge them first, or see in `verdict` and "
                 "`reason` why the last checker gave none"

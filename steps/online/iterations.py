@@ -13,7 +13,7 @@ those of the sampler, which uses other kernels. The difference between the two i
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -128,9 +128,15 @@ class _Loop:
     def learn(self, rollouts: Sequence[Rollout]) -> StepMetrics:
         """Learn from the iteration's rollouts, and keep them; the iteration's line of the log."""
         learner, config, iteration = self.learner, self.learner.config, self.iteration
-        drawn = experience_of(rollouts, config.max_new_tokens, config.overlong_buffer)
+        needs_rewards = config.method.needs_rewards
+        drawn = experience_of(
+            rollouts, config.max_new_tokens, config.overlong_buffer, needs_rewards
+        )
+        if learner.teacher and drawn.groups:
+            groups, teacher = learner.teacher.of(rollouts[0].iteration, drawn.groups)
+            drawn = replace(drawn, groups=groups, teacher=teacher)
         learnt, old = learn(learner, drawn, iteration, partial(self.source.forget, iteration))
-        self.keep(iteration, with_policy_logps(rollouts, old))
+        self.keep(iteration, with_policy_logps(rollouts, old, needs_rewards))
         before = self.log[-1]["num_tokens"] if self.log else self.segment.tokens
         return {
             "step": iteration + 1,

@@ -4,6 +4,7 @@ counted."""
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress, islice
 
 import torch
@@ -18,27 +19,35 @@ from steps.training.metrics import StepMetrics
 
 
 def experience_of(
-    rollouts: Sequence[Rollout], longest: int, overlong_buffer: int | None = None
+    rollouts: Sequence[Rollout],
+    longest: int,
+    overlong_buffer: int | None = None,
+    needs_rewards: bool = True,
 ) -> Experience:
     """One iteration's rollouts as the input of methods, in the same order.
 
     A completion's reward is the sum of its rewards by name, less what `overlong` subtracts. A
-    completion that lacks one of them (its checker gave no verdict) or has no token that the policy
-    sampled is left out, and so is a prompt without any other completion. The sampler's logps are
-    rounded to float32, as in a recording.
+    completion that lacks one of them (its checker gave no verdict) where a method `needs_rewards`,
+    or has no token that the policy sampled, is left out, and so is a prompt without any other
+    completion. The sampler's logps are rounded to float32, as in a recording.
     """
-    rows = {row: list(filter(_teaches, drawn)) for (_, row), drawn in by_row(rollouts).items()}
+    kept = partial(_teaches, needs_rewards=needs_rewards)
+    rows = {row: list(filter(kept, drawn)) for (_, row), drawn in by_row(rollouts).items()}
     rows = {row: drawn for row, drawn in rows.items() if drawn}
     most = max(map(len, rows.values()), default=1)
     rewards = torch.zeros((len(rows), most), dtype=torch.float64)
-    cut = torch.zeros(rewards.shape, dtype=torch.bool)
+    cut, unrewarded = (torch.zeros(rewards.shape, dtype=torch.bool) for _ in range(2))
     for n, drawn in enumerate(rows.values()):
         given = [r.reward - overlong(len(r.ids), longest, overlong_buffer) for r in drawn]
         rewards[n, : len(drawn)] = torch.tensor(given, dtype=torch.float64)
         cut[n, : len(drawn)] = torch.tensor([rollout.is_cut for rollout in drawn])
+        unrewarded[n, : len(drawn)] = torch.tensor([not rollout.is_rewarded for rollout in drawn])
     groups = (_group(row, drawn) for row, drawn in rows.items())
     sampler = (torch.tensor(_rounded(drawn), dtype=torch.float64) for drawn in rows.values())
-    return Experience(tuple(groups), rewards, longest, tuple(sampler), cut=cut)
+    rewards = rewards.masked_fill(unrewarded, 0.0)
+    return Experience(
+        tuple(groups), rewards, longest, tuple(sampler), cut=cut, unrewarded=unrewarded
+    )
 
 
 def overlong(length: int, longest: int, buffer: int | None) -> float:
@@ -51,7 +60,7 @@ def overlong(length: int, longest: int, buffer: int | None) -> float:
 
 
 def with_policy_logps(
-    rollouts: Sequence[Rollout], policy: tuple[Tensor, ...] | None
+    rollouts: Sequence[Rollout], policy: tuple[Tensor, ...] | None, needs_rewards: bool = True
 ) -> list[Rollout]:
     """The rollouts with the trainer's own logps, for those that the trainer has scored.
 
@@ -69,7 +78,7 @@ def with_policy_logps(
         rest = iter(drawn)
         return tuple(next(rest) if scored else 0.0 for scored in rollout.scored)
 
-    return [replace(r, policy_logps=own(r)) if _teaches(r) else r for r in rollouts]
+    return [replace(r, policy_logps=own(r)) if _teaches(r, needs_rewards) else r for r in rollouts]
 
 
 def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics:
@@ -102,12 +111,16 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
         told["entropy"] = -math.fsum(logps) / len(logps)
     if not experience.groups:
         return told
+    rewarded = experience.rewarded
+    some = rewarded.any(dim=1)
+    if not some.any():
+        return told
     of_prompts = [
-        rewards[: len(group.responses)]
-        for rewards, group in zip(experience.rewards, experience.groups, strict=True)
+        rewards[there]
+        for rewards, there in zip(experience.rewards[some], rewarded[some], strict=True)
     ]
     spreads = [r.std(correction=min(1, len(r) - 1)).item() for r in of_prompts]
-    equal = ~has_signal(experience.rewards, experience.present)
+    equal = ~has_signal(experience.rewards[some], rewarded[some])
     return {
         "reward": torch.cat(of_prompts).mean().item(),
         "reward_std": sum(spreads) / len(spreads),
@@ -142,8 +155,8 @@ def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
     }
 
 
-def _teaches(rollout: Rollout) -> bool:
-    return rollout.is_rewarded and any(rollout.scored)
+def _teaches(rollout: Rollout, needs_rewards: bool = True) -> bool:
+    return any(rollout.scored) and (rollout.is_rewarded or not needs_rewards)
 
 
 def _rounded(rollouts: Sequence[Rollout]) -> list[float]:

@@ -12,9 +12,10 @@ segment, to a new model folder and state.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ from steps.checking.judges import Judges
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.tokens.rendering import load_tokenizer
 from steps.data.vocabularies import require_meaning
+from steps.distillation.config import TeacherConfig
+from steps.distillation.distilled import require_size, role_of_student
+from steps.distillation.online_teacher import (
+    OnlineTeacher,
+    file_of,
+    live_teacher,
+    recorded_teacher,
+)
 from steps.generation.choosing import EngineChoice
 from steps.generation.config import WHOLE
 from steps.generation.engine import Engine, Finished, Request
@@ -65,23 +74,26 @@ from steps.shared.harm import far_from, stopped_ending
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import Schedule
 from steps.training.metrics import StepMetrics, side_by_side
-from steps.training.policy import TorchPolicy
+from steps.training.policy import LANGUAGE_MODEL, TorchPolicy
 from steps.training.trainer import Trainer
 
 _STATE, _REACHED, _ROLLOUTS = "state.safetensors", "state.json", "rollouts"
-_LOOKED_AT = ("reward", "completions/", "kl", "loss")
+_TEACHER = "teacher"
+_LOOKED_AT = ("reward", "completions/", "kl", "loss", "teacher/")
 """How the names begin of the metrics that ``summary.md`` shows."""
 
 
 @dataclass(frozen=True)
 class Folders:
     """The start of a segment: the `policy`; the `state` of an earlier segment, whose weights then
-    replace the policy's; and a frozen `reference` for methods that need one (by default the
-    policy)."""
+    replace the policy's; a frozen `reference` for methods that need one (by default the policy);
+    and a `teacher` for methods that need one, or a recording `taught` by one."""
 
     policy: Path
     state: Path | None = None
     reference: Path | None = None
+    teacher: Path | None = None
+    taught: Path | None = None
 
 
 def run_online(
@@ -109,9 +121,17 @@ def run_online(
     end = segment.last if config.optimizer.schedule is Schedule.constant else config.horizon
     rule = "horizon must reach to the run's last iteration, where the schedule ends"
     require(end is not None and end >= segment.last, f"{rule}: {segment.last}", config.horizon)
-    policy = TorchPolicy(start.policy, config, ranks)
-    require_ids(_read(examples), policy.vocabulary)
+    teacher, role = _teacher(start, config, examples, place), LANGUAGE_MODEL
+    if teacher and (divergence := config.method.divergence):
+        role = role_of_student(divergence, teacher.vocabulary)
+    policy = TorchPolicy(start.policy, config, ranks, role=role)
+    vocabulary = policy.vocabulary
+    if teacher:
+        require_size(vocabulary, start.policy, teacher.vocabulary, start.teacher or teacher.folder)
+        vocabulary = teacher.vocabulary
+    require_ids(_read(examples), vocabulary)
     scored_by, notices = policy.make_ready(examples)
+    notices = [*notices, *(teacher.notices if teacher else ())]
     if ranks.is_first and policy.trainer.scorer.model.device.type == "cpu":
         notices = [*notices, *_other_threads(place.scratch)]
     kept = Kept(place.scratch / _ROLLOUTS)
@@ -122,7 +142,7 @@ def run_online(
         if start.state is not None:
             earlier.load(start.state, first)
             _load_state(policy.trainer, start.state)
-        learner = Learner(policy.trainer, config, ranks, reference)
+        learner = Learner(policy.trainer, config, ranks, reference, teacher)
         drawn = source(policy.trainer, kept, earlier)
         keep = kept.put if ranks.is_first else lambda iteration, rollouts: None
         log = iterate(learner, drawn, segment, checkpoints, place, keep, earlier)
@@ -132,8 +152,9 @@ def run_online(
         weights = policy.trained()
     finally:
         policy.trainer.close()
-        if reference is not None:
-            reference.close()
+        for frozen in (reference, teacher):
+            if frozen is not None:
+                frozen.close()
     if ranks.is_first:
         earlier.save(state)
         reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **meaning}
@@ -205,6 +226,10 @@ def run_sampling(
         drawing = WHOLE | {"temperature": config.temperature}
         recorded = Drawn(rows, drawn, tokenizer, tally, choice, drawing)
         write_recording(place.output / _ROLLOUTS, recorded, start.policy)
+        for iteration in range(last - iterations, last) if start.teacher else ():
+            file = file_of(place.scratch / _TEACHER, iteration)
+            if file.is_file():  # unless the iteration had nothing to learn
+                shutil.copyfile(file, place.output / _ROLLOUTS / file.name)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})
 
@@ -268,8 +293,12 @@ def run_replay(
     """
     if config.method.weighs_by_policy:
         require_whole_distribution(rollouts)
-    recorded = Recorded(rollouts, config.prompts, _reached(start.state)[0])
-    drawn = (experience_of(part, config.max_new_tokens) for part in recorded.iterations)
+    start, needs_rewards = replace(start, taught=rollouts), config.method.needs_rewards
+    recorded = Recorded(rollouts, config.prompts, _reached(start.state)[0], needs_rewards)
+    drawn = (
+        experience_of(part, config.max_new_tokens, needs_rewards=needs_rewards)
+        for part in recorded.iterations
+    )
     examples = [group for experience in drawn for group in experience.groups]
     require(bool(examples), "a completion must have a token that the policy sampled", rollouts.name)
     iterations = len(recorded.iterations)
@@ -305,6 +334,26 @@ def _reference(
     scorer = build_scorer(model, config.tokens_per_forward, ranks)
     choose_attention(scorer, examples, attention, ranks)
     return scorer
+
+
+def _teacher(
+    start: Folders, config: RlConfig, examples: Sequence[TokenGroup], place: Workplace
+) -> OnlineTeacher | None:
+    """The teacher, if the method needs one; raises ValueError if one is missing, or not needed."""
+    name, kept = config.method.name, config.method.kept
+    if not config.method.needs_teacher:
+        if start.teacher is not None:
+            raise ValueError(f"the method {name} learns from no teacher; leave teacher out")
+        return None
+    if start.teacher is not None:
+        how = TeacherConfig(
+            dtype=config.dtype, tokens_per_forward=config.tokens_per_forward, top_k=kept
+        )
+        folder = place.scratch / _TEACHER
+        return live_teacher(start.teacher, start.policy, how, examples, folder, place.ranks)
+    if start.taught is None:
+        raise ValueError(f"the method {name} learns from a teacher; give one")
+    return recorded_teacher(start.taught, kept)
 
 
 def _meaning(start: Folders, config: RlConfig) -> dict[str, Any]:

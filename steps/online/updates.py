@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steps.distillation.online_teacher import OnlineTeacher
 from steps.models.ranks import Ranks
 from steps.online.config import RlConfig
 from steps.online.methods.experience import Experience, mismatch
@@ -30,12 +31,14 @@ from steps.training.trainer import BatchLoss, GroupLosses, Trainer
 
 @dataclass(frozen=True)
 class Learner:
-    """The trainer, the settings, the `reference` if the method needs one, and who else trains."""
+    """The trainer, the settings, who else trains, and `reference` and `teacher`, if the method
+    needs them."""
 
     trainer: Trainer
     config: RlConfig
     ranks: Ranks
     reference: Scorer | None = None
+    teacher: OnlineTeacher | None = None
 
 
 def learn(
@@ -103,7 +106,8 @@ def scores_first(config: RlConfig, ranks: Ranks) -> bool:
 
 def _logps(scorer: Trainer | Scorer, groups: Sequence[TokenGroup]) -> tuple[Tensor, ...]:
     """The logps of the prompts' completions, as `Experience` has them."""
-    tokens = iter(scorer.logps(scorer.prepare(groups)).result().tokens if groups else ())
+    found = scorer.logps(scorer.prepare(groups)).result().tokens if groups else ()
+    tokens = iter(each if each.ndim == 1 else each[:, 0] for each in found)
     return tuple(torch.cat([next(tokens) for _ in g.responses]).double() for g in groups)
 
 

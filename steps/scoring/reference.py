@@ -142,6 +142,14 @@ def write_scores(
             shutil.copyfile(shard.path, place.output / shard.path.name)
 
 
+def write_file(
+    file: Path, opened: "OpenModel", groups: Sequence[TokenGroup], form: ScoredFiles, ranks: Ranks
+) -> None:
+    """Score `groups` and write them as one file, unless it has them; no rank returns before."""
+    list(_finished([_Shard(file, groups, form)], opened, ranks))
+    ranks.any(True)
+
+
 class OpenModel(Protocol):
     """A loaded model that computes logps.
 

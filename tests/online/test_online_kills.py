@@ -11,6 +11,8 @@ from fresh_processes import exit_code
 from online_bed import play_until, rollouts_of, run_until
 from tiny_models import folder_bytes, model_folder
 
+from steps.online.methods.distill import Distill
+
 ITERATIONS = 4
 COMPLETIONS = 4 * 6
 """Of one iteration."""
@@ -18,7 +20,8 @@ COMPLETIONS = 4 * 6
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
+    model_folder(folders := tmp_path_factory.mktemp("models") / "teacher", seed=1)
+    return model_folder(folders.with_name("policy"))
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +68,15 @@ def test_kills_at_random_moments_leave_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("until", [play_until, partial(run_until, lag=1)])
-def test_kills_leave_the_same_bits_of_episodes_and_of_a_run_with_a_lag(
+@pytest.mark.parametrize(
+    "until",
+    [
+        play_until,
+        partial(run_until, lag=1),
+        partial(run_until, method=Distill(beta=0.5, reward_weight=1.0, top_k=8)),
+    ],
+)
+def test_kills_leave_the_same_bits_of_episodes_of_a_lag_and_with_a_teacher(
     policy: Path, tmp_path: Path, until: Any
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

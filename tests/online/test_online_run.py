@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
+from shutil import copy, copytree
 from typing import Any
 
 import pytest
+import torch
 from online_bed import even_share, log_of, rl, rollouts_of, run
-from tiny_models import folder_bytes, model_folder, word_tokenizer
+from safetensors.torch import load_file, save_file
+from tiny_models import VOCABULARY, folder_bytes, llama, model_folder, word_tokenizer
 
 from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
@@ -18,6 +20,7 @@ from steps.models.config import LoraConfig, Quantization
 from steps.models.workplace import Left, Workplace
 from steps.online.config import RlConfig
 from steps.online.iteration_rollouts import Kept
+from steps.online.methods.distill import Distill
 from steps.online.methods.online_dpo import OnlineDpo
 from steps.online.methods.policy_gradient import (
     Advantage,
@@ -48,6 +51,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of another shape than the policy."""
+    return model_folder(tmp_path_factory.mktemp("teacher"), lambda: llama(layers=2), seed=1)
+
+
 def weights(work: Path) -> dict[str, bytes]:
     """The trained model and the optimiser's state."""
     return folder_bytes(work / "out" / "model") | folder_bytes(work / "out" / "state")
@@ -56,6 +65,8 @@ def weights(work: Path) -> dict[str, bytes]:
 def record(work: Path, folder: Path) -> Path:
     """The rollouts of a run, as an artifact has them."""
     write_rollouts(folder, rollouts_of(work))
+    for file in (work / "scratch" / "teacher").glob("*.parquet"):
+        copy(file, folder)
     return folder
 
 
@@ -142,18 +153,44 @@ def test_the_sampler_is_the_policy_up_to_rounding_and_each_iteration_says_so(
 
 
 @pytest.fixture(scope="module")
-def three(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def method(request: pytest.FixtureRequest) -> PolicyGradient:
+    return getattr(request, "param", NOISY)
+
+
+each_method = pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(NOISY, id="noisy"),
+        pytest.param(Distill(), id="distill", marks=pytest.mark.slow),
+        pytest.param(Distill(beta=0.5, reward_weight=0.5, top_k=8), id="divergence"),
+    ],
+    indirect=True,
+    scope="module",
+)
+
+
+def with_teacher(method: PolicyGradient, teacher: Path) -> dict[str, Any]:
+    return {"teacher": teacher} if method.needs_teacher else {}
+
+
+@pytest.fixture(scope="module")
+def three(
+    policy: Path, teacher: Path, method: PolicyGradient, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A run of three iterations with two updates each."""
     work = tmp_path_factory.mktemp("three")
-    run(policy, work, rl(method=NOISY, minibatches=2), 3)
+    run(policy, work, rl(method=method, minibatches=2), 3, **with_teacher(method, teacher))
     return work
 
 
-def test_two_segments_are_one_run(policy: Path, three: Path, tmp_path: Path) -> None:
-    config = rl(method=NOISY, minibatches=2)
-    run(policy, tmp_path / "one", config, 1)
+@each_method
+def test_two_segments_with_any_slots_are_one_run(
+    policy: Path, teacher: Path, method: PolicyGradient, three: Path, tmp_path: Path
+) -> None:
+    config, more = rl(method=method, minibatches=2, slots=3), with_teacher(method, teacher)
+    run(policy, tmp_path / "one", config, 1, **more)
     state = tmp_path / "one" / "out" / "state"
-    run(policy, tmp_path / "two", config, 2, start=state)
+    run(policy, tmp_path / "two", config, 2, start=state, **more)
     assert weights(tmp_path / "two") == weights(three)
     assert log_of(tmp_path / "one") + log_of(tmp_path / "two") == log_of(three)
 
@@ -178,8 +215,11 @@ def test_two_segments_with_a_falling_rate_are_one_run(policy: Path, tmp_path: Pa
         run(policy, tmp_path / "lost", config, 1, start=state)
 
 
-def test_a_run_is_its_rollouts(policy: Path, three: Path, tmp_path: Path) -> None:
-    config = rl(method=NOISY, minibatches=2)
+@each_method
+def test_a_run_is_its_rollouts(
+    policy: Path, method: PolicyGradient, three: Path, tmp_path: Path
+) -> None:
+    config = rl(method=method, minibatches=2)
     rollouts = record(three, tmp_path / "rollouts")
     run_replay(Folders(policy), config, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
     assert weights(tmp_path) == weights(three)
@@ -406,6 +446,54 @@ def test_tokens_mean_the_same_to_the_policy_and_its_reference_and_in_its_rollout
     told = {"reference": "take a reference with the policy's", "rollouts": "sample rollouts with"}
     with pytest.raises(ValueError, match=told[other]):
         run_replay(start, rl(method=NOISY, minibatches=2), folders["rollouts"], place)
+
+
+def test_what_does_not_fit_a_teacher_is_one_sentence(
+    policy: Path, teacher: Path, three: Path, tmp_path: Path
+) -> None:
+    folders = enumerate((policy, policy, teacher))
+    student, other, broken = (Path(copytree(of, tmp_path / f"{n}")) for n, of in folders)
+    word_tokenizer().save_pretrained(student)
+    word_tokenizer(backwards=True).save_pretrained(other)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    wide = llama()
+    wide.resize_token_embeddings(VOCABULARY + 8)
+    wide.save_pretrained(large := tmp_path / "large")
+    for method, start, of, error, told in (
+        (Distill(), policy, None, ValueError, "distill learns from a teacher; give one"),
+        (Raft(), policy, teacher, ValueError, "raft learns from no teacher; leave teacher out"),
+        (Distill(), student, other, ValueError, "they must share one vocabulary|another tokenizer"),
+        (Distill(), policy, large, ValueError, "gives 72 tokens, and the student in .* has 64"),
+        (Distill(), policy, broken, (ValueError, FloatingPointError), "finite|NaN|nan"),
+    ):
+        with pytest.raises(error, match=told):
+            run(start, tmp_path / "work", rl(method=method), 1, teacher=of)
+    bare, place = record(three, tmp_path / "bare"), Workplace(tmp_path, tmp_path / "s")
+    with pytest.raises(ValueError, match="has no teacher's log-probabilities; take rollouts of"):
+        run_replay(Folders(policy), rl(method=Distill()), bare, place)
+    run(policy, tmp_path / "taught", rl(method=Distill()), 1, teacher=teacher)
+    taught = record(tmp_path / "taught", tmp_path / "rollouts")
+    with pytest.raises(ValueError, match="keeps 1 of 64 tokens, and the method reads 8; set top_k"):
+        run_replay(Folders(policy), rl(method=Distill(beta=0.5, top_k=8)), taught, place)
+
+
+def test_a_teacher_teaches_completions_without_rewards(
+    policy: Path, teacher: Path, tmp_path: Path
+) -> None:
+    def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
+        return [replace(r, rewards={}) if r.k else r for r in even_share(rollouts)]
+
+    method = Distill(reward_weight=0.5)
+    run(policy, tmp_path, rl(method=method), 20, teacher=teacher, judge=judge)
+    first, *_, last = log_of(tmp_path)
+    assert last["teacher/reverse_kl"] < 0.7 * first["teacher/reverse_kl"]
+    drawn = [r for r in rollouts_of(tmp_path) if r.iteration == 0]
+    assert all(rollout.policy_logps for rollout in drawn)
+    rewards = [r.reward for r in drawn if r.rewards]
+    assert len(rewards) == first["completions/unscorable"] / 5 == 4
+    assert first["reward"] == pytest.approx(sum(rewards) / 4)
 
 
 @pytest.mark.parametrize(

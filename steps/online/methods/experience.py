@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from steps.distillation.cached_teacher import Teacher
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
@@ -14,14 +15,16 @@ from steps.scoring.packing import lengths_of
 
 @dataclass(frozen=True)
 class Experience:
-    """n prompts with at most k completions each, all with rewards.
+    """n prompts with at most k completions each.
 
-    rewards: float64 [n, k]; 0 where a prompt has fewer than k completions.
+    rewards: float64 [n, k]; 0 where a prompt has fewer than k completions, and where one has none.
     longest: the largest number of tokens that a completion could have.
     sampler, policy, reference: for each prompt, the logps of all scored tokens of its completions,
         concatenated, float64: under the sampler, under the trainer before its first update, and
         under a frozen reference. The last two are None unless the method needs them.
     cut: which completions have no stop token from the policy, bool [n, k]; None: all have one.
+    unrewarded: which completions have no reward, bool [n, k]; None: all have one.
+    teacher: a distribution at each scored token, unless the method needs none.
     """
 
     groups: tuple[TokenGroup, ...]
@@ -31,6 +34,8 @@ class Experience:
     policy: tuple[Tensor, ...] | None = None
     reference: tuple[Tensor, ...] | None = None
     cut: Tensor | None = None
+    unrewarded: Tensor | None = None
+    teacher: Teacher | None = None
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -41,6 +46,11 @@ class Experience:
     def present(self) -> Tensor:
         """Which of the k completions exist, bool [n, k]."""
         return self.lengths > 0
+
+    @property
+    def rewarded(self) -> Tensor:
+        """Which of the k completions have a reward, bool [n, k]."""
+        return self.present if self.unrewarded is None else self.present & ~self.unrewarded
 
     def sums(self, tokens: Sequence[Tensor]) -> Tensor:
         """The logps of whole completions, float64 [n, k]."""

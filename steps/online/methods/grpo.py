@@ -7,6 +7,7 @@ and w the off-policy weight, a token's loss is
     −w · sg(clip(ρ)) A log π        ratio = detached
     −w · A log π                    ratio = none
     +β · k3   or   +β · ρ · k3      k3 = π_ref/π − log(π_ref/π) − 1
+    +D                              a divergence from a teacher's distribution
 
 π_old is the trainer's own scoring at the start of the iteration: ρ is exactly 1 at the first
 update, and nothing is clipped.
@@ -22,6 +23,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.online.methods.experience import Experience
 from steps.online.methods.policy_gradient import (
     Advantage,
@@ -145,13 +147,24 @@ def _means(log_ratio: Tensor, logps: TokenLogps) -> Tensor:
     return means.flatten().repeat_interleave(counts, output_size=len(log_ratio))
 
 
-def policy_objective(method: PolicyGradient, experience: Experience) -> Objective | None:
-    """The policy-gradient loss of any of an iteration's prompts as one batch."""
-    old, lengths = experience.policy, experience.lengths
+def policy_objective(
+    method: PolicyGradient,
+    experience: Experience,
+    reward_weight: float = 1.0,
+    divergence: DistillationLoss | None = None,
+) -> Objective | None:
+    """The policy-gradient loss of any of an iteration's prompts as one batch.
+
+    Args:
+        reward_weight: multiplies the advantages by rewards.
+        divergence: from the distribution of a teacher; without one, its logps are advantages.
+    """
+    old, lengths, teacher = experience.policy, experience.lengths, experience.teacher
     trained = _trained(method, experience)
-    found = advantages(_rewards(method, experience), lengths > 0, method.advantage)
-    found = found.where(trained > 0, 0.0)
-    has_signal = found.any(dim=1) | (not method.skip_without_signal)
+    found = advantages(_rewards(method, experience), experience.rewarded, method.advantage)
+    found = found.where(trained > 0, 0.0) * reward_weight
+    teaches_anyway = teacher is not None or not method.skip_without_signal
+    has_signal = found.any(dim=1) | teaches_anyway
     kept = (has_signal & trained.any(dim=1)).nonzero()[:, 0].tolist()
     if not kept:
         return None
@@ -159,6 +172,7 @@ def policy_objective(method: PolicyGradient, experience: Experience) -> Objectiv
 
     def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> PolicyBatch:
         chosen = [kept[index] for index in indices]
+        groups = [experience.groups[index] for index in chosen]
         return PolicyBatch(
             method,
             lengths[chosen],
@@ -167,6 +181,9 @@ def policy_objective(method: PolicyGradient, experience: Experience) -> Objectiv
             _tokens(old, chosen),
             _tokens(experience.reference, chosen),
             _tokens(weights, chosen),
+            teacher and teacher.logps_of(groups),
+            teacher and divergence and teacher.at(groups, divergence.temperature),
+            divergence,
         )
 
     return Objective([experience.groups[index] for index in kept], batch_loss)
@@ -215,6 +232,8 @@ class PolicyBatch:
         multiplied by, so that they add up to the batch's; 0 if they do not count.
     old, reference, weight: of each token, float64 [S]; see `Compared`. Without `old`,
         the policy in training is the old one: this is the only update.
+    teacher: its logp of each token, float64 [S].
+    buckets: its logp of each bucket of a `divergence`, float64 [S, m].
     """
 
     method: PolicyGradient
@@ -224,6 +243,9 @@ class PolicyBatch:
     old: Tensor | None
     reference: Tensor | None
     weight: Tensor | None
+    teacher: Tensor | None = None
+    buckets: Tensor | None = None
+    divergence: DistillationLoss | None = None
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
         count, lengths = len(logps.tokens), logps.lengths.flatten()
@@ -240,13 +262,26 @@ class PolicyBatch:
             return found.masked_fill(left_out, 0.0)
 
         logps = replace(logps, tokens=logps.tokens.masked_fill(left_out, 0.0))
+        old = logps.tokens.detach() if self.old is None else of_tokens(self.old)
+        gains, told = of_completions(self.advantages), dict[str, Tensor]()
+        if self.teacher is not None:
+            told["teacher/reverse_kl"] = old - of_tokens(self.teacher)
+            gains = gains - told["teacher/reverse_kl"] if self.divergence is None else gains
         compared = Compared(
-            logps.tokens.detach() if self.old is None else of_tokens(self.old),
-            of_completions(self.advantages),
+            old,
+            gains,
             None if self.reference is None else of_tokens(self.reference),
             None if self.weight is None else of_tokens(self.weight),
         )
         losses, watched = policy_losses(self.method, logps, compared)
+        if self.divergence is not None:
+            assert self.buckets is not None
+            assert logps.others is not None
+            theirs = TokenLogps(self.buckets, self.lengths).of(members, count).tokens
+            apart = self.divergence.divergences(logps.others[:, 1:], theirs)
+            losses = losses + apart.masked_fill(left_out, 0.0)
+            told |= {"loss/divergence": apart.detach(), "teacher/agreement": logps.others[:, 0]}
+        watched |= told
         counted = self.lengths.where(self.scale > 0, 0).sum()
         metrics = {
             name: _by_group(logps, values.masked_fill(left_out, 0.0) / counted)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from steps.losses.distillation.distillation_loss import DistillationLoss
     from steps.online.methods.experience import Experience
     from steps.training.objectives import Objective
 
@@ -20,16 +21,30 @@ class Method:
     weighs_by_policy: whether the loss uses the trainer's probabilities of tokens. Then the trainer
         scores all completions before the first update, and they must be sampled from the same
         distribution (at temperature 1).
+    needs_rewards: whether a completion without a reward teaches nothing.
+    needs_teacher: whether the method needs a teacher's distribution.
     """
 
     name: ClassVar[str]
     least_completions: ClassVar[int] = 2
     weighs_by_policy: ClassVar[bool] = False
+    needs_rewards: ClassVar[bool] = True
+    needs_teacher: ClassVar[bool] = False
 
     @property
     def needs_reference(self) -> bool:
         """Whether the method needs the logps of a frozen reference."""
         return False
+
+    @property
+    def divergence(self) -> "DistillationLoss | None":
+        """What compares whole distributions with the teacher's, if the method does so."""
+        return None
+
+    @property
+    def kept(self) -> int:
+        """How many of the teacher's likeliest tokens the method reads."""
+        return 0
 
     @property
     def needs_scores_first(self) -> bool:

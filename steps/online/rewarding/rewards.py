@@ -69,6 +69,12 @@ def checking(
         yield reward
 
 
+@contextmanager
+def unrewarded() -> Iterator[Reward]:
+    """No rewards beside those of an environment."""
+    yield lambda rollouts, said, rows: list(rollouts)
+
+
 def by_model(score: Score, of_cut: float | None, name: str) -> Reward:
     """A reward model's score of the text behind its prompt, as the reward `name`.
 

@@ -63,6 +63,7 @@ def run(
     *,
     start: Path | None = None,
     reference: Path | None = None,
+    teacher: Path | None = None,
     judge: Callable[[Sequence[Rollout]], Sequence[Rollout]] = even_share,
     asked: Asked = ASKED,
     place: Workplace | None = None,
@@ -81,7 +82,7 @@ def run(
             sampled = Sampled(weights, engine, asked, config, judge, kept, place, world)
             return Lagged(sampled, earlier, drawing) if config.lag else sampled
 
-        folders = Folders(policy, start, reference)
+        folders = Folders(policy, start, reference, teacher)
         return run_online(folders, config, examples, source, iterations, place)
 
 
@@ -101,15 +102,17 @@ EVERY = 2
 
 
 def run_until(
-    policy: Path, work: Path, iterations: int, training: int, sampling: int, lag: int = 0
+    policy: Path, work: Path, iterations: int, training: int, sampling: int, **settings: Any
 ) -> None:
     """A run that kills itself: when so many iterations are done and their checkpoint is on disk, or
-    when so many completions are drawn by this process; 0: never."""
+    when so many completions are drawn by this process; 0: never. A teacher lies beside the policy.
+    """
     torch.set_num_threads(1)
     place = _killed_after(work, iterations, training)
     SlotEngine.sample = _killed_at(SlotEngine.sample, sampling)  # type: ignore[method-assign]
-    config = rl(checkpoint_every_steps=EVERY, minibatches=2, lag=lag)
-    run(policy, work, config, iterations, place=place)
+    config = rl(checkpoint_every_steps=EVERY, minibatches=2, **settings)
+    teacher = policy.with_name("teacher") if config.method.needs_teacher else None
+    run(policy, work, config, iterations, place=place, teacher=teacher)
 
 
 def play_until(policy: Path, work: Path, iterations: int, training: int, sampling: int) -> None:
