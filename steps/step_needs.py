@@ -201,6 +201,9 @@ def _memory(call: Call, model: Model, config: Any, dtype: Dtype, sampling: Any) 
     of_method = getattr(config, "method", None)
     beside = getattr(getattr(config, "loss", None), "needs_divergence", False)
     held += (beside or getattr(of_method, "needs_reference", False)) * weights
+    if getattr(of_method, "needs_teacher", False):
+        teacher = _model(call, call.arguments.get("teacher"))
+        held += teacher.weights(dtype) if teacher else 0.0
     if (reward := _model(call, call.arguments.get("reward_model"))) is not None:
         held += reward.weights(call.arguments["scoring"].scoring.dtype)
     if not devices:  # and on the host what it writes and sends

@@ -52,6 +52,7 @@ OWN = ("data=mine", "data.path='my rows.jsonl'", "model=local", "model.path='a m
         ("kto", ["kto.py", *OWN]),
         ("reward", ["reward.py", *OWN]),
         ("grpo", ["grpo.py", *OWN]),
+        ("distill-online", ["distill_online.py", *OWN]),
         ("raft", ["grpo.py", "rl=raft", *OWN]),
         ("rlhf", ["rlhf.py", *OWN]),
         ("losses", ["preference_losses.py", "scale=own", *OWN]),

@@ -35,6 +35,27 @@ def test_another_loss_and_rate_do_not_run_the_teacher_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("checked", [(), ("checker=exact", "rl.method.reward_weight=1")])
+def test_a_student_learns_at_its_own_answers_with_or_without_a_checker(
+    tiny_model: Path, repository: Path, tmp_path: Path, checked: tuple[str, ...]
+) -> None:
+    rows = [{"prompt": f"What is {n}?", "answer": f"{n}"} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (
+        f"model.path={tiny_model}", "model.package=null", f"teacher.path={tiny_model}",
+        "data=mine", f"data.path={tmp_path}/rows.jsonl", "data.test_fraction=0.4", "rl.prompts=2",
+        "rl.completions=2", "rl.max_new_tokens=4", "answering.max_new_tokens=4", "iterations=2",
+        "segment=1",
+    )  # fmt: skip
+    desk = Desk(repository, "distill_online", tmp_path, (*settings, *checked))
+    desk.run_here()
+    for run in desk.made("train_online"):
+        assert abs(run.metrics["first"]["teacher/reverse_kl"]) < 1e-5  # it is its own teacher
+        assert ("reward" in run.metrics["first"]) == bool(checked)
+    assert len(desk.made("judge")) == (2 if checked else 0)
+
+
+@pytest.mark.slow
 def test_the_experiment_comes_to_its_end_with_a_round_on_the_students_own_answers(
     repository: Path, tmp_path: Path
 ) -> None:
