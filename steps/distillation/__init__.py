@@ -3,6 +3,7 @@
 ``cached_teacher`` writes and reads it: at each scored token the likeliest ids, their
 log-probabilities and the mass of the rest. ``distributions`` reads it of a teacher's logits, and a
 student's log-probabilities of the same ids with their gradient. ``distilled`` trains a student on
-it. ``config`` is importable without torch. Begin with ``cached_teacher``. The losses are in
-``steps.losses.distillation``. Uses ``steps.scoring`` and ``steps.training``.
+it, and ``online_teacher`` is the teacher of an online run. ``config`` is importable without torch.
+Begin with ``cached_teacher``. The losses are in ``steps.losses.distillation``. Uses
+``steps.scoring`` and ``steps.training``.
 """

@@ -12,6 +12,6 @@ or ``iteration_rollouts`` for a recording), ``learning_from`` converts them to e
 while the trainer does. ``online_run`` runs a segment from folders to folders, and ``config`` has
 the settings. Begin with ``rollouts`` and ``iterations``.
 
-Uses ``steps.training``, ``steps.generation``, ``steps.checking``, ``steps.environments``,
-``steps.scoring``, ``steps.models``, ``steps.losses`` and ``steps.data``.
+Uses ``steps.training``, ``steps.distillation``, ``steps.generation``, ``steps.checking``,
+``steps.environments``, ``steps.scoring``, ``steps.models``, ``steps.losses`` and ``steps.data``.
 """
