@@ -150,7 +150,7 @@ def mismatched_by_trl(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
     ]
 
 
-@pytest.mark.parametrize("steps", [7, pytest.param(20, marks=pytest.mark.attack)])
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.attack)])
 @pytest.mark.parametrize("name", OURS)
 def test_every_step_has_the_loss_that_trl_has(
     losses: Callable[[str, int], list[float]], name: str, steps: int

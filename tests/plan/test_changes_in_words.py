@@ -61,15 +61,10 @@ class Rewarded:
         ({}, {"held_out": rows(1)}, "held_out added"),
         ({"held_out": rows(1)}, {}, "held_out removed"),
         ({"held_out": [rows(1)]}, {"held_out": [rows(1), rows(2)]}, "held_out[1] added"),
-        ({"held_out": [rows(1)]}, {"held_out": []}, "held_out[0] removed"),
-        ({"held_out": []}, {"held_out": [rows(1)]}, "held_out[0] added"),
         ({"held_out": 3}, {"held_out": rows(1)}, "held_out 3 → rows"),
         ({}, {"config": Rewarded(rows(1))}, "config added"),
-        ({"config": Rewarded(rows(1))}, {}, "config removed"),
         ({"config": Rewarded(rows(1))}, {"config": Rewarded(rows(2))}, "rows changed"),
-        ({"config": []}, {"config": [1]}, "config[0] added as 1"),
         ({"config": [1, 2]}, {"config": 3}, "config [1, 2] → 3"),
-        ({}, {"config": {"a": 1}}, "config null → {'a': 1}"),
     ],
 )
 def test_what_was_added_or_removed_is_told_as_that(

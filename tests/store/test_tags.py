@@ -103,15 +103,13 @@ def test_a_tag_moves_only_by_force_and_is_listed_and_shown(lab: Lab) -> None:
     assert "tagged v1" in report.read_text()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".x", "-x", "v 1", "", "x" * 101, "v\n1"])
-def test_a_name_that_is_no_component_of_a_path_is_refused(lab: Lab, name: str) -> None:
-    with pytest.raises(TemperError, match="no name for a tag"):
-        set_tag(lab.store, name, two(lab)[0].manifest)
-
-
-def test_a_tag_has_the_name_of_no_step(lab: Lab) -> None:
+def test_a_tag_has_the_name_of_no_step_and_is_a_component_of_a_path(lab: Lab) -> None:
+    manifest = two(lab)[0].manifest
     with pytest.raises(TemperError, match="multiply is a step"):
-        set_tag(lab.store, "multiply", two(lab)[0].manifest)
+        set_tag(lab.store, "multiply", manifest)
+    for name in ("a/b", "..", ".x", "-x", "v 1", "", "x" * 101, "v\n1"):
+        with pytest.raises(TemperError, match="no name for a tag"):
+            set_tag(lab.store, name, manifest)
 
 
 def test_a_tag_is_an_input_with_the_content_of_its_artifact(
@@ -162,10 +160,7 @@ def test_a_plan_that_would_make_another_artifact_than_expected_ends_before_a_ste
     "written",
     [
         lambda good: b"no JSON",
-        lambda good: b"[]",
         lambda good: json.dumps(good | {"step": "../../elsewhere"}).encode(),
-        lambda good: json.dumps(good | {"attempt": "../elsewhere"}).encode(),
-        lambda good: json.dumps(good | {"key": "*"}).encode(),
         lambda good: json.dumps(good | {"generation": True}).encode(),
         lambda good: json.dumps(good | {"time": "\x1b[31m"}).encode(),
         lambda good: b"[" * 100_000,
