@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.machinery import PathFinder
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ from pipeline.trace.modules import Modules, is_core
 from pipeline.trace.source_parts import Source
 
 UNREADABLE = "unreadable"
-_FOLDER = "folder"
+_FOLDER, _PACKAGE = "folder", "/__init__.py"
 RELEASE = "(release)"
 """Names the release of a step that ships with Temper, in the trace of an unedited installation."""
 _UNKNOWN = "a file that could not be noted"
@@ -138,7 +136,7 @@ class Home:
         start = working_folder() if name.startswith(_RELATIVE) else self.folder
         if name.startswith("<"):
             module, _, name = name[1:].partition(">/")
-            file = _file_of(module)
+            file = self.places().file(module)
             if file is None:
                 return None
             start = Home.of(module, file).folder
@@ -311,8 +309,7 @@ def _code(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The digests and the looks of the code that counts."""
     places, loaded = home.places(), dict[str, Loaded]()
-    unsteady = dict[str, str]()
-    seen = seen_in(earlier.discovered.code)
+    unsteady, seen = dict[str, str](), seen_in(earlier.discovered.code)
     asked = _asked(events)
     for name, path in _known(modules, rules, home, places).items():
         nothing = None if BY_FILE in name else frozenset[str]()
@@ -323,13 +320,13 @@ def _code(
         else:
             all_ran = None if module.ran is None or ran is None else ran | module.ran
             names = before | asked.get(name, set())
-            loaded[name] = Loaded(source, _is_package(path), all_ran, names)
+            loaded[name] = Loaded(source, path.endswith(_PACKAGE), all_ran, names)
     for name, (ran, before) in seen.items():
         file, digest = places.file(name), earlier.sources.get(name, "")
         if file is None or (source := _source(file, digest)) is None:
             unsteady[f"{name}:{ALL}"] = UNSTEADY
         else:
-            loaded[name] = Loaded(source, _is_package(file), ran, before)
+            loaded[name] = Loaded(source, file.endswith(_PACKAGE), ran, before)
     code, its_looks = counted.digests_and_looks(loaded, places.has)
     return {**code, **unsteady}, its_looks
 
@@ -363,10 +360,6 @@ def _asked(events: str) -> dict[str, frozenset[str]]:
     return found
 
 
-def _is_package(path: str) -> bool:
-    return os.path.basename(path) == "__init__.py"
-
-
 def _source(path: str, digest: str) -> Source | None:
     """The statements of a module as it was loaded; ``None`` if nothing has these bytes now."""
     with suppress(OSError, SyntaxError, ValueError, RecursionError):
@@ -393,17 +386,6 @@ def _is_called_so(path: str, module: str) -> bool:
     """Whether a file is one for a module of this name, and was not loaded under a made-up name."""
     place = module.replace(".", "/")
     return path.endswith((f"/{place}.py", f"/{place}/__init__.py"))
-
-
-def _file_of(module: str) -> str | None:
-    """The file of a module, found without importing anything."""
-    folders = spec = None
-    for name in accumulate(module.split("."), "{}.{}".format):
-        spec = PathFinder.find_spec(name, folders)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations
-    return os.path.abspath(spec.origin) if spec and spec.origin else None
 
 
 @dataclass(frozen=True)
@@ -634,7 +616,7 @@ def _present_code(trace: Discovered, places: Modules) -> Mapping[str, str]:
         except (OSError, SyntaxError, ValueError, RecursionError):
             gone[f"{name}:{ALL}"] = ABSENT if places.file(name) is None else UNREADABLE
         else:
-            loaded[name] = Loaded(source, _is_package(str(places.file(name))), ran, names)
+            loaded[name] = Loaded(source, str(places.file(name)).endswith(_PACKAGE), ran, names)
 
     def has(name: str) -> int:
         return asked.setdefault(name, places.has(name))
@@ -647,7 +629,7 @@ def _present_code(trace: Discovered, places: Modules) -> Mapping[str, str]:
 
 def _file_of_module(name: str, places: Modules) -> list[str | bool]:
     content = sources.digest_of(places.content(name))
-    return [content, _is_package(str(places.file(name)))]
+    return [content, str(places.file(name)).endswith(_PACKAGE)]
 
 
 def _present_file(path: str) -> str:

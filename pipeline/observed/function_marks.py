@@ -14,7 +14,7 @@ function that is declared constant is called once, during tracing, and nothing i
 import ast
 import builtins
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _COMPILERS = frozenset({"numba"})
@@ -37,11 +37,6 @@ def install(name: str, marks: mmap.mmap) -> None:
 def uninstall(name: str) -> None:
     """Make code with the mark ``name`` run without recording anything."""
     setattr(builtins, name, lambda number: None)
-
-
-def functions(tree: ast.Module) -> list[tuple[str, _Function]]:
-    """Every function that gets a mark, with its qualified name."""
-    return list(_in_body(tree.body, ""))
 
 
 def is_for_a_compiler(tree: ast.Module, content: bytes) -> bool:
@@ -70,19 +65,7 @@ def mark(functions: Sequence[tuple[str, _Function]], name: str, numbers: Sequenc
         function.body.insert(int(has_docstring), call)
 
 
-def _in_body(body: Iterable[ast.AST], prefix: str) -> Iterator[tuple[str, _Function]]:
-    for node in body:
-        if any(map(_is_of_a_detail, getattr(node, "decorator_list", ()))):
-            continue
-        if isinstance(node, _Function):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _in_body(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from _in_body(ast.iter_child_nodes(node), prefix)
-
-
-def _is_of_a_detail(decorator: ast.expr) -> bool:
+def is_detail(node: ast.AST) -> bool:
     """Whether a definition is declared an execution detail, so that its code does not count."""
-    name = decorator.attr if isinstance(decorator, ast.Attribute) else decorator
-    return (name.id if isinstance(name, ast.Name) else name) == "execution_detail"
+    found = getattr(node, "decorator_list", ())
+    return any(getattr(d, "attr", getattr(d, "id", "")) == "execution_detail" for d in found)

@@ -22,6 +22,7 @@ import blake3
 
 from pipeline.base import user_cache
 from pipeline.observed import function_marks
+from pipeline.trace import source_parts
 
 _RAN = "__temper_ran__"
 
@@ -74,7 +75,7 @@ def compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
 
 def _compiled(path: str, content: bytes, loader: SourceFileLoader) -> MarkedCode:
     tree = ast.parse(content, path)
-    functions = function_marks.functions(tree)
+    functions = [*source_parts.functions(tree.body, leaves_out=function_marks.is_detail)]
     units, number = None, _number(content)
     if not function_marks.is_for_a_compiler(tree, content):
         units = [unit for unit, _ in functions]
@@ -89,5 +90,6 @@ def _number(content: bytes) -> bytes:
 
 
 _COMPILERS = user_cache.version_of(
-    "function_marks.py", "marked_code.py", folder=Path(__file__).parent
+    *("observed/function_marks.py", "observed/marked_code.py", "trace/source_parts.py"),
+    folder=Path(__file__).parents[1],
 )

@@ -10,14 +10,8 @@ from dataclasses import replace
 from pipeline.base.errors import TemperError
 from pipeline.observed.discovery import UNREADABLE, Home, Present
 from pipeline.store.manifest import Discovered
-from pipeline.trace.counted import (
-    Loaded,
-    digests_and_looks,
-    functions_like,
-    may_run,
-    seen_in,
-    total_look,
-)
+from pipeline.trace import counted
+from pipeline.trace.counted import Loaded, seen_in, total_look
 from pipeline.trace.modules import Modules
 from pipeline.trace.reach import at_import, reached, whole
 
@@ -44,8 +38,8 @@ def accepted_trace(home: Home, now: Discovered) -> Discovered:
             began = {home.function} if name == home.module else set[str]()
             ran = (ran | began) & {*module.source.functions}
         found[name] = replace(module, ran=ran, asked=asked)
-    found = may_run(found, places.has, lambda name: reached([name], places).get(name))
-    code, found_looks = digests_and_looks(found, places.has)
+    found = counted.may_run(found, places.has, lambda name: reached([name], places).get(name))
+    code, found_looks = counted.digests_and_looks(found, places.has)
     return replace(now, code=code, looks=found_looks)
 
 
@@ -70,14 +64,14 @@ def neutral_trace(home: Home, discovered: Discovered, present: Present) -> Disco
     loaded |= {name: module for name, module in by_any.items() if name in seen} | kept
     gone = {look for unit, look in discovered.looks.items() if unit not in now.code}
     ran = {name: {*(seen[name][0] or ())} if name in seen else set[str]() for name in loaded}
-    for name, function in functions_like(loaded, places.has, gone):
+    for name, function in counted.functions_like(loaded, places.has, gone):
         ran[name].add(function)
     found: dict[str, Loaded] = {}
     for name, module in loaded.items():
         functions, asked = seen.get(name, (frozenset[str](), frozenset[str]()))
         all_ran = None if functions is None else frozenset(ran[name])
         found[name] = replace(module, ran=all_ran, asked=asked | classes.get(name, set()))
-    code, found_looks = digests_and_looks(found, places.has)
+    code, found_looks = counted.digests_and_looks(found, places.has)
     if total_look(found_looks) != total_look(discovered.looks):
         return None
     return replace(now, code=code, looks=found_looks)

@@ -197,10 +197,21 @@ class _Rule:
                     self._note(name, statement.part)
                     if self.counts_bodies:
                         self._note_functions(name, statement)
+            for alias, places in module.source.aliases.items():
+                if alias in self.words or name in self.whole:
+                    self.words.update(taken for _, _, taken in places)
         return before != self._extent()
 
-    def _extent(self) -> tuple[int, int, bool]:
-        return len(self.whole), sum(map(len, self.counted.values())), self.counts_bodies
+    def _extent(self) -> tuple[int, ...]:
+        counted = sum(map(len, self.counted.values()))
+        return len(self.words), len(self.whole), counted, self.counts_bodies
+
+    def _binds(self, name: str, level: int, module: str, attribute: str) -> bool:
+        """Whether what an import takes is bound by another loaded module, and is no module."""
+        target = self.absolute(name, level, module)
+        loaded = self.modules.get(target)
+        is_bound = loaded is not None and attribute in loaded.source.bindings
+        return is_bound and f"{target}.{attribute}" not in self.modules
 
     def _counts(self, name: str, statement: Statement) -> bool:
         if (
@@ -216,6 +227,7 @@ class _Rule:
 
     def _note(self, name: str, part: Part) -> None:
         self.words |= part.words
+        self.words.update(at[2] for at in part.imports if not self._binds(name, *at))
         if MODULE in part.reflection:
             self.whole.add(name)
         if EVERYTHING in part.reflection:
@@ -402,13 +414,15 @@ class _Rule:
 
     def _with_places(self, name: str, part: Part) -> str:
         """A part's digest, and for each name that it imports, whether the project has such a
-        module and packages around it: where an import leads depends on which files there are."""
+        module and packages around it, and whether a loaded module binds the name: where an import
+        leads depends on which files there are, and on what they bind."""
         found = [part.digest]
         for level, module, attribute in part.imports:
             target = self.absolute(name, level, module)
             found += [str(int(self.has(parent))) for parent in parents(target)]
             if attribute and found[-1] != "0":
                 found += [str(int(self.has(f"{target}.{attribute}")))]
+                found += [str(int(self._binds(name, level, module, attribute)))]
         return " ".join(found)
 
 

@@ -13,8 +13,8 @@ import builtins
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 import blake3
@@ -77,7 +77,7 @@ uses an iterator up."""
 _QUIET_BASES = frozenset(
     (
         *("abc.ABC", "enum.Enum", "enum.IntEnum", "enum.StrEnum", "typing.Generic"),
-        *("typing.NamedTuple", "typing.Protocol", "typing.TypedDict"),
+        *("typing.NamedTuple", "typing.Protocol", "typing.TypedDict", "pipeline.Artifact"),
         *(f"builtins.{n}" for n in _BUILTIN if isinstance(getattr(builtins, n), type)),
     )
 )
@@ -89,7 +89,8 @@ class Part:
     """A statement or a function, and how it can reach other code.
 
     Attributes:
-        words: the names that it mentions, also inside texts.
+        words: the names that it mentions, also inside texts; of an import at the top level, only
+            those in the name of its module.
         values: imported names, each with attributes, that it uses as values: ``conf``, ``np.abs``.
         imports: what it imports, as ``(level, module, name)``; the name is empty without ``from``.
         reflection: those that hold of :data:`EVERYTHING`, :data:`MODULE`, :data:`BODIES` and
@@ -198,20 +199,23 @@ class _Reader:
         if is_first and _is_text(node):
             return Statement(Part(_digest([node], False), frozenset()), ("__doc__",), True)
         self.has_hints = False
-        functions: dict[str, list[_Function]] = {}
-        for name, function in _functions([node], ""):
-            functions.setdefault(name, []).append(function)
+        inner: dict[str, list[_Function]] = {}
+        for name, function in functions([node]):
+            inner.setdefault(name, []).append(function)
         binds = self._binds(node)
         if binds is not None and any(_is_special(n) or self.bindings[n] > 1 for n in binds):
             binds = None
         if binds is not None and isinstance(node, ast.AnnAssign):
             binds = (*binds, "__annotations__")
+        part = self._part([node], strip=True)
+        if isinstance(node, ast.ImportFrom):  # it reads nothing of what it names
+            part = replace(part, words=frozenset((node.module or "").split(".")))
         return Statement(
-            self._part([node], strip=True),
+            part,
             binds,
             isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign),
             self.has_hints,
-            {name: self._part(nodes, False, name) for name, nodes in functions.items()},
+            {name: self._part(nodes, False, name) for name, nodes in inner.items()},
         )
 
     # --- quiet statements ------------------------------------------------------------------------
@@ -228,8 +232,9 @@ class _Reader:
             names = tuple(a.asname or a.name for a in node.names)
             return names if is_plain and "*" not in names else None
         if isinstance(node, ast.Assign):
-            names = tuple(t.id for t in node.targets if isinstance(t, ast.Name))
-            is_plain = len(names) == len(node.targets) and self._is_still(node.value)
+            targets = [n for target in node.targets for n in _pairwise(target, node.value)]
+            names = tuple(t.id for t in targets if isinstance(t, ast.Name))
+            is_plain = len(names) == len(targets) and self._is_still(node.value)
             return names if is_plain else None
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             is_plain = node.value is not None and self._is_still(node.value)
@@ -327,24 +332,21 @@ class _Reader:
     def _origin(self, node: ast.expr) -> str:
         """The full name of a library's object; empty if it may be another."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = self._origin_of_module(node.value.id)
-            return f"{module}.{node.attr}" if module else ""
+            module, name = self._stands_for(node.value.id)
+            return f"{module}.{node.attr}" if module and not name else ""
         if not isinstance(node, ast.Name):
             return ""
         if node.id not in self.bindings:
             return f"builtins.{node.id}" if node.id in _BUILTIN else ""
-        found = self.aliases.get(node.id, ())
-        if self.bindings[node.id] > 1 or len(found) != 1:
-            return ""
-        level, module, name = found[0]
-        return f"{module}.{name}" if name and not level else ""
+        module, name = self._stands_for(node.id)
+        return f"{module}.{name}" if name else ""
 
-    def _origin_of_module(self, alias: str) -> str:
+    def _stands_for(self, alias: str) -> tuple[str, str]:
+        """The module, and the name in it, of which a name is an alias; empty if it may be
+        another."""
         found = self.aliases.get(alias, ())
-        if self.bindings[alias] > 1 or len(found) != 1:
-            return ""
-        level, module, name = found[0]
-        return "" if level or name else module
+        is_sure = self.bindings[alias] <= 1 and len(found) == 1 and not found[0][0]
+        return found[0][1:] if is_sure else ("", "")
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -422,12 +424,18 @@ _IN_DATA = (
 
 def _is_data(node: ast.expr) -> bool:
     """Whether an expression is made of literals alone."""
-    for n in ast.walk(node):
-        if not isinstance(n, _IN_DATA):
-            return False
-        if isinstance(n, ast.UnaryOp) and not isinstance(n.operand, ast.Constant):
-            return False
-    return True
+    nodes = [*ast.walk(node)]
+    signed = (n.operand for n in nodes if isinstance(n, ast.UnaryOp))
+    return all(isinstance(n, _IN_DATA) for n in nodes) and all(
+        isinstance(n, ast.Constant) for n in signed
+    )
+
+
+def _pairwise(target: ast.expr, value: ast.expr) -> list[ast.expr]:
+    """The targets of an assignment, one by one if it unpacks as many literals: ``a, b = 1, 2``."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return target.elts if len(target.elts) == len(value.elts) else [target]
+    return [target]
 
 
 def _is_accessor(decorator: ast.expr, function: _Function) -> bool:
@@ -488,15 +496,19 @@ def _dotted(node: Any) -> str:
     return ""
 
 
-def _functions(nodes: Iterable[Any], prefix: str) -> Iterator[tuple[str, _Function]]:
+def functions(
+    nodes: Iterable[Any], prefix: str = "", leaves_out: Callable[[Any], bool] = lambda _: False
+) -> Iterator[tuple[str, _Function]]:
     """The functions that are in no other function, by qualified name."""
     for node in nodes:
+        if leaves_out(node):
+            continue
         if isinstance(node, _Function):
             yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body, f"{prefix}{node.name}.")
+            yield from functions(node.body, f"{prefix}{node.name}.", leaves_out)
         elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from _functions(ast.iter_child_nodes(node), prefix)
+            yield from functions(ast.iter_child_nodes(node), prefix, leaves_out)
 
 
 def _bound(nodes: Iterable[Any]) -> Iterator[str]:

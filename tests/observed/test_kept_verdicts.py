@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observed import discovery
 from pipeline.observed.discovery import Home, Present
 from pipeline.store.manifest import Discovered
+from pipeline.trace import counted
 
 SOURCE = "from colorsys import rgb_to_hls\n\n\ndef run():\n    return rgb_to_hls\n"
 
@@ -36,7 +36,7 @@ def test_a_kept_verdict_is_of_the_same_sources_and_places(
     was = now({f"{name}:run": "", f"{name}:(import)": ""})
     assert now(was) == was
     with monkeypatch.context() as patch:
-        patch.setattr(discovery, "digests", None)  # nothing is computed
+        patch.setattr(counted, "digests", None)  # nothing is computed
         assert now(was) == was
     change(module)
     importlib.invalidate_caches()

@@ -68,6 +68,8 @@ class Unused:
         ("TABLE =", "TABLE = RATE + 1\n#"),
         ("TABLE =", "TABLE = list(RATE)\n#"),
         ("TABLE =", "go = lambda x=print(): x\nTABLE ="),
+        ("TABLE =", "RATE, OTHER = 1, 2\nTABLE ="),
+        ("TABLE =", "ONE, OTHER = TABLE\nTABLE ="),
         ("def unused(x)", "@RATE.setter\ndef unused(x)"),
         ("def unused(x)", "def unused(x: RATE.kind)"),
         ("import math\n", "import math\nX = math.nan\nclass Y:\n    x = X\n"),
@@ -98,6 +100,11 @@ def test_what_ran_or_is_mentioned_counts(old: str, new: str) -> None:
         ("def unused(x)", "import functools\n@functools.cache\ndef unused(x)"),
         ("    limit = 3", "    limit = 4\n    more: int = 5"),
         ("class Unused:", "class Unused(ValueError):"),
+        (
+            "class Unused:",
+            "from pipeline import Artifact\nclass Made(Artifact):\n    parts = int\nclass Unused:",
+        ),
+        ("TABLE =", "ONE, OTHER = 1, (2, 3)\nTABLE ="),
         ("return UNREAD", "return TABLE"),
         ("About it.", "About that."),
     ],
@@ -180,3 +187,56 @@ def test_a_new_file_where_an_import_leads_counts() -> None:
     assert traced(sources, {}, packages, frozenset({"other"})) == before
     sources = {"deep.inner": "", "steps": "import deep.inner\n"}
     assert traced(sources) != traced(sources, files=frozenset({"deep"})), "no package before"
+
+
+SHARED = """\
+RATE = 3
+SEED = 7
+def scale(x, by=1):
+    return x
+def clip(x, least=0):
+    return x
+"""
+TAKES = "from helper import RATE, SEED, clip, scale\ndef train():\n    return scale(RATE)\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "steps", "does"),
+    [
+        ("SEED = 7", "SEED = 8", TAKES, False),
+        ("least=0", "least=1", TAKES, False),
+        ("RATE = 3", "RATE = 4", TAKES, True),
+        ("by=1", "by=2", TAKES, True),
+        ("SEED = 7\n", "", TAKES, True),  # the import fails now
+        ("SEED = 7\n", "SEED = 7\nSEED = 8\n", TAKES, True),
+        ("SEED = 7", "SEED = 8", TAKES.replace("SEED,", "SEED as RATED,"), False),
+        ("SEED = 7", "SEED = 8", f"{TAKES.replace('SEED,', 'SEED as R,')}print(R)\n", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}print(globals())\n", True),
+        ("SEED = 7", "SEED = 8", f"import steps\nprint(steps)\n{TAKES}", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}import sys\nvars(sys.modules['steps'])\n", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}print(vars()['SE' + 'ED'])\n", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}print(f'SEED')\n", True),
+        ("SEED = 7", "SEED = 8", f"{TAKES}class Made:\n    from helper import SEED\n", True),
+        ("SEED = 7", "SEED = 8", f"try:\n    {TAKES}".replace("\ndef", "\nexcept E: 0\ndef"), True),
+    ],
+)
+def test_a_name_that_is_imported_and_not_read_does_not_count(
+    old: str, new: str, steps: str, does: bool
+) -> None:
+    """Steps of one file take constants of one module; each step reads some of them."""
+    assert old in SHARED
+    assert counts(SHARED, SHARED.replace(old, new), steps) == does
+
+
+def test_what_a_package_takes_from_its_module_counts_where_others_read_it_there() -> None:
+    made = {
+        "package": "from package.inner import RATE, SEED\n",
+        "package.inner": "RATE = 3\nSEED = 7\n",
+        "steps": "import package\ndef train():\n    return package.RATE\n",
+    }
+
+    def digests_with(inner: str) -> dict[str, str]:
+        return traced({**made, "package.inner": inner}, packages=frozenset({"package"}))
+
+    assert digests_with("RATE = 3\nSEED = 8\n") == digests_with("RATE = 3\nSEED = 7\n")
+    assert digests_with("RATE = 4\nSEED = 7\n") != digests_with("RATE = 3\nSEED = 7\n")
