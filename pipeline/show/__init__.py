@@ -6,7 +6,7 @@ is an artifact as ``run`` returns it: ``loading`` opens its files as Python valu
 draws it. ``results`` returns results as a table and compares them (``comparison``), ``metrics``
 formats their numbers. ``views`` defines the shapes in which an artifact can show its content:
 texts, curves, tables. ``metrics_log`` reads the metrics log of a step that still runs. ``report``
-writes the HTML file, ``sinks`` send metrics to W&B and TensorBoard.
+writes the HTML file, ``json_values`` the object of ``--json``; ``sinks`` send metrics to trackers.
 
 Uses ``estimate``, ``plan``, ``wire``, ``store`` and what lies below them.
 """

@@ -1,1 +1,1 @@
-"""Names of artifacts: ``tags`` that users gave, and ``EXPERIMENT/RESULT`` (``result_names``)."""
+"""Names of artifacts (``naming``): ``tags``, ``result_names``; as inputs (``recorded``)."""
