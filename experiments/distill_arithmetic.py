@@ -9,6 +9,7 @@ their tokens. In rounds, the student then learns from the teacher at the tokens 
     python experiments/distill_arithmetic.py loss=reverse_kl      the teacher is not run again
     python experiments/distill_arithmetic.py loss.temperature=2
     python experiments/distill_arithmetic.py rounds=2             on the student's own answers
+    python experiments/distill_arithmetic.py online=12            the same online, beside GRPO
     python experiments/distill_arithmetic.py seed=1
 """
 
@@ -27,6 +28,8 @@ from steps.losses.registry import DISTILLATION_LOSSES
 from steps.make_arithmetic import make_arithmetic
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
+from steps.online.methods.distill import Distill
+from steps.online.methods.policy_gradient import Over
 from steps.online.selection import Best
 from steps.sample_completions import sample_completions
 from steps.sample_rollouts import sample_rollouts
@@ -56,6 +59,7 @@ class Config(ExperimentConfig):
         rounds: how often that student also learns from its own answers, right or wrong.
         sampling: how it draws them.
         round: the distillation of one round.
+        online: the iterations of on-policy distillation, and of GRPO, of the first student.
     """
 
     seed: int = 0
@@ -74,6 +78,7 @@ class Config(ExperimentConfig):
     rounds: int = 0
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     round: TrainConfig = field(default_factory=TrainConfig)
+    online: int = 0
     answering: SamplingConfig = field(default_factory=SamplingConfig)
 
 
@@ -92,10 +97,11 @@ def distill_arithmetic(cfg: Config) -> dict[str, Step]:
         scores = teacher_logprobs(tokens, teacher, cfg.scoring)
         return train_sft(tokens, init=init, config=config, loss=cfg.loss, teacher=scores)
 
+    sft = train_sft(shown, init=small, config=cfg.sft)
     student = distilled(shown, small, cfg.distill)
     results = {
         "teacher": exact_match(teacher),
-        "SFT": exact_match(train_sft(shown, init=small, config=cfg.sft)),
+        "SFT": exact_match(sft),
         "distilled": exact_match(student),
     }
     for number in range(1, cfg.rounds + 1):
@@ -104,6 +110,12 @@ def distill_arithmetic(cfg: Config) -> dict[str, Step]:
         every = select_demonstrations(drawn, Best(least_reward=None, per_prompt=None))
         student = distilled(every, student, cfg.round)
         results[f"after round {number}"] = exact_match(student)
+    if cfg.online:
+        alone = train_online(task["train"], sft, cfg.online, config=cfg.rl)
+        taught = replace(cfg.rl, method=Distill(over=Over.token))
+        beside = train_online(task["train"], sft, cfg.online, None, taught, teacher=teacher)
+        results["SFT, then GRPO"] = exact_match(alone["model"])
+        results["SFT, then on-policy distillation"] = exact_match(beside["model"])
     return results
 
 

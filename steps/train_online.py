@@ -46,7 +46,7 @@ def train_online(
         engine: who draws: this process, or engines elsewhere.
         environment: replies to the policy's turns, as ``judging`` says for verdicts. What it leaves
             open, the checker judges by the last turn.
-        checker: gives completions their rewards; None, if the method needs none.
+        checker: gives completions their rewards; None, if the method uses none.
         teacher: what ``Distill`` learns from, with the vocabulary of the policy. What it says is
             kept beside the rollouts, so ``train_on_rollouts`` needs it no more.
     """
@@ -56,10 +56,10 @@ def train_online(
 
     others = reference and reference.path, teacher and teacher.path
     folders = Folders(policy.path, start and start.path, *others)
-    if checker is None and config.method.needs_rewards:
+    if checker is None and environment is None and config.method.uses_rewards:
         raise TemperError(
-            f"the method {config.method.name} learns from rewards; give it a checker, or take "
-            "Distill and a teacher"
+            f"the method {config.method.name} learns from rewards here, and nothing gives any; "
+            "give a checker"
         )
     alone = None if environment else prompts.path
     with (

@@ -42,6 +42,7 @@ ONLINE_CURVES = {
     "frac_reward_zero_std": "share of prompts without signal (frac_reward_zero_std)",
     "entropy": "entropy of what was drawn, nats a token (entropy)",
     "kl/k3": "KL from the reference, nats a token (kl/k3)",
+    "teacher/reverse_kl": "KL from the teacher, nats a token (teacher/reverse_kl)",
     "ratio/deviation": "distance of the ratio from 1 (ratio/deviation)",
     "clip_ratio/high_mean": "share clipped above (clip_ratio/high_mean)",
     "clip_ratio/low_mean": "share clipped below (clip_ratio/low_mean)",

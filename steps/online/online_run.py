@@ -352,7 +352,7 @@ def _teacher(
         folder = place.scratch / _TEACHER
         return live_teacher(start.teacher, start.policy, how, examples, folder, place.ranks)
     if start.taught is None:
-        raise ValueError(f"the method {name} learns from a teacher; give one")
+        raise ValueError(f"the method {name} learns from a teacher; give train_online one")
     return recorded_teacher(start.taught, kept)
 
 

@@ -61,9 +61,16 @@ def test_the_experiment_comes_to_its_end_with_a_round_on_the_students_own_answer
 ) -> None:
     of_each = ("max_steps=40", "batch_size=16", "optimizer.learning_rate=5e-3")
     training = (f"{n}.{each}" for n in ("teaching", "sft", "distill") for each in of_each)
-    sizes = ("train_problems=20", "test_problems=5", "iterations=1", "rl.prompts=4", "rounds=1")
+    sizes = (
+        "train_problems=20",
+        "test_problems=5",
+        "iterations=1",
+        "rl.prompts=4",
+        "rounds=1",
+        "online=1",
+    )
     desk = Desk(repository, "distill_arithmetic", tmp_path, (*sizes, *training))
     shown = desk.run_here().stdout
-    for name in ("teacher", "SFT", "distilled", "after round 1"):
+    for name in ("teacher", "SFT", "distilled", "after round 1", "SFT, then on-policy"):
         assert name in shown
     assert len(desk.made("teacher_logprobs")) == 2

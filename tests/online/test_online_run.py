@@ -462,7 +462,13 @@ def test_what_does_not_fit_a_teacher_is_one_sentence(
     wide.resize_token_embeddings(VOCABULARY + 8)
     wide.save_pretrained(large := tmp_path / "large")
     for method, start, of, error, told in (
-        (Distill(), policy, None, ValueError, "distill learns from a teacher; give one"),
+        (
+            Distill(),
+            policy,
+            None,
+            ValueError,
+            "distill learns from a teacher; give train_online",
+        ),
         (Raft(), policy, teacher, ValueError, "raft learns from no teacher; leave teacher out"),
         (Distill(), student, other, ValueError, "they must share one vocabulary|another tokenizer"),
         (Distill(), policy, large, ValueError, "gives 72 tokens, and the student in .* has 64"),

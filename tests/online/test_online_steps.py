@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
 from worlds import ShortWords
 
+from pipeline import TemperError
 from pipeline.show.views import Curves, Texts
 from steps.checking.config import JudgeConfig
 from steps.data.rows.parquet import write_rows
@@ -20,6 +22,7 @@ from steps.data.rows.tables import PROMPTS, to_record
 from steps.models.folders import load_model
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
+from steps.online.methods.distill import Distill
 from steps.online.methods.policy_gradient import PolicyGradient
 from steps.online.rollouts import read_rollouts
 from steps.train_on_rollouts import train_on_rollouts
@@ -112,6 +115,7 @@ def test_a_report_has_the_curves_of_a_run_and_completions_from_its_iterations(
     drawn = {name for view in shown if isinstance(view, Curves) for name in view.lines}
     assert set(ONLINE_CURVES.values()) - drawn == {
         ONLINE_CURVES["kl/k3"],  # of a method with KL
+        ONLINE_CURVES["teacher/reverse_kl"],  # of one with a teacher
         ONLINE_CURVES["completions/mean_turns"],  # of a run with an environment
     }
     (completions,) = (v for v in shown if getattr(v, "title", "") == "Completions over iterations")
@@ -130,6 +134,33 @@ def test_segments_and_a_replay_end_with_the_bits_of_one_run(
     for part in ("model", "state"):
         assert folder_bytes(two / part) == folder_bytes(made / part)
         assert folder_bytes(again.path / part) == folder_bytes(made / part)
+
+
+def test_a_run_with_a_teacher_and_without_a_checker_is_its_segments_and_its_rollouts(
+    folders: tuple[Any, Any], tmp_path: Path
+) -> None:
+    prompts, policy = folders
+    word_tokenizer().save_pretrained(teacher := model_folder(tmp_path / "teacher", seed=1))
+    config = replace(CONFIG, method=Distill(beta=0.5, top_k=8))
+
+    def train(name: str, iterations: int, start: Any = None, config: RlConfig = config) -> Path:
+        out: Any = Folder(tmp_path / name / "made", tmp_path / name / "scratch")
+        train_online.function(
+            out, prompts, policy, iterations, None, config, start=start, teacher=artifact(teacher)
+        )
+        return out.path
+
+    whole, one = train("whole", 3), train("one", 1)
+    two = train("two", 2, artifact(one / "state"))
+    again, again_two = Folder(tmp_path / "again"), Folder(tmp_path / "again two")
+    train_on_rollouts.function(again, artifact(whole / "rollouts"), policy, config)
+    replayed = (artifact(two / "rollouts"), policy, config, artifact(one / "state"))
+    train_on_rollouts.function(again_two, *replayed)
+    for folder in (two, again.path, again_two.path):
+        for part in ("model", "state"):
+            assert folder_bytes(folder / part) == folder_bytes(whole / part)
+    with pytest.raises(TemperError, match="learns from rewards here, and nothing gives any; give"):
+        train("nothing", 1, config=replace(CONFIG, method=Distill(reward_weight=1.0)))
 
 
 @pytest.mark.parametrize("preset", sorted(Path("conf/rl").glob("*.yaml")), ids=lambda p: p.stem)

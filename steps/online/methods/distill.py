@@ -66,6 +66,10 @@ class Distill(PolicyGradient):
     def kept(self) -> int:
         return 1 if self.beta is None else self.top_k
 
+    @property
+    def uses_rewards(self) -> bool:
+        return self.reward_weight > 0
+
     def objective(self, experience: "Experience") -> "Objective | None":
         from steps.online.methods.grpo import policy_objective
 

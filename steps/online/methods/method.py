@@ -47,6 +47,11 @@ class Method:
         return 0
 
     @property
+    def uses_rewards(self) -> bool:
+        """Whether rewards change what the method learns."""
+        return True
+
+    @property
     def needs_scores_first(self) -> bool:
         """Whether `objective` needs the logps of the trainer, which otherwise only a second update
         of the same completions needs."""
