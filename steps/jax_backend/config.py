@@ -10,7 +10,13 @@ from steps.models.config import Dtype
 from steps.scoring.config import ReferenceConfig, ScoringBackend
 from steps.shared.checks import holding, require, require_count, set_choice
 from steps.shared.execution_detail import added_field, detail_field
-from steps.training.config import Algorithm, OptimizerConfig, TrainConfig, TrainingBackend
+from steps.training.config import (
+    Algorithm,
+    OptimizerConfig,
+    TrainConfig,
+    TrainingBackend,
+    UpdateConfig,
+)
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
@@ -57,8 +63,8 @@ class JaxScoring(JaxDevices, ScoringBackend):
 class JaxTraining(JaxDevices, TrainingBackend):
     """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them."""
 
-    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
-        require_in_optax(optimizer, self.name)
+    def require_settings(self, config: UpdateConfig) -> None:
+        require_in_optax(config.optimizer, self.name)
 
     @property
     def scoring(self) -> JaxScoring:

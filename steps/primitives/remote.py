@@ -9,7 +9,7 @@ from torch import Tensor
 
 from steps.primitives.local import Local
 from steps.primitives.pending import Pending
-from steps.tinker_backend.tinker_choice import require_adam
+from steps.tinker_backend.tinker_choice import require_alike
 from steps.tinker_backend.tinker_trainer import TinkerTrainer
 from steps.tinker_backend.tinker_wire import NAMED, Row, Sampled, Wire
 from steps.training.config import OptimizerConfig
@@ -54,7 +54,7 @@ class Remote(Local):
         directory: Path | str = "checkpoints",
         patience: float = 3600.0,
     ) -> None:
-        require_adam(optimizer)
+        require_alike(optimizer)
         self._wire = Wire(base_model, rank, seed, address, patience)
         engine = _RowsEngine(self._wire, optimizer)
         super().__init__(loss=loss, backend=engine, directory=directory)

@@ -1,31 +1,48 @@
 """A server of Tinker's API as a training config names it."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+from steps.models.config import LoraConfig
 from steps.shared.checks import holding, require
 from steps.shared.execution_detail import detail_field
-from steps.training.config import Algorithm, OptimizerConfig, TrainConfig, TrainingBackend
+from steps.training.config import (
+    Algorithm,
+    OptimizerConfig,
+    TrainConfig,
+    TrainingBackend,
+    UpdateConfig,
+)
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
     from steps.training.policy import Policy, Role
 
 
-def require_adam(optimizer: OptimizerConfig) -> None:
-    """Raise ValueError, which names all faults, for what servers do not do alike."""
+def require_alike(
+    optimizer: OptimizerConfig, others: Mapping[str, bool] = MappingProxyType({})
+) -> None:
+    """Raise ValueError, which names all faults, for settings that servers do not have, or of which
+    each makes something else.
+
+    Args:
+        others: other faults.
+    """
     faults = {
-        "algorithm=adamw": optimizer.algorithm is not Algorithm.adamw,
-        "eight_bit=false": optimizer.eight_bit,
-        "rates={}": bool(optimizer.rates),
+        **others,
+        "optimizer.algorithm=adamw": optimizer.algorithm is not Algorithm.adamw,
+        "optimizer.eight_bit=false": optimizer.eight_bit,
+        "optimizer.rates={}": bool(optimizer.rates),
         # A server multiplies gradients by a factor of its own.
-        "max_grad_norm=null": optimizer.max_grad_norm is not None,
-        "adam_epsilon=1e-12": optimizer.adam_epsilon > 1e-12,
+        "optimizer.max_grad_norm=null": optimizer.max_grad_norm is not None,
+        "optimizer.adam_epsilon=1e-12": optimizer.adam_epsilon > 1e-12,
     }
     if needed := holding(faults):
-        raise ValueError(f"a server of Tinker's API needs optimizer settings {', '.join(needed)}")
+        raise ValueError(f"a server of Tinker's API needs {', '.join(needed)}")
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
@@ -45,6 +62,7 @@ class TinkerTraining(TrainingBackend):
 
     name: ClassVar[str] = "tinker"
     is_recorded: ClassVar[bool] = True
+    needs_packages: ClassVar[tuple[str, ...]] = ("tinker",)
 
     base_model: str = ""
     address: str | None = detail_field(None)
@@ -58,8 +76,16 @@ class TinkerTraining(TrainingBackend):
     def scoring(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
 
-    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
-        require_adam(optimizer)
+    def require_settings(self, config: UpdateConfig) -> None:
+        lora = config.lora or LoraConfig()
+        others = {
+            "an adapter (lora)": config.lora is None,
+            "lora.dropout=0": lora.dropout > 0,
+            "lora.rslora=false": lora.rslora,
+            "lora.quantization=null": lora.quantization is not None,
+            "router_aux_loss_coef=0 or null": bool(config.router_aux_loss_coef),
+        }
+        require_alike(config.optimizer, others)
 
     def open_policy(
         self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool, role: "Role"

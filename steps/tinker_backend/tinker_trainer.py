@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from steps.models.call_queue import SerialQueue
-from steps.models.config import LoraConfig
 from steps.models.ranks import Ranks
 from steps.models.sharded_tensors import Stored, Whole
 from steps.scoring.examples import TokenGroup
@@ -26,7 +25,6 @@ from steps.scoring.packing import lengths_of
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch, Logps
-from steps.shared.checks import holding
 from steps.tinker_backend.tinker_choice import TinkerTraining
 from steps.tinker_backend.tinker_wire import Row, Wire
 from steps.training.config import OptimizerConfig, TrainConfig
@@ -166,19 +164,13 @@ class TinkerPolicy(TorchPolicy):
     def __init__(
         self, folder: Path, config: TrainConfig, ranks: Ranks, role: Role, how: TinkerTraining
     ) -> None:
-        lora = config.lora or LoraConfig()
-        faults = {
-            "an adapter: set lora": config.lora is None,
-            "lora.dropout=0": lora.dropout > 0,
-            "lora.quantization=null": lora.quantization is not None,
-            "lora.rslora=false": lora.rslora,
-            "one process": ranks.count > 1,
-            "a language model": role.kind is not AutoModelForCausalLM,
-        }
-        if needed := holding(faults):
-            raise ValueError(f"backend=tinker needs {', '.join(needed)}")
+        if ranks.count > 1:
+            raise ValueError("backend=tinker trains in one process; a server has the devices")
+        if role.kind is not AutoModelForCausalLM:
+            raise ValueError("backend=tinker trains language models; use torch (backend=null)")
+        assert config.lora is not None, "the config has no adapter"
         super().__init__(folder, config, ranks, False, role)
-        self._how, self._lora = how, lora
+        self._how, self._lora = how, config.lora
 
     def make_ready(
         self,

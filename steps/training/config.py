@@ -187,8 +187,8 @@ class TrainingBackend:
         """The scoring backend for the reference of a model that this backend trains."""
         raise NotImplementedError
 
-    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """Raise ValueError if this backend lacks an optimiser."""
+    def require_settings(self, config: "UpdateConfig") -> None:
+        """Raise ValueError for settings that this backend lacks, such as an optimiser."""
 
     def open_policy(
         self, folder: Path, config: "TrainConfig", ranks: "Ranks", dropout: bool, role: "Role"
@@ -352,7 +352,7 @@ class TrainConfig(UpdateConfig):
         if self.compile_layers:
             self._require_compilable()
         if self.backend is not None:
-            self.backend.require_optimizer(self.optimizer)
+            self.backend.require_settings(self)
         if self.lora is not None and self.backend is not None:
             more = {
                 "lora.dora": self.lora.dora,

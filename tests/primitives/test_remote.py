@@ -4,13 +4,14 @@ import asyncio
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker_servers
 import torch
-from families import built
+from families import FAMILIES, built
 from tiny_models import demonstration_records, log_of, model_folder, pair_records, word_tokenizer
 from torch import Tensor
 
@@ -101,7 +102,7 @@ def local(base: Path, directory: Path) -> Local:
 def test_a_loop_goes_the_same_way_here_and_there(
     base: Path, address: str | None, tmp_path: Path
 ) -> None:
-    there: dict[str, Any] = {"rank": 4, "address": address, "patience": 120}
+    there: dict[str, Any] = {"rank": 4, "address": address, "patience": 500}
     client = Remote(str(base), ADAM, nll, directory=tmp_path / "there", **there)
     here = loop(local(base, tmp_path / "here"), range(6))
     begun = loop(client, range(3))
@@ -147,7 +148,7 @@ SETTINGS: dict[str, Any] = {
 def test_a_step_trains_on_a_server_as_it_does_here(
     base: Path, address: str | None, tmp_path: Path, method: str
 ) -> None:
-    there = TinkerTraining(base_model=str(base), address=address, patience=120)
+    there = TinkerTraining(base_model=str(base), address=address, patience=500)
 
     def run(work: Path, **more: Any) -> dict[str, Any]:
         place = Workplace(work / "out", work / "scratch")
@@ -176,3 +177,19 @@ def test_a_step_trains_on_a_server_as_it_does_here(
         assert torch.equal(weight, before[name]) != ("proj" in name), name
     if address is None:
         assert all(torch.allclose(here[name], x, atol=1e-5) for name, x in saved.items())
+
+
+def test_a_server_with_another_model_or_adapter_is_refused(
+    base: Path, address: str | None, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"needs an adapter .*max_grad_norm=null, .*=1e-12"):
+        TrainConfig(backend=TinkerTraining(base_model="any"))
+    there = TinkerTraining(base_model=str(base), address=address, patience=500)
+    config, records = TrainConfig(**SETTINGS, backend=there), demonstration_records(4)
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
+    few = replace(config, lora=LoraConfig(r=4, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"adapter of the server has .*=\(4, .* lora has None"):
+        run_sft(base, records, few, place)
+    other = model_folder(tmp_path / "other", FAMILIES["qwen3"], seed=1)
+    with pytest.raises(ValueError, match="of the server is not that of"):
+        run_sft(other, records, config, place)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.jax_backend.config import require_in_optax
 from steps.shared.execution_detail import detail_field
-from steps.training.config import OptimizerConfig, TrainConfig, TrainingBackend
+from steps.training.config import TrainConfig, TrainingBackend, UpdateConfig
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
@@ -32,8 +32,8 @@ class TorchaxTraining(TrainingBackend):
 
     check: bool = detail_field(True)
 
-    def require_optimizer(self, optimizer: OptimizerConfig) -> None:
-        require_in_optax(optimizer, self.name)
+    def require_settings(self, config: UpdateConfig) -> None:
+        require_in_optax(config.optimizer, self.name)
 
     @property
     def scoring(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
