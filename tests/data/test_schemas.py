@@ -18,7 +18,7 @@ from steps.core_adapters.load import check_load
 from steps.data.formats.chat import ChatFormat
 from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
 from steps.data.load.loading import Load, Reading, load_rows, part_of
-from steps.data.load.shards import Reader, files_at, source_of
+from steps.data.load.shards import LONE, Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, TextRow, UnpairedRow
 from steps.sources import Files, PreferenceData
@@ -911,6 +911,7 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "two"))
 
     assert read(tmp_path / "one") == [{"text": "a"}, {"text": "b"}]
+    assert [shard.name for shard in source_of(str(tmp_path / "one")).shards] == [LONE]
     saved = datasets.load_from_disk(str(tmp_path / "one"))
     saved.map(lambda row: {"text": row["text"] * 2}).shuffle(seed=1)
     assert list((tmp_path / "one").glob("cache-*.arrow"))

@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ class HubShard:
 
     @property
     def name(self) -> str:
-        return self.split if self.count == 1 else f"{self.split}-{self.index:05d}"
+        return LONE if self.count == 1 else f"{self.split}-{self.index:05d}"
 
 
 Shard = FileShard | HubShard
@@ -105,10 +105,15 @@ Shard = FileShard | HubShard
 
 @dataclass(frozen=True)
 class Source:
-    """Shards in the order in which they are read, and a name for people."""
+    """Shards in the order in which they are read, and a name for people. One that is the whole
+    source is `LONE`, so that rows have the same names in a file, a folder and on the Hub."""
 
     name: str
     shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shards) == 1 and isinstance(shard := self.shards[0], FileShard):
+            object.__setattr__(self, "shards", (replace(shard, name=LONE),))
 
 
 def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
@@ -136,15 +141,8 @@ def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
 
 
 def source_of(url: str) -> Source:
-    """The files that `files_at` finds, as a source. A file that is the whole source is `LONE`.
-
-    Raises:
-        FileNotFoundError, ValueError: as `files_at`.
-    """
-    shards = files_at(url)
-    if [shard.url for shard in shards] == [url]:
-        shards = (FileShard(url, LONE),)
-    return Source(url.rstrip("/").rpartition("/")[2], shards)
+    """The files that `files_at` finds, as a source; raises what `files_at` raises."""
+    return Source(url.rstrip("/").rpartition("/")[2], files_at(url))
 
 
 def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:

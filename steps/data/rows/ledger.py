@@ -15,8 +15,8 @@ from steps.shared.execution_detail import execution_detail
 Outcome = Literal["kept", "truncated", "dropped"]
 
 LONE = "file"
-"""The name of a file that is a whole source. No key tells what such a file is called, so nothing
-may follow from that: no label of a row, and nothing that is drawn for the row by its label."""
+"""The name of a shard that is a whole source. Often no key tells what such a file is called, so
+nothing may follow from that: no label of a row, and nothing that is drawn for the row by it."""
 
 ROWS_NAMED = 20
 OVER_LIMIT: Reason = "over the limit"
