@@ -207,8 +207,7 @@ def _is_shipped(home: Home) -> bool:
 
 
 def _found(modules: "Mapping[str, _Module]", events: str, rules: Rules, home: Home) -> Discovered:
-    """The files and folders that a step used. Code that is no Python counts as a file, and so does
-    what lies beside an input."""
+    """The files and folders that a step used; a program, and code beside an input, is a file."""
     records = native.plain(_records(events), rules, os.path.dirname(events))
     reads, folders, names = _events(records, home.inputs)
     for path in filter(rules.counts, modules):
@@ -342,13 +341,15 @@ def _known(
             found[module.name] = path
         elif rules.counts(path) and not _is_foreign(path, module):
             file = home.name(path, rules.roots, _imported(modules, home))
-            found[f"{module.name}{BY_FILE}{file.replace(':', '//')}"] = path
+            name = module.name.replace(":", "_").replace(BY_FILE, "_")
+            found[f"{name}{BY_FILE}{file.replace(':', '//')}"] = path
     return found
 
 
 def _is_foreign(path: str, module: _Module) -> bool:
-    """Whether the file of a module is no Python, which a loader translates."""
-    return not path.endswith(".py") and _source(path, module.digest) is None
+    """Whether all bytes of a module count: it runs as a program, or a loader translates it."""
+    is_python = path.endswith(".py") or _source(path, module.digest) is not None
+    return not is_python or module.name == "__main__"
 
 
 def _asked(events: str) -> dict[str, frozenset[str]]:

@@ -116,9 +116,10 @@ class Snapshot:
 def _is_imported(frame: FrameType | None) -> bool:
     """Whether the import system executes a module by itself: a spec and ``LazyLoader`` give a
     module to code that names it nowhere."""
-    for _ in ("exec_module", "_load_unlocked"):
-        frame = frame and frame.f_back
-    return frame is not None and frame.f_code.co_name == "_find_and_load_unlocked"
+    while frame is not None and frame.f_code.co_name == "exec_module":  # loaders wrap loaders
+        frame = frame.f_back
+    names = [f.f_code.co_name for f in (frame, frame and frame.f_back) if f is not None]
+    return names == ["_load_unlocked", "_find_and_load_unlocked"]
 
 
 def _beside(path: str) -> tuple[Path, str]:

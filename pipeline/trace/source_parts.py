@@ -69,7 +69,8 @@ _READS = frozenset(
     (
         *("builtins.frozenset", "builtins.set", "builtins.tuple", "builtins.list", "builtins.dict"),
         *("builtins.float", "builtins.int", "builtins.range", "re.compile", "pathlib.Path"),
-        *("typing.TypeVar", "typing.NewType"),
+        *("typing.TypeVar", "typing.NewType", "types.MappingProxyType", "enum.auto"),
+        *("collections.Counter", "collections.deque", "collections.OrderedDict"),
     )
 )
 """Functions that only make a value of literals. What a name stands for may act: ``list(rows)``
@@ -594,18 +595,13 @@ def _walk(
 def _name_modules(node: Any) -> None:
     """Where ``sys.modules`` is asked for one module by a constant name, let it know which: none,
     if only whether it is there."""
-    if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
-        vars(node.comparators[0])["asked"] = ()
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in ("get", "pop") and node.args:
-            _name_module(node.func.value, node.args[0])
-    elif isinstance(node, ast.Subscript):
-        _name_module(node.value, node.slice)
-
-
-def _name_module(modules: ast.expr, name: ast.expr) -> None:
-    if isinstance(name, ast.Constant):
-        vars(modules)["asked"] = (str(name.value),)
+    match node:
+        case ast.Compare(left=ast.Constant(), comparators=[modules, *_]):
+            vars(modules)["asked"] = ()
+        case ast.Subscript(value=modules, slice=ast.Constant(value=name)) | ast.Call(
+            ast.Attribute(modules, "get" | "pop"), [ast.Constant(value=name), *_]
+        ):
+            vars(modules)["asked"] = (str(name),)
 
 
 def _words(node: Any, classes: tuple[str, ...]) -> Iterator[str]:

@@ -102,6 +102,10 @@ def test_what_ran_or_is_mentioned_counts(old: str, new: str) -> None:
         ("class Unused:", "class Unused(ValueError):"),
         (
             "class Unused:",
+            "import enum\nclass Unused(enum.Enum):\n    A = enum.auto()\nclass Other:",
+        ),
+        (
+            "class Unused:",
             "from pipeline import Artifact\nclass Made(Artifact):\n    parts = int\nclass Unused:",
         ),
         ("TABLE =", "ONE, OTHER = 1, (2, 3)\nTABLE ="),
