@@ -59,7 +59,7 @@ from pipeline.base.redaction import without_secrets
 from pipeline.base.text import visible
 from pipeline.configs.demo_rows import refuse_mixed_rows
 from pipeline.configs.field_types import as_text, of_parts_in_use
-from pipeline.configs.groups import Choices, choose_config, refuse_missing_options
+from pipeline.configs.groups import Choices, choose_config, refuse_missing_options, with_own
 from pipeline.configs.schemas import store_schema, to_dataclass
 from pipeline.dag.step import Step, look_again
 from pipeline.launchers.config import LauncherConfig
@@ -200,6 +200,7 @@ class _Call:
     """
 
     def __init__(self, build: Callable[[Any], Mapping[str, Step]], choices: Choices):
+        choices = with_own(choices, sys.argv[1:])
         self.build, self.choices, self.schema = build, choices, _schema_of(build)
         self.plan_only, self.as_json = "--plan" in sys.argv, "--json" in sys.argv
         self.called = CALLED[0] if CALLED else Called([sys.orig_argv[0], sys.argv[0]])

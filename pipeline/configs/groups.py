@@ -8,6 +8,7 @@ that the group's options set. A folder ``conf`` beside the script takes preceden
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from omegaconf import OmegaConf
 from pipeline.base.errors import TemperError
 from pipeline.configs.shipped import CONF, Options, read_options, read_yaml, shipped_groups
 from pipeline.configs.yaml_files import read_settings, text_of
+from pipeline.dag.canonical import resolve_reference
 
 Choices = Mapping[str, Mapping[str, type]]
 """The possible types of fields, by name, for the path of each such field."""
@@ -29,6 +31,32 @@ _DEFAULTS = re.compile(r"^defaults\s*:", re.MULTILINE)
 _PREFIXES = re.compile(r"^\s*(?:(?:override|optional)\s+)+")
 _ON = {"launcher": "local"}
 """The default option of a group; other groups have none."""
+
+_OWN = re.compile(r"'?([A-Za-z_][\w.]*:[A-Za-z_]\w*)'?")
+
+
+def with_own(choices: Choices, arguments: Sequence[str]) -> Choices:
+    """The choices with the classes that arguments name, as in ``checker=my_checks:Short``. Such a
+    module lies in the working folder, or where Python looks for modules.
+
+    Raises:
+        TemperError: there is no such module, or no such dataclass in it.
+    """
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        path, own = key.replace("/", "."), _OWN.fullmatch(value)
+        if path not in choices or own is None:
+            continue
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            kind = resolve_reference(own[1])
+        except (ImportError, AttributeError) as error:
+            raise TemperError(f"{key}={own[1]}: {error} (in {os.getcwd()})") from None
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise TemperError(f"{key}={own[1]} is no dataclass; put @dataclass above it")
+        choices = {**choices, path: {**choices[path], own[1]: kind}}
+    return choices
 
 
 def choose_config(

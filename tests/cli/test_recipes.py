@@ -1,6 +1,7 @@
 """``temper run`` and ``temper recipes``: the experiments that ship with Temper, without Python."""
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -245,6 +246,46 @@ def test_dpo_starts_from_the_model_as_it_is_where_sft_is_left_out(recipe: str, g
 )
 def test_an_error_names_how_sft_is_left_out(typed: list[str], error: str) -> None:
     assert error in temper("run", "dpo", *ASKED, *typed, "--plan").err
+
+
+OWN_CHECK = """
+from dataclasses import dataclass
+from steps.checking.verdicts import Answered, Checker, Judgement, judged
+
+
+@dataclass(frozen=True)
+class Short(Checker):
+    most_words: int = 12
+
+    def check(self, answered: Answered) -> Judgement:
+        return judged(len(answered.text.split()) <= self.most_words)
+
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("checker=own_checks:Short checker.most_words=8", ""),
+        ("checker=own_checks:Shrt", "has no attribute 'Shrt'"),
+        ("checker=own_checks:number", "is no dataclass"),
+        ("checker=no_checks:Short", "No module named 'no_checks'"),
+    ],
+)
+def test_a_class_of_one_s_own_is_a_choice_without_a_script(
+    given: str, told: str, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(desk))
+    (desk / "own_checks.py").write_text(OWN_CHECK)
+    (desk / "problems.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    words = ("--data", "problems.jsonl", "--model", "a model", *given.split())
+    if told:
+        assert told in temper("run", "grpo", *words, "--cfg", "job").error
+        return
+    assert "most_words: 8" in config(temper("run", "grpo", *words, "--cfg", "job"))
+    monkeypatch.delitem(sys.modules, "own_checks")
 
 
 @pytest.mark.parametrize(("evaluates", "share"), [(False, 0.0), (True, 0.1)])
