@@ -233,14 +233,10 @@ def test_a_name_that_is_imported_and_not_read_does_not_count(
 
 
 def test_what_a_package_takes_from_its_module_counts_where_others_read_it_there() -> None:
-    made = {
-        "package": "from package.inner import RATE, SEED\n",
-        "package.inner": "RATE = 3\nSEED = 7\n",
-        "steps": "import package\ndef train():\n    return package.RATE\n",
-    }
-
     def digests_with(inner: str) -> dict[str, str]:
-        return traced({**made, "package.inner": inner}, packages=frozenset({"package"}))
+        steps = "import package\ndef train():\n    return package.RATE\n"
+        made = {"package": "from package.inner import RATE, SEED\n", "package.inner": inner}
+        return traced({**made, "steps": steps}, packages=frozenset({"package"}))
 
-    assert digests_with("RATE = 3\nSEED = 8\n") == digests_with("RATE = 3\nSEED = 7\n")
-    assert digests_with("RATE = 4\nSEED = 7\n") != digests_with("RATE = 3\nSEED = 7\n")
+    before = digests_with("RATE = 3\nSEED = 7\n")
+    assert digests_with("RATE = 3\nSEED = 8\n") == before != digests_with("RATE = 4\nSEED = 7\n")
