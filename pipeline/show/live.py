@@ -70,6 +70,8 @@ class Row:
 
     Attributes:
         maker: the other run that makes this step, in words; empty if this run makes it.
+        is_mine: whether this run was seen to hold the step's lease.
+        said: what the plain lines last said of the running step.
     """
 
     step: Step
@@ -88,6 +90,8 @@ class Row:
     printed: float = 0.0
     asked: float = 0.0
     maker: str = ""
+    is_mine: bool = False
+    said: str = ""
     growing: GrowingLog | None = None
     log_is_printed: bool = False
 
@@ -199,12 +203,13 @@ class Board:
             elif state == "done":
                 made = self.resolver.artifact(row.step)
                 state = "done" if made and self._is_mine(made) else "cached"
-                if made and state == "cached" and made.attempt >= self._stamp:
+                if made and state == "cached" and (row.maker or made.attempt >= self._stamp):
                     row.message = f"made by {row.maker or self._maker_of(made)}"
             elif state == "failed":
                 row.message, row.log = _failure(message)
             row.state = state
-        if self.verbosity > QUIET and not self.live_in_terminal:
+        # whether a step runs here, or waits for another run, its lease says a moment later
+        if self.verbosity > QUIET and not self.live_in_terminal and state != "running":
             self._print_event(row)
 
     def _is_mine(self, made: Manifest) -> bool:
@@ -301,12 +306,13 @@ class Board:
         name = Text(row.name, no_wrap=True, overflow="ellipsis")
         place = [Text("" if row.state == "cached" else row.place, "dim")]
         place = place if self._shows_places else []
-        style = "" if row.state == "running" else _STYLES.get(row.state, "dim")
-        state = [] if self._is_narrow else [Text(row.state, style)]
+        style = _STYLES.get(row.state, "dim")
         if row.state == "running":
             name.stylize("bold")
-            seconds = clock(time.monotonic() - row.started)
-            return row.spinner, name, *state, *place, seconds, self._progress(row)
+            seconds, progress = clock(time.monotonic() - row.started), self._progress(row)
+            state = [] if self._is_narrow else ["waiting" if row.maker else "running"]
+            return row.spinner, name, *state, *place, seconds, progress
+        state = [] if self._is_narrow else [Text(row.state, style)]
         name.stylize(style)
         seconds = clock(row.seconds) if row.seconds else ""
         return (
@@ -337,14 +343,16 @@ class Board:
     def _other_maker(self, row: Row) -> str:
         """The other run that holds the step's lease, in words; looked up every ``ASK_SECONDS``."""
         now = time.monotonic()
-        if self._run and now - row.asked > ASK_SECONDS and (key := self._key(row)):
+        pause = ASK_SECONDS if row.is_mine or row.maker else READ_SECONDS
+        if self._run and now - row.asked > pause and (key := self._key(row)):
             row.asked = now
             store = self.resolver.store
             with contextlib.suppress(OSError, TemperError):  # as in `_read_progress`
                 holder = Leases(store.objects, store.root, self._run).holder(row.step.name, key)
-                if holder is None or holder.run == self._run:
-                    return ""
-                row.maker = f"another run ({holder.host}, pid {holder.pid})"
+                if holder is not None:
+                    row.is_mine = holder.run == self._run
+                    other = f"another run ({holder.host}, pid {holder.pid})"
+                    row.maker = "" if row.is_mine else other
         return row.maker
 
     def _read_progress(self, row: Row) -> Mapping[str, Any] | None:
@@ -395,7 +403,11 @@ class Board:
 
     def _print_progress(self, row: Row) -> None:
         now = time.monotonic()
-        progress = self._read_progress(row)
+        maker, progress = self._other_maker(row), self._read_progress(row)
+        said = f"waits for {maker}" if maker else self._start_of(row)
+        if row.said != said and (row.is_mine or maker or not self._run):
+            row.said = said
+            self._print(f"{row.name}: {said}")
         if now - max(row.printed, row.started) < PLAIN_PROGRESS_SECONDS:
             return
         if status := self._status(row) if progress or row.maker else "":
@@ -403,11 +415,15 @@ class Board:
             self._print(f"{row.name}: {status}")
 
     def _print_event(self, row: Row) -> None:
-        at = {"done": f" in {clock(row.seconds)}", "running": f" ({row.place})"}.get(row.state, "")
-        engine = row.place.partition(",")[0]
-        is_job = row.state == "running" and engine not in ("", "local")  # it may have to wait
+        at = f" in {clock(row.seconds)}" if row.state == "done" else ""
+        is_said = bool(row.said) or row.state not in ("done", "failed") or row.place == "local"
+        where = "" if is_said else f" ({row.place})"
         message = f": {row.message}" if row.message else ""
-        self._print(f"{row.name}: {'submitted' if is_job else row.state}{at}{message}")
+        self._print(f"{row.name}: {row.state}{at}{where}{message}")
+
+    def _start_of(self, row: Row) -> str:
+        is_job = row.place.partition(",")[0] not in ("", "local")  # it may have to wait
+        return f"{'submitted' if is_job else 'running'} ({row.place})"
 
     def _print_log(self, row: Row) -> None:
         """Print what the worker has written to its log since the last look, also to earlier
