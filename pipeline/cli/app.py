@@ -463,14 +463,18 @@ def diff(
             return print_json("diff", {"of": "runs", **plain(found)})
         return printing.show_run_diff(make_console(), found)
     one, other = find(catalog, old), find(catalog, new)
-    console, apart = make_console(), None
-    with contextlib.suppress(TemperError):  # the data of an evicted artifact is not there
-        logs = (Made(manifest, catalog.store).records(METRICS) for manifest in (one, other))
+    console, apart, fault = make_console(), None, ""
+    try:
+        logs = [Made(manifest, catalog.store).records(METRICS) for manifest in (one, other)]
         apart = diff_logs(*logs)
+    except TemperError as error:  # evicted or damaged
+        fault = str(error)
     if as_json:
         sides = plain({"of": "artifacts", "old": one, "new": other, "logs": apart})
         return print_json("diff", sides | plain(compare(one, other)))
     printing.show_comparison(console, one, other, compare(one, other))
+    if fault:
+        printing.show_line(console, f"log: not compared: {fault}", "yellow")
     if apart:
         printing.show_log_diff(console, apart)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cli.step_lookup import NotImportable, home_in, project_with
-from pipeline.observed.discovery import Present, discovered_lines
+from pipeline.observed.discovery import Present, described
+from pipeline.observed.neutral import neutral_trace
 from pipeline.plan.rerun_reasons import History
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
@@ -36,32 +37,35 @@ class Explanation:
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
     """Collect the facts about an artifact; costs a few requests for each step name."""
-    accepted = catalog.store.accepted(manifest.step)
+    accepted, option = catalog.store.accepted(manifest.step), ""
     try:
         home = home_in(project_with(catalog.store, manifest.step), manifest)
     except NotImportable as error:
         unknown, outdated = str(error), list[str]()
     else:
-        unknown, outdated = "", Present().changes(home, manifest.discovered, lambda: accepted)
+        present, unknown = Present(), ""
+        outdated = present.changes(home, manifest.discovered, lambda: accepted)
+        if outdated and neutral_trace(home, manifest.discovered, present):
+            option = "--neutral "
     return Explanation(
         manifest=manifest,
         nearest=_nearest_before(catalog, manifest),
-        state=_state(manifest, unknown, outdated),
+        state=_state(manifest, unknown, outdated, option),
         uses=[other for other in catalog.everything() if _is_made_from(other, manifest)],
-        discovered=discovered_lines(manifest.discovered),
+        discovered=described(manifest.discovered),
         outdated=outdated,
         tags=tags_of(catalog.store).get((manifest.step, manifest.attempt), ()),
     )
 
 
-def _state(manifest: Manifest, unknown: str, outdated: Sequence[str]) -> str:
+def _state(manifest: Manifest, unknown: str, outdated: Sequence[str], option: str) -> str:
     if unknown:
         return f"whether that has changed is not known: {unknown}"
     if not outdated:
         return "nothing of that has changed, or the change is accepted"
     if manifest.made_by:
         return "it has changed; the version has not, so it is cached"
-    return f"it has changed; temper accept {manifest.step} if that makes no difference"
+    return f"it has changed; temper accept {option}{manifest.step} if that makes no difference"
 
 
 def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:

@@ -33,6 +33,7 @@ _HYDRA_OPTIONS = (
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
+_UNKNOWN = re.compile(r"Could not override '([^']+)'")
 _OURS = ("--plan", "--json", "--quiet", "--verbose")
 
 
@@ -168,7 +169,7 @@ def unknown_setting(key: str, value: str, known: Known) -> str:
 
 def unknown_of(error: Exception) -> str:
     """The setting that an error of Hydra's calls unknown; empty for other errors."""
-    found = re.search(r"Could not override '([\w.]+)'", str(error))
+    found = _UNKNOWN.search(str(error))
     return found[1] if found else ""
 
 
@@ -234,7 +235,7 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         meant = known.about(option[1], option[2])
         similar = f"; did you mean {meant}?" if meant else did_you_mean(option[2].lower(), options)
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
-    if unknown := re.search(r"Could not override '([^']+)'", first):
+    if unknown := _UNKNOWN.search(first):
         key = unknown[1].partition("@")[0].replace("/", ".")
         value = _value_of(key, arguments)
         if key not in known.keys and not value.startswith("{"):

@@ -47,14 +47,12 @@ from pipeline.observed.observation import Observation
 from pipeline.observed.path_filter import Rules
 from pipeline.store.manifest import Discovered
 from pipeline.trace import counted, sources
-from pipeline.trace.counted import ALL, BY_FILE, IMPORT, TEXT, Loaded, seen_in
+from pipeline.trace.changes import RELEASE, UNREADABLE, Sources, code_changes, file_of
+from pipeline.trace.counted import ALL, ASKED, BY_FILE, IMPORT, TEXT, Loaded, seen_in
 from pipeline.trace.modules import Modules, is_core
 from pipeline.trace.source_parts import Source
 
-UNREADABLE = "unreadable"
 _FOLDER, _PACKAGE = "folder", "/__init__.py"
-RELEASE = "(release)"
-"""Names the release of a step that ships with Temper, in the trace of an unedited installation."""
 _UNKNOWN = "a file that could not be noted"
 
 _MARKS = (".git", "pyproject.toml")
@@ -175,18 +173,21 @@ def home_of(function: Any, arguments: Mapping[str, Json], types: tuple[str, ...]
 def discover(observation: Observation, home: Home, earlier: "Earlier") -> Discovered:
     """The dependencies of an attempt, and of earlier ones whose results it has used."""
     modules = _modules(observation.modules, observation.marks)
-    code, its_looks = _code(modules, observation.events, observation.rules, home, earlier)
+    code, its_looks, held = _code(modules, observation.events, observation.rules, home, earlier)
     release = _release(home, modules, code)
     found = _found(modules, observation.events, observation.rules, home)
     is_complete = observation.is_complete and not _has_lost(observation.events)
     files = found.files if is_complete else {**found.files, _UNKNOWN: UNSTEADY}
-    return Discovered(
+    trace = Discovered(
         code=code | ({f"{home.module}:{RELEASE}": release} if release else {}),
         files=_agreeing(earlier.discovered.files, files),
         folders=_agreeing(earlier.discovered.folders, found.folders),
         looks=its_looks,
         entry=home.entry(),
     )
+    if UNSTEADY not in code.values():
+        _hold(trace, *held)
+    return trace
 
 
 def _release(home: Home, modules: "Mapping[str, _Module]", code: Mapping[str, str]) -> str:
@@ -253,7 +254,7 @@ def discover_earlier(folder: Path, home: Home, rules: Rules) -> Earlier:
     """The dependencies of an attempt that may have been killed, from the folder of its records."""
     marks, events = (folder / "marks").read_bytes(), f"{folder}/events"
     modules = _modules(f"{folder}/modules", marks)
-    code, _ = _code(modules, events, rules, home, Earlier())
+    code, *_ = _code(modules, events, rules, home, Earlier())
     found = _found(modules, events, rules, home)
     known = _known(modules, rules, home, home.places())
     trace = Discovered(code, found.files, found.folders, entry=home.entry())
@@ -305,10 +306,11 @@ def _modules(file: str, marks: Any) -> dict[str, _Module]:
 
 def _code(
     modules: Mapping[str, _Module], events: str, rules: Rules, home: Home, earlier: Earlier
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The digests and the looks of the code that counts."""
+) -> tuple[dict[str, str], dict[str, str], "_Held"]:
+    """The digests and the looks of the code that counts, and its modules as they were."""
     places, loaded = home.places(), dict[str, Loaded]()
-    unsteady, seen = dict[str, str](), seen_in(earlier.discovered.code)
+    unsteady, held, had = dict[str, str](), dict[str, tuple[str, bool]](), dict[str, int]()
+    seen = seen_in(earlier.discovered.code)
     asked = _asked(events)
     for name, path in _known(modules, rules, home, places).items():
         nothing = None if BY_FILE in name else frozenset[str]()
@@ -320,14 +322,16 @@ def _code(
             all_ran = None if module.ran is None or ran is None else ran | module.ran
             names = before | asked.get(name, set())
             loaded[name] = Loaded(source, path.endswith(_PACKAGE), all_ran, names)
+            held[name] = module.digest, path.endswith(_PACKAGE)
     for name, (ran, before) in seen.items():
         file, digest = places.file(name), earlier.sources.get(name, "")
         if file is None or (source := _source(file, digest)) is None:
             unsteady[f"{name}:{ALL}"] = UNSTEADY
         else:
             loaded[name] = Loaded(source, file.endswith(_PACKAGE), ran, before)
-    code, its_looks = counted.digests_and_looks(loaded, places.has)
-    return {**code, **unsteady}, its_looks
+            held[name] = digest, file.endswith(_PACKAGE)
+    code, its_looks = counted.digests_and_looks(loaded, lambda n: had.setdefault(n, places.has(n)))
+    return {**code, **unsteady}, its_looks, (held, had)
 
 
 def _known(
@@ -491,13 +495,37 @@ class Present:
         self._places: dict[tuple[str, str], Modules] = {}
         self._states: dict[tuple[Home, int], tuple[Discovered, Discovered]] = {}
         self._releases: Mapping[str, str] | None = None
+        self._words: dict[int, tuple[Discovered, list[str]]] = {}  # by the present state
 
     def changes(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Accepted] = dict
     ) -> list[str]:
         """A phrase for each dependency that has changed; none if this trace holds, or one that
         ``accepted`` returns for its state."""
-        return differences(home, *self.nearest(home, discovered, accepted))
+        return self.differences(home, *self.nearest(home, discovered, accepted))
+
+    def differences(self, home: Home, was: Discovered, now: Discovered) -> list[str]:
+        """A phrase for each dependency that differs between a trace and its present state."""
+        if was == now:
+            return []
+        if id(now) not in self._words:  # many artifacts share a trace
+            self._words[id(now)] = now, self._differences(home, was, now)
+        return self._words[id(now)][1]
+
+    def _differences(self, home: Home, was: Discovered, now: Discovered) -> list[str]:
+        then, today = _held_sources(was), _sources(was, self._modules(home))
+        phrases = _entry_changes(was.entry, now.entry)
+        phrases += code_changes(was.code, now.code, then, today)
+        of_files: dict[str, str] = {}  # by the file, which may have two names
+        for name, digest in was.files.items():
+            if now.files[name] != digest:
+                phrase = _of_file(name, digest, now.files[name])
+                of_files.setdefault(home.path(name) or name, phrase)
+        phrases += of_files.values()
+        for name, digest in was.folders.items():
+            if now.folders[name] != digest:
+                phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
+        return phrases
 
     def nearest(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Accepted] = dict
@@ -509,7 +537,7 @@ class Present:
         if now != discovered:
             others = accepted().get(discovered.state, ())
             found[:0] = [(other, self.state(home, other)) for other in others]  # they are newer
-        return min(found, key=lambda pair: len(differences(home, *pair)))
+        return min(found, key=lambda pair: _distance(*pair))
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
         """The same dependencies with their present digests; computed once for a trace that many
@@ -520,8 +548,7 @@ class Present:
         return known[1]
 
     def _state(self, home: Home, discovered: Discovered) -> Discovered:
-        project = home.module.partition(".")[0], home.folder
-        places = self._places.setdefault(project, home.places())
+        places = self._modules(home)
         looks = {
             name: target_of if digest.startswith(LINK) else _present_file
             for name, digest in discovered.files.items()
@@ -551,6 +578,10 @@ class Present:
         classes += [name for name in now.entry[1:] if not name.startswith(shipped)]
         return replace(now, code=code, entry=(*now.entry[:1], *sorted(classes)))
 
+    def _modules(self, home: Home) -> Modules:
+        project = home.module.partition(".")[0], home.folder
+        return self._places.setdefault(project, home.places())
+
     def _of(self, look: Any, path: str | None) -> str:
         if path is None:
             return UNREADABLE
@@ -559,78 +590,93 @@ class Present:
         return self._seen[look.__name__, path]
 
 
-def discovered_lines(discovered: Discovered) -> list[str]:
-    """A phrase for each discovered dependency."""
-    files = discovered.files.items()
-    return [
-        *(
-            _shown(name.partition(BY_FILE)[2].partition(":")[0]) or name
-            for name in discovered.code
-            if name.rpartition(":")[2] not in (IMPORT, TEXT, RELEASE)
-        ),
-        *(f"{_shown(name)} was {_what_was_done(digest)}" for name, digest in files),
-        *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
-    ]
+def described(discovered: Discovered) -> list[str]:
+    """A phrase for each module, file and folder in a trace."""
+    units: dict[str, list[str]] = {}
+    for name in discovered.code:
+        module, _, unit = name.partition(":")
+        module = file_of(module) or module
+        named = units.setdefault(module, [])
+        if not (unit.startswith(ASKED) or unit in (IMPORT, TEXT, RELEASE)):
+            named.append("all of it" if unit == ALL else unit)
+    bare = ", ".join(module for module, named in units.items() if not named)
+    found = [f"{module}: {', '.join(named)}" for module, named in units.items() if named]
+    found += [f"the top level alone of {bare}"] if bare else []
+    files = {_shown(n).removeprefix("./"): digest for n, digest in discovered.files.items()}
+    found += [f"{name} was {_what_was_done(digest)}" for name, digest in files.items()]
+    folders = dict.fromkeys(_shown(name).removeprefix("./") for name in discovered.folders)
+    return found + [f"the folder {name} was listed" for name in folders]
 
 
-def differences(home: Home, was: Discovered, now: Discovered) -> list[str]:
-    """A phrase for each dependency that differs between a trace and its present state."""
-    if was == now:
-        return []
-    phrases = _entry_changes(was.entry, now.entry) + code_changes(was.code, now.code)
-    of_files: dict[str, str] = {}  # by the file, which may have two names
-    for name, digest in was.files.items():
-        if now.files[name] != digest:
-            phrase = _of_file(name, digest, now.files[name])
-            of_files.setdefault(home.path(name) or name, phrase)
-    phrases += of_files.values()
-    for name, digest in was.folders.items():
-        if now.folders[name] != digest:
-            phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
-    return phrases
-
-
-def _entry_changes(was: Sequence[str], now: Sequence[str]) -> list[str]:
-    """A phrase for the step function, and for each class, that lies elsewhere or is another one."""
-    new = {name.partition(":")[2]: name for name in now[1:] if name not in was}
-    old = [name for name in was[1:] if name not in now]
-    pairs = [*zip(was[:1], now[:1], strict=False)]
-    pairs += [(name, new.pop(name.partition(":")[2], "")) for name in old]
-    phrases = [f"{one} is {to} now" if to else f"no {one} now" for one, to in pairs if one != to]
-    return phrases + [f"{name} is new" for name in new.values()]
+def _distance(was: Discovered, now: Discovered) -> int:
+    """How much differs between a trace and its present state."""
+    pairs = (was.code, now.code), (was.files, now.files), (was.folders, now.folders)
+    differ = ({*one.items()} ^ {*other.items()} for one, other in pairs)
+    return sum(map(len, differ)) + (was.entry != now.entry)
 
 
 def _present_code(trace: Discovered, places: Modules) -> Mapping[str, str]:
     """The present digests of the code that counts. They depend on the sources of its modules, and
     on which modules there are: while both are as when the trace last held, it holds."""
-    kept = user_cache.place("held", f"{_RULE} {trace.state}".encode())
-    with suppress(OSError, ValueError, TypeError, AttributeError):
-        held, had = user_cache.load(kept)
-        if all(places.has(name) == was for name, was in had.items()) and held == {
-            name: _file_of_module(name, places) for name in held
-        }:
-            return trace.code
-    asked, loaded, gone = dict[str, int](), dict[str, Loaded](), dict[str, str]()
-    for name, (ran, names) in seen_in(trace.code).items():
-        try:
-            source = sources.parsed(places.content(name))
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            gone[f"{name}:{ALL}"] = ABSENT if places.file(name) is None else UNREADABLE
-        else:
-            loaded[name] = Loaded(source, str(places.file(name)).endswith(_PACKAGE), ran, names)
-
-    def has(name: str) -> int:
-        return asked.setdefault(name, places.has(name))
-
-    now = {**counted.digests(loaded, has), **gone}
+    held, had = _held(trace)
+    if held and all(places.has(name) == was for name, was in had.items()):
+        with suppress(OSError):
+            if all(_file_of_module(name, places) == was for name, was in held.items()):
+                return trace.code
+    today, gone = _sources(trace, places), dict[str, str]()
+    for name in seen_in(trace.code).keys() - today.modules.keys():
+        gone[f"{name}:{ALL}"] = ABSENT if places.file(name) is None else UNREADABLE
+    asked = dict[str, int]()
+    found = counted.digests(today.modules, lambda n: asked.setdefault(n, places.has(n)))
+    now = {**found, **gone}
     if now == trace.code:
-        user_cache.save(kept, [{name: _file_of_module(name, places) for name in loaded}, asked])
+        _hold(trace, {name: _file_of_module(name, places) for name in today.modules}, asked)
     return now
 
 
-def _file_of_module(name: str, places: Modules) -> list[str | bool]:
-    content = sources.digest_of(places.content(name))
-    return [content, str(places.file(name)).endswith(_PACKAGE)]
+def _sources(trace: Discovered, places: Modules) -> Sources:
+    """The modules of a trace as they are now."""
+    found = dict[str, Loaded]()
+    for name, (ran, names) in seen_in(trace.code).items():
+        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+            source = sources.known(places.digest(name)) or sources.parsed(places.content(name))
+            found[name] = Loaded(source, str(places.file(name)).endswith(_PACKAGE), ran, names)
+    return Sources(found, places.has, text=places.content)
+
+
+def _held_sources(trace: Discovered) -> Sources | None:
+    """The modules of a trace as they were when it last held; ``None`` if that is not known."""
+    held, had = _held(trace)
+    found, seen = dict[str, Loaded](), seen_in(trace.code)
+    for name, (digest, is_package) in held.items():
+        if (source := sources.known(digest)) is None:
+            return None
+        found[name] = Loaded(source, is_package, *seen[name])
+    return Sources(found, lambda name: had.get(name, 0), had) if held else None
+
+
+_Held = tuple[Mapping[str, tuple[str, bool]], Mapping[str, int]]
+
+
+def _held(trace: Discovered) -> _Held:
+    """With which modules a trace last held, each with its digest and whether it is a package, and
+    which modules there were; both empty if that is not known."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        held, had = user_cache.load(_held_place(trace))
+        return {name: (digest, is_package) for name, (digest, is_package) in held.items()}, had
+    return {}, {}
+
+
+def _hold(trace: Discovered, held: Mapping[str, tuple[str, bool]], had: Mapping[str, int]) -> None:
+    user_cache.save(_held_place(trace), [held, had])
+
+
+def _held_place(trace: Discovered) -> Path:
+    return user_cache.place("held", f"{_RULE} {trace.state}".encode())
+
+
+def _file_of_module(name: str, places: Modules) -> tuple[str, bool]:
+    return places.digest(name), str(places.file(name)).endswith(_PACKAGE)
 
 
 def _present_file(path: str) -> str:
@@ -645,29 +691,24 @@ def _present_file(path: str) -> str:
         return UNREADABLE
 
 
-def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """A phrase for each unit of code that differs between two traces."""
-    found: dict[str, str] = {}
-    for name in (*old, *(name for name in new if name not in old)):
-        module, _, unit = name.partition(":")
-        now = new.get(f"{module}:{ALL}")
-        file = _shown(module.partition(BY_FILE)[2])
-        if old.get(name) == new.get(name):
-            continue
-        if unit == RELEASE:
-            found[name] = f"the release of {module} is {new[name]}, and was {old[name]}"
-        elif now in (ABSENT, UNREADABLE):
-            gone = now == ABSENT
-            found[module] = f"{file or module} is {'gone' if gone else 'no valid Python'}"
-        elif unit in (IMPORT, TEXT, ALL):
-            found.setdefault(module, f"{file or f'the top level of {module}'} changed")
-        else:
-            was_and_is = name in old, name in new
-            what = {(True, True): "changed", (True, False): "is gone"}.get(was_and_is, "is new")
-            found[name] = f"{name} {what}"
-    inner = {name.partition(":")[0] for name in found if ":" in name}
-    phrases = [phrase for name, phrase in found.items() if name not in inner]
-    return sorted(phrases, key=lambda p: (p.endswith(" is gone"), not p.startswith("the release ")))
+def _entry_changes(was: Sequence[str], now: Sequence[str]) -> list[str]:
+    """A phrase for the step function, and for each class, that lies elsewhere or is another one."""
+    new = {name.partition(":")[2]: name for name in now[1:] if name not in was}
+    old = [name for name in was[1:] if name not in now]
+    pairs = [*zip(was[:1], now[:1], strict=False)]
+    pairs += [(name, new.pop(name.partition(":")[2], "")) for name in old]
+    phrases = [f"{one} is {to} now" if to else f"no {one} now" for one, to in pairs if one != to]
+    return phrases + [f"{name} is new" for name in new.values()]
+
+
+def _of_file(name: str, was: str, now: str) -> str:
+    """A phrase for a file that differs."""
+    name = _shown(name)
+    if was == UNSTEADY:
+        return f"{name}, which it read, changed while it ran"
+    if was == ABSENT:
+        return f"{name}, which it looked for, is there now"
+    return f"{name}, which it read, {'is gone' if now == ABSENT else 'changed'}"
 
 
 def _shown(name: str) -> str:
@@ -681,12 +722,3 @@ def _what_was_done(digest: str) -> str:
     if digest == ABSENT:
         return "looked for, and not there"
     return "looked for" if digest == _FOLDER or digest.startswith(LINK) else "read"
-
-
-def _of_file(name: str, was: str, now: str) -> str:
-    name = _shown(name)
-    if was == UNSTEADY:
-        return f"{name}, which it read, changed while it ran"
-    if was == ABSENT:
-        return f"{name}, which it looked for, is there now"
-    return f"{name}, which it read, {'is gone' if now == ABSENT else 'changed'}"

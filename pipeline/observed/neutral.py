@@ -8,9 +8,10 @@ names, places, documentation, hints or texts of messages differ, and nothing els
 from dataclasses import replace
 
 from pipeline.base.errors import TemperError
-from pipeline.observed.discovery import UNREADABLE, Home, Present
+from pipeline.observed.discovery import Home, Present
 from pipeline.store.manifest import Discovered
 from pipeline.trace import counted
+from pipeline.trace.changes import UNREADABLE
 from pipeline.trace.counted import Loaded, seen_in, total_look
 from pipeline.trace.modules import Modules
 from pipeline.trace.reach import at_import, reached, whole

@@ -365,10 +365,12 @@ class _Planner:
         recipe = step.recipe(digest_of)
 
         close = self._history(step).nearest(recipe, names, self.experiment)
-        outdated = self._outdated(step, key or (close.manifest.key if close else ""), resolver)
+        known = key or (close.manifest.key if close else "")
+        outdated = self._outdated(step, known, resolver)
+        only_code = key is not None or (close is not None and close.only_inputs)
+        neutral = bool(outdated) and only_code and self._looks_neutral(step, known, resolver)
         if not waiting:
             reason = explain(close, more=outdated)
-            neutral = bool(outdated) and self._looks_neutral(step, key or "", resolver)
             return PlannedStep(step, State.RUN, reason, key, looks_neutral=neutral)
         above = ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
         expected = {str(reference) for reference in waiting}
@@ -378,7 +380,7 @@ class _Planner:
             return PlannedStep(step, State.MAYBE, f"if the output of {above} changes")
         changes = explain(close, expected, outdated) if close else ""
         reason = f"after {above}; {changes}" if changes else f"after {above}"
-        return PlannedStep(step, State.RUN, reason, may_match=may_match)
+        return PlannedStep(step, State.RUN, reason, may_match=may_match, looks_neutral=neutral)
 
     def _of_same_call(self, step: Step) -> frozenset[str]:
         """The keys of the earlier artifacts of the same call: they and all artifacts above them

@@ -43,6 +43,7 @@ class Resolver:
         self._run, self._live = run, live
         self._found: dict[str, Manifest] = {}
         self._accepted: dict[str, Mapping[str, list[Discovered]]] = {}
+        self._neutral: dict[tuple[Home, int], tuple[Discovered, bool]] = {}
 
     def artifact(self, step: Step) -> Manifest | None:
         """The committed artifact of a step, or ``None``. Its inputs are looked up first."""
@@ -155,7 +156,11 @@ class Resolver:
 
     def looks_neutral(self, home: Home, manifest: Manifest) -> bool:
         """Whether the present code looks like the code that made an artifact."""
-        return neutral_trace(home, manifest.discovered, self._present) is not None
+        trace = manifest.discovered
+        if (home, id(trace)) not in self._neutral:  # many artifacts share a trace
+            is_so = neutral_trace(home, trace, self._present) is not None
+            self._neutral[home, id(trace)] = trace, is_so
+        return self._neutral[home, id(trace)][1]
 
     def _is_usable(self, step: Step, manifest: Manifest) -> bool:
         if step.fingerprint in self._forced and manifest.provenance.get("run") != self._run:

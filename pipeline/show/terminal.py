@@ -97,15 +97,27 @@ def show_plan(
     console.print(_plan_summary(plan) + total, highlight=False)
     if neutral := [*dict.fromkeys(p.step.name for p in plan.steps if p.looks_neutral)]:
         same = "only names, places, documentation, hints or messages seem to differ"
+        after = f", and {counted(more, 'step')} after them" if (more := _kept_by(plan)) else ""
         console.print(
-            f"{', '.join(neutral)}: {same}; temper accept --neutral keeps them", style="dim"
+            f"{', '.join(neutral)}: {same}; temper accept --neutral keeps them{after}", style="dim"
         )
     for warning in _warnings(names, estimated) if estimated else ():
         console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
 
 
+def _kept_by(plan: Plan) -> int:
+    """How many steps would not run if what looks neutral were accepted, apart from these steps."""
+    kept: dict[str, bool] = {}
+    for planned in plan.steps:
+        above = all(kept[i.step.fingerprint] for i in planned.step.inputs)
+        is_kept = planned.state is State.MAYBE or planned.looks_neutral
+        kept[planned.step.fingerprint] = planned.state is State.CACHED or (above and is_kept)
+    maybe = plan.in_state(State.MAYBE)
+    return sum(kept[planned.step.fingerprint] for planned in maybe)
+
+
 COSTS = ("time", "memory", "disk")
-WHY_COLUMNS = 20
+WHY_COLUMNS = 30
 """A plan in a narrow window shows no memory and no disk if its reasons would have less room."""
 
 

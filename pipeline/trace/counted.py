@@ -24,7 +24,7 @@ ALL = "*"
 """Names all of a module, of which any function may have run."""
 BY_FILE = "@"
 """Between the name of a module and its file, if the name alone does not lead a planner there."""
-_ASKED = "?"
+ASKED = "?"
 """Begins the name of something that the step looked up by a name known only at run time."""
 
 
@@ -62,6 +62,15 @@ def digests_and_looks(
     return (rule := _Rule(modules, has)).digests(), rule.looks()
 
 
+def counted(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> dict[str, list[Statement]]:
+    """The statements of each module that count; of one that counts whole, all."""
+    (rule := _Rule(modules, has)).count()
+    return {
+        name: [*module.source.statements] if module.ran is None else rule.statements(name)
+        for name, module in modules.items()
+    }
+
+
 def total_look(units: Mapping[str, str]) -> int:
     """How several units look together, wherever they lie: looks are added up."""
     return sum(int(look, 16) for look in units.values()) % 2**64
@@ -74,7 +83,7 @@ def seen_in(units: Collection[str]) -> dict[str, tuple[frozenset[str] | None, fr
     for unit in units:
         module, _, name = unit.partition(":")
         ran, asked = found.setdefault(module, (set(), set()))
-        (asked if name.startswith(_ASKED) else ran).add(name.removeprefix(_ASKED))
+        (asked if name.startswith(ASKED) else ran).add(name.removeprefix(ASKED))
     return {
         module: (None if ALL in ran else frozenset(ran), frozenset(asked))
         for module, (ran, asked) in found.items()
@@ -327,14 +336,14 @@ class _Rule:
 
     def _of_module(self, name: str) -> Iterator[tuple[str, str]]:
         module = self.modules[name]
-        yield from ((f"{_ASKED}{asked}", "") for asked in sorted(module.asked))
+        yield from ((f"{ASKED}{asked}", "") for asked in sorted(module.asked))
         if self.counts_text:
             yield TEXT, module.source.text
         if module.ran is None:
             yield ALL, self._with_places(name, module.source.whole)
             return
         order: list[str] = []
-        for statement in self._counted(name):
+        for statement in self.statements(name):
             if statement.binds is not None and statement.has_own_digest:
                 unit = statement.binds[0]
                 yield unit, statement.part.digest
@@ -345,7 +354,8 @@ class _Rule:
             yield function, _joined([self._with_places(name, part) for part in parts])
         yield IMPORT, _joined(order)
 
-    def _counted(self, name: str) -> list[Statement]:
+    def statements(self, name: str) -> list[Statement]:
+        """The statements of a module that count."""
         statements = self.modules[name].source.statements
         return [statements[number] for number in sorted(self.counted[name])]
 
@@ -353,7 +363,7 @@ class _Rule:
         """The parts of a module's functions that count; one name may have several."""
         found: dict[str, list[Part]] = {}
         ran = self.modules[name].ran or ()
-        for statement in self._counted(name):
+        for statement in self.statements(name):
             for function, part in statement.functions.items():
                 if self.counts_bodies or function in ran:
                     found.setdefault(function, []).append(part)
@@ -369,7 +379,7 @@ class _Rule:
             yield ALL, self.look(name, module.source.whole)
             return
         at_import, before = 0, ""
-        for statement in self._counted(name):
+        for statement in self.statements(name):
             look = self.look(name, statement.part)
             if statement.binds is not None and statement.has_own_digest:
                 yield statement.binds[0], look

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.base.installed import in_library
 from pipeline.trace.counted import BY_FILE
+from pipeline.trace.sources import digest_of
 
 _CORE = __name__.partition(".")[0]
 _PROGRAMS = ("__main__", "__mp_main__")
@@ -40,6 +41,7 @@ class Modules:
         self._specs: dict[str, ModuleSpec | None] = {}
         self._had: dict[str, int] = {}
         self._contents: dict[str, bytes] = {}
+        self._digests: dict[str, str] = {}
 
     def file(self, name: str) -> str | None:
         """The source file of a module; ``None`` if there is none."""
@@ -65,6 +67,12 @@ class Modules:
         if name not in self._contents:
             self._contents[name] = Path(self.file(name) or "").read_bytes()
         return self._contents[name]
+
+    def digest(self, name: str) -> str:
+        """The digest of the bytes of a module's file, which are hashed once."""
+        if name not in self._digests:
+            self._digests[name] = digest_of(self.content(name))
+        return self._digests[name]
 
     def _is_project(self, top: str) -> bool:
         if is_core(top) or top in sys.builtin_module_names:

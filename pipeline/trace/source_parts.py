@@ -98,6 +98,7 @@ class Part:
             :data:`READS_TEXT`; and the modules that it takes from ``sys.modules`` by name.
         look: how it looks; empty if nothing is left. See :mod:`pipeline.trace.looks`.
         origins: those of the imported names in its look, in order.
+        line: where it begins.
     """
 
     digest: str
@@ -107,6 +108,7 @@ class Part:
     reflection: frozenset[str] = frozenset()
     look: str = ""
     origins: tuple[Origin, ...] = ()
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -379,6 +381,7 @@ class _Reader:
             tuple(sorted(imports)),
             frozenset(reflection),
             *self.looks.of(nodes, strip, is_method="." in name),
+            line=nodes[0].lineno if nodes else 0,
         )
 
     def _value(self, node: Any) -> str | None:

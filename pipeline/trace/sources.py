@@ -81,7 +81,7 @@ def _statement(
 
 
 def _part(data: Any) -> Part:
-    digest, words, values, imports, reflection, look, origins = data
+    digest, words, values, imports, reflection, look, origins, line = data
     return Part(
         digest,
         frozenset(words),
@@ -90,6 +90,7 @@ def _part(data: Any) -> Part:
         frozenset(reflection),
         look,
         tuple(map(tuple, origins)),
+        line,
     )
 
 

@@ -14,7 +14,7 @@ def test_a_rename_and_a_move_are_kept_by_one_command(desk: Desk) -> None:
     desk.script.write_text(f"from helpers import cut\n{moved}")
     shown = desk.temper("accept", "--neutral", "--yes")
     assert "accepted: 4 artifacts valid again" in shown
-    assert "measures:measure changed" in shown
+    assert "measure changed (measures.py:" in shown
     assert desk.run() == 0
 
 

@@ -506,7 +506,7 @@ def test_plugins_found_in_a_folder_are_dependencies(project: Project) -> None:
     assert project.run() == "a b"
     assert project.is_cached()
     project.write("plugins/b.py", PLUGINS["plugins/b.py"].replace("'b'", "'B'"))
-    assert project.reason() == "the top level of plugins.b changed"
+    assert project.reason() == (f"registry.register('B') changed ({project.name}/plugins/b.py:2)")
     assert project.run() == "a B"
     project.write("plugins/c.py", PLUGINS["plugins/b.py"].replace("'b'", "'c'"))
     assert project.reason() == "what is in the folder plugins, which it listed, changed"
@@ -528,7 +528,7 @@ def test_a_module_imported_by_a_computed_name_is_a_dependency(project: Project) 
     project.write("loss_b.py", "def loss():\n    return 4\n")
     assert project.is_cached(), "it did not import that"
     project.write("math.py", "def double(x):\n    return 2 * x + 1\n")
-    assert project.reason() == "math:double changed"
+    assert project.reason() == "double changed (math.py:1)"
     assert project.run() == "3"
 
 
@@ -580,7 +580,7 @@ def test_a_module_loaded_from_a_file_is_a_dependency(project: Project) -> None:
     assert project.run() == "1"
     assert project.is_cached()
     project.write("extra/task.py", "VALUE = 2\n")
-    assert project.reason() == "extra/task.py changed"
+    assert project.reason() == "VALUE changed (extra/task.py:1)"
     assert project.run() == "2"
 
 
@@ -641,7 +641,7 @@ def test_a_python_that_a_step_starts_is_observed(project: Project, how: str) -> 
     assert project.reason() == "tools/count.py, which it read, changed"
     assert project.run() == "1"
     project.write("tools/few.py", "def count():\n    return 2\n")
-    assert project.reason() == "tools/few.py changed"
+    assert project.reason() == "count changed (tools/few.py:1)"
 
 
 def test_a_started_python_has_its_own_path_and_counts_modules_by_their_code(
@@ -711,7 +711,7 @@ def test_processes_that_a_step_starts_are_observed(project: Project, method: str
     assert project.discovered() == found
     assert project.is_cached()
     project.write("helper_2.py", "def value():\n    return 5\n")
-    assert project.reason() == "helper_2:value changed"
+    assert project.reason() == "value changed (helper_2.py:1)"
     project.write("data_1.txt", "11")
     assert project.run() == "40"
 
@@ -734,7 +734,7 @@ def test_ranks_are_observed(project: Project) -> None:
     assert project.discovered() == found | {"tools", "tools/count.py", "tools/few.py"}
     assert project.is_cached()
     project.write("helper_2.py", "def value():\n    return 5\n")
-    assert project.reason() == "helper_2:value changed"
+    assert project.reason() == "value changed (helper_2.py:1)"
 
 
 # --- what is imported, when and from which bytes -------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.base.errors import TemperError
 from pipeline.cli.maintenance.accepted import Acceptance, acceptances
 from pipeline.cli.step_lookup import NotImportable, home_in, project_with
-from pipeline.observed.discovery import Home, Present, differences
+from pipeline.observed.discovery import Home, Present
 from pipeline.observed.neutral import accepted_trace, neutral_trace
 from pipeline.running.record import git_state
 from pipeline.store.catalog import Catalog
@@ -70,7 +70,7 @@ def outdated(catalog: Catalog, step: str, of: str = "") -> list[Outdated]:
         with contextlib.suppress(NotImportable):
             home = home_in(project, manifest)
             was, now = present.nearest(home, manifest.discovered, lambda: accepted)
-            changes, call = tuple(differences(home, was, now)), (manifest.key, home.entry())
+            changes, call = tuple(present.differences(home, was, now)), (manifest.key, home.entry())
             if was == now or manifest.made_by:
                 found[call] = None
             elif call not in found:
