@@ -14,6 +14,7 @@ from tiny_models import folder_bytes, model_folder
 from steps.models.config import Dtype, LoraConfig
 from steps.models.ranks import together
 from steps.models.workplace import Workplace
+from steps.online.methods.distill import Distill
 from steps.online.methods.policy_gradient import PolicyGradient
 from steps.online.methods.raft import Raft
 from steps.online.online_run import Folders, run_replay
@@ -113,20 +114,27 @@ def test_dropout_is_refused_where_the_policy_is_compared_with_itself() -> None:
 # --- several processes ----------------------------------------------------------------------------
 
 
-def run_together(policy: Path, work: Path, settings: dict[str, Any], iterations: int) -> None:
+def run_together(
+    policy: Path, work: Path, settings: dict[str, Any], iterations: int, teacher: Path | None
+) -> None:
     with together() as ranks:
         place = Workplace(work / "out", work / "scratch", ranks=ranks)
-        run(policy, work, rl(**settings), iterations, place=place)
+        run(policy, work, rl(**settings), iterations, place=place, teacher=teacher)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, ADAPTED], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, ADAPTED, {"method": Distill(beta=0.5, top_k=8)}],
+    ids=["all weights", "adapters", "a teacher"],
+)
 def test_two_processes_draw_the_same_bits_and_train_the_same_up_to_rounding(
     policy: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
+    teacher = model_folder(tmp_path / "teacher", seed=1) if "method" in settings else None
     settings = settings | {"checkpoint_every_steps": 1}
-    run(policy, tmp_path / "alone", rl(**settings), 2)
-    assert run_ranks(run_together, policy, tmp_path / "two", settings, 2) == [0, 0]
+    run(policy, tmp_path / "alone", rl(**settings), 2, teacher=teacher)
+    assert run_ranks(run_together, policy, tmp_path / "two", settings, 2, teacher) == [0, 0]
     first, second = (rollouts_of(tmp_path / name)[:24] for name in ("alone", "two"))
     assert [(r.ids, r.logps, r.rewards) for r in first] == [
         (r.ids, r.logps, r.rewards) for r in second
@@ -136,5 +144,6 @@ def test_two_processes_draw_the_same_bits_and_train_the_same_up_to_rounding(
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, two[name], rtol=1e-4, atol=1e-6)
     # The state of two processes is one file, with which one process goes on.
-    run(policy, tmp_path / "on", rl(**settings), 1, start=tmp_path / "two/out/state")
+    state = tmp_path / "two/out/state"
+    run(policy, tmp_path / "on", rl(**settings), 1, start=state, teacher=teacher)
     assert log_of(tmp_path / "on")[0]["step"] == 3
