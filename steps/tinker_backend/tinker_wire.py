@@ -11,7 +11,8 @@ loss -Σ exp(logp - old) A has the gradient -A at old = logp. Rows are padded to
 in one call for each step. So all servers find the same gradient up to a factor, which Adam does
 not see.
 
-Written for SDK 0.16, in which servers of SkyRL's ``tx`` 0.3 are spoken to.
+Written for SDK 0.16, to which SkyRL's ``tx`` 0.3 answers. All calls are in 0.25, too: its code was
+read, and not run.
 """
 
 import json
@@ -155,8 +156,7 @@ class Wire:
     ) -> list[list[Sampled]]:
         """`count` completions of each prompt by the present weights."""
         if self._sampler is None:
-            saved = self._client.save_weights_and_get_sampling_client_submit()
-            self._sampler = self._answer(saved)
+            self._sampler = self._client.save_weights_and_get_sampling_client()
         params = self._sdk.SamplingParams(**settings)
         asked = [
             self._sampler.sample(self._sdk.ModelInput.from_ints(list(ids)), count, params)

@@ -111,8 +111,9 @@ def test_a_loop_goes_the_same_way_here_and_there(
         assert begun == pytest.approx(here[:6], abs=1e-4)
     metadata = json.loads((client.save_checkpoint(3, {}).result() / "metadata.json").read_text())
     onwards = loop(client, range(3, 6))
-    assert client.load_checkpoint().result() == metadata
-    assert loop(client, range(3, 6)) == pytest.approx(onwards, abs=1e-5)
+    resumed = Remote(str(base), ADAM, nll, directory=tmp_path / "there", **there)
+    assert resumed.load_checkpoint().result() == metadata
+    assert loop(resumed, range(3, 6)) == pytest.approx(onwards, abs=1e-5)
     assert min(onwards) < min(begun)
     [[one, _]] = client.sample([[1, 2, 3]], 2, max_tokens=4, temperature=1.0).result()
     assert 1 <= len(one.ids) == len(one.logps) <= 4
@@ -125,7 +126,7 @@ def test_a_loop_goes_the_same_way_here_and_there(
         named.forward_backward(batch(0), "another").result()
     with pytest.raises(PoisonedError, match="one of cross_entropy"):
         named.optim_step().result()
-    for one in (client, named):
+    for one in (client, resumed, named):
         one.close()
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -40,7 +40,7 @@ def server(base: Path, work: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {"max_lora_adapters": 8, "max_lora_rank": 8}
+    settings = {"max_lora_adapters": 12, "max_lora_rank": 8}
     command = [PYTHON, "-m", "tx.tinker.api", "--base-model", str(base), "--backend", "jax"]
     command += ["--backend-config", json.dumps(settings), "--host", "127.0.0.1"]
     command += ["--checkpoints-base", str(work / "kept"), "--port", str(port)]
@@ -75,13 +75,14 @@ class StandIn:
     """What `Wire` does, by a model of a folder in this process. Like a server, it multiplies
     gradients by a factor of its own."""
 
+    _kept: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, base: str, rank: int, seed: int, address: Any, patience: float) -> None:
         self._model = load_model(Path(base), Dtype.float32)
         lora = LoraConfig(r=rank)
         self._adapted = add_adapter(self._model, lora, seed)
         self._parameters = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW([*self._parameters.values()], weight_decay=0)
-        self._kept: dict[str, Any] = {}
 
     def logps(self, rows: Sequence[Row]) -> list[Tensor]:
         with torch.no_grad():
