@@ -161,7 +161,7 @@ def _other_word(text: str, words: re.Pattern[str], asked: Set[str]) -> str:
     """The first word of a text that is no unit behind an expression, or what stands behind it."""
     end, text = -1, _AND.sub(",", text)
     for word in words.finditer(text):
-        behind = text[: word.start()].rstrip(" ,.*_-")
+        behind = text[max(0, word.start() - 80) : word.start()].rstrip(" ,.*_-")
         is_behind = behind[-1:].isalnum() or behind.endswith((")", "}", "%", "]"))
         if not (is_behind and _is_unit(word[0].partition("^")[0], asked)):
             return word[0]
@@ -310,11 +310,10 @@ _WORD_OR_END = re.compile(
 """Words of prose, and where a sentence ends."""
 _IS_EXPRESSION = re.compile(r"\d|\\[A-Za-z]|[A-Za-z]\s*[-+*/^=<>|]+\s*\{?[A-Za-z]|\|[a-z]\|")
 _GAPS = re.compile(r"-?[1-9]\d{0,2}(?: \d{3})+")
-_LETTER_UNITS = "[ACFJLNVWcdghlmst]"
 _UNIT = r"(?:mm|cm|dm|km|m|ft|mi|mg|kg|g|mol|min|hr|h|s|in|[ACFJLNVW])"
 _QUANTITY = re.compile(
     rf"^((?:[A-Za-z]\s*=\s*)?(?:\\[A-Za-z]+|[^A-Za-z\\])*(?:[\d}}]|\\pi\b))"
-    rf"(?: +{_LETTER_UNITS}(?![\w/^])| *{_UNIT}(?:/{_UNIT}(?:\^\d|\^\{{\d\}})?|\^\d|\^\{{\d\}})"
+    rf"(?: +[ACFJLNVWcdghlmst](?![\w/^])| *{_UNIT}(?:/{_UNIT}(?:\^\d|\^\{{\d\}})?|\^\d|\^\{{\d\}})"
     r"| *(?:mm|cm|dm|km|kg|mg|ft))$"
 )
 """A quantity with a unit, as in `10 L`, `5cm` and `10 m/s^2`."""
@@ -381,7 +380,8 @@ def _bits(expression: Any) -> float:
     parts = list(map(_bits, getattr(expression, "args", ())))
     kind = type(expression).__name__
     if kind in ("Pow", "factorial", "binomial", "gamma", "exp"):
-        return inf if parts[-1] > 20 else max(parts[0], 2) * 2 ** parts[-1]
+        large = 21 if kind == "exp" else max(parts[0], 2) * 2 ** min(parts[-1], 20)
+        return inf if parts[-1] > 20 else large  # exp is not worked out, but no exponent
     return sum(parts, 1.0)
 
 
