@@ -13,7 +13,8 @@ def report(out: Output, results: dict[str, Artifact], title: str = "Report") -> 
     Args:
         results: the artifacts to report on, by the names that the report shows.
     """
-    from pipeline.show.report import render, story_of_artifacts
+    from pipeline.show.report.page import render
+    from pipeline.show.report.report_model import story_of_artifacts
 
     manifests = {name: out.origin(result) for name, result in results.items()}
     story = story_of_artifacts(manifests, out.catalog, title)

@@ -9,7 +9,7 @@ from rich.console import Console
 from pipeline import Artifact, File, Output, Step, Store, TemperError, run, step
 from pipeline.plan.planning import display_names, make_plan
 from pipeline.plan.variants import Node, effective
-from pipeline.show.report import story_of_runs
+from pipeline.show.report.report_model import story_of_runs
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_run
 

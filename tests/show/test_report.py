@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from pipeline import Store, run
 from pipeline.cli import app
 from pipeline.running.session import RunFailed
-from pipeline.show.report import render, story_of_runs
-from pipeline.show.report.page import markdown
+from pipeline.show.report.page import markdown, render
+from pipeline.show.report.report_model import story_of_runs
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 from steps.report import report

@@ -11,8 +11,3 @@ the curves, ``texts`` the samples, ``costs`` hardware and seconds. ``figures`` a
 SVG, ``wording`` formats numbers and names. ``page.html.j2`` is the layout; add a column of a table
 there. ``server`` serves pages on this machine for ``temper ui``.
 """
-
-from pipeline.show.report.page import render
-from pipeline.show.report.report_model import Story, story_of_artifacts, story_of_runs
-
-__all__ = ["Story", "render", "story_of_artifacts", "story_of_runs"]
