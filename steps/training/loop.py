@@ -26,7 +26,7 @@ from steps.models.workplace import Left, OnProgress, Stopping, ignore_progress, 
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
 from steps.scoring.scorer import Batch
-from steps.training.averaging import Averaged
+from steps.training.beside.averaging import Averaged
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
