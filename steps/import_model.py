@@ -28,13 +28,6 @@ def import_model(
 
     A ``.gguf`` file is dequantised. ``chat_template`` replaces the tokenizer's own template.
     """
-    told = {"source": about.name, "license": about.license} if about.name else {}
-    return {**_import(out, source, chat_template, dtype), **told}
-
-
-def _import(
-    out: Output, source: File | HubModel, chat_template: File | None, dtype: Dtype
-) -> Metrics:
     from steps.models.importing import import_pretrained
 
     template = None
@@ -42,10 +35,14 @@ def _import(
         fs, path = fsspec.url_to_fs(chat_template.url)
         template = fs.cat_file(path).decode()
     if isinstance(source, HubModel):
-        return import_pretrained(source.repo, out.path, dtype, template, revision=source.revision)
-    with tempfile.TemporaryDirectory() as folder:
-        local = _local_path(source.url, Path(folder))
-        return import_pretrained(str(local), out.path, dtype, template)
+        revision = source.revision
+        metrics = import_pretrained(source.repo, out.path, dtype, template, revision=revision)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            local = _local_path(source.url, Path(folder))
+            metrics = import_pretrained(str(local), out.path, dtype, template)
+    told = {"source": about.name, "license": about.license} if about.name else {}
+    return {**metrics, **told}
 
 
 def _local_path(url: str, folder: Path) -> Path:
