@@ -54,6 +54,7 @@ def test_a_secret_is_not_kept(words: list[str]) -> None:
         ("simplecache::s3://k:s@b/x", "simplecache::s3://…@b/x"),
         ("https://b/x?sv=1&sig=abc%2B&se=2", "https://b/x?sv=1&sig=…&se=2"),
         ("cannot read http://u:pw@h:9/x: refused", "cannot read http://…@h:9/x: refused"),
+        ("'-H', 'Authorization: Basic dTpzay0xMjM0', 'x'", "'-H', 'Authorization: Basic …', 'x'"),
     ],
 )
 def test_a_url_loses_its_secrets_and_nothing_else(url: str, kept: str) -> None:
