@@ -124,7 +124,7 @@ def _existing(folder: str) -> Step:
     return adopt(folder, RewardModel)
 
 
-def _trained(cfg: Config, base: Step) -> dict[str, Step]:
+def _trained(cfg: Config, base: Step | Input) -> dict[str, Step]:
     """A reward model from the pairs, and its accuracy on held-out ones."""
     tokens = tokenize_preferences(load_rows(load_preferences, cfg.data), base, cfg.tokenize)
     trained = train_reward_model(tokens["train"], init=base, config=cfg.reward)

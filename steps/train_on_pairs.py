@@ -9,7 +9,7 @@ from steps.training.config import DpoConfig, PreferenceConfig, ReferenceFreeConf
 
 def train_on_pairs(
     tokens: Step | Input,
-    policy: Step,
+    policy: Step | Input,
     config: PreferenceConfig,
     held_out: Step | Input | None = None,
 ) -> Step:

@@ -74,7 +74,7 @@ class Wire:
             raise ValueError(f"{KEY_VARIABLE} is not set; a server of your own takes any tml-key")
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # it would send errors with their data
         try:
-            import tinker
+            import tinker  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ImportError("a remote client needs pip install 'temper-ml[tinker]'") from error
         self._sdk: Any = tinker

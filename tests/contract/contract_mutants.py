@@ -33,13 +33,13 @@ from contract_model import BEFORE, Node, World
 from pipeline.dag import canonical, digests
 from pipeline.dag.canonical import hash_json
 from pipeline.dag.step import Step
-from pipeline.observed import discovery
 from pipeline.observed.discovery import Present
 from pipeline.plan import planning as plan
 from pipeline.running import attempts as execution
 from pipeline.store import layout as store
 from pipeline.store import manifest
 from pipeline.store.catalog import Catalog
+from pipeline.trace import counted
 from pipeline.trace.counted import Loaded
 from pipeline.worker import attempt as worker
 
@@ -240,14 +240,14 @@ def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
 def _code(
     patch: Patch, rule: Callable[[Mapping[str, str], Mapping[str, Loaded]], Mapping[str, str]]
 ) -> None:
-    alone, with_looks = discovery.digests, discovery.digests_and_looks
+    alone, with_looks = counted.digests, counted.digests_and_looks
 
     def both(modules: Mapping[str, Loaded], has: Callable[[str], int]) -> Any:
         found, looks = with_looks(modules, has)
         return rule(found, modules), looks
 
-    patch.setattr(discovery, "digests", lambda modules, has: rule(alone(modules, has), modules))
-    patch.setattr(discovery, "digests_and_looks", both)
+    patch.setattr(counted, "digests", lambda modules, has: rule(alone(modules, has), modules))
+    patch.setattr(counted, "digests_and_looks", both)
 
 
 def _details(patch: Patch, rule: Callable[[dataclasses.Field, bool], bool]) -> None:

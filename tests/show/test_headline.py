@@ -59,8 +59,8 @@ def test_a_metric_that_has_not_moved_does_not_lead(store: Store, console: Consol
     made = told.results["DPO"].manifest
     assert made
     words = {"value": 2.0, "low": 1.0, "high": 3.0}
-    moved = replace(made, metrics=made.metrics | {"gain/words": words, "gain/words/p": 0.001})
-    results = told.results | {"DPO": replace(told.results["DPO"], manifest=moved)}
+    moved = replace(made, metrics={**made.metrics, "gain/words": words, "gain/words/p": 0.001})
+    results = {**told.results, "DPO": replace(told.results["DPO"], manifest=moved)}
     lead = headline(replace(told, results=results))
     assert lead
     assert "words went up by 2" in lead.sentence
