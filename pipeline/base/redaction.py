@@ -47,8 +47,7 @@ _GIVEN = re.compile(
     r"|(?<=a)uthorization|(?<=[as])(?:pi|ccess|ecret|ccount)[_-]?key|(?<=p)rivate[_-]?key)"
     r"""(?:(["']\s*,\s*["'])|["']?(?:\s*[:=]\s*["']?(?:[A-Za-z]+ )?|\s+["']?))([^\s"'&;,\0]+)"""
 )
-"""A value after a secret name: of an option, a header (``Authorization: SCHEME VALUE``), an
-assignment, or in a list of words."""
+"""A value after a secret name: of an option, a header, an assignment, or in a list of words."""
 _LIKE_A_KEY = re.compile(r"(?=.*\d).{12,}")
 
 _MET: set[str] = set()

@@ -311,7 +311,9 @@ def show_run_diff(console: Console, found: RunDiff) -> None:
     for which, names in (("first", found.only_old), ("second", found.only_new)):
         if names:
             show_line(console, f"only the {which} run has {', '.join(names)}")
-    if not (found.steps or found.only_old or found.only_new):
+    if found.neither:
+        show_line(console, f"neither run made {', '.join(found.neither)}: they differ")
+    if not (found.steps or found.only_old or found.only_new or found.neither):
         show_line(console, "no difference in settings, data or code")
     if found.effects:
         table = _table("result", "metric", "first>", "second>", "change>")

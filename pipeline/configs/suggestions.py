@@ -248,6 +248,8 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     if merged and (group := merged[1].replace(".", "/")) in known.groups:
         option = merged[2] if merged[2] in known.groups[group] else "|".join(known.groups[group])
         return f"{merged[1]} is a choice: {group}={option}"
+    if merged and "is not a ListConfig" in said:
+        return f"{merged[1]} is a list: {merged[1]}=[{merged[2]}]"
     if isinstance(error, AssertionError | AttributeError | ValueError):  # Hydra's, without a name
         for key, value in (argument.split("=", 1) for argument in arguments if "=" in argument):
             if key not in known.groups and (key := key.replace("/", ".")) not in known.keys:

@@ -32,7 +32,7 @@ SCHEMAS = {
         {"manifest": ARTIFACT, "nearest": ARTIFACT, "uses": ARTIFACT},
     ),
     "diff RUN RUN": (
-        "of old new steps only_old only_new effects same_results",
+        "of old new steps only_old only_new neither effects same_results",
         {"old": RUN, "new": RUN, "steps": "name compared command"},
     ),
     "diff numbers multiply": (

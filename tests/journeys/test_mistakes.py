@@ -215,7 +215,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["scale=huge"], ["scale=huge", "demo, full, own, smoke"]),
     (["jobs=0"], ["jobs must be at least 1"]),
     (["jobs=many"], ["jobs=many"]),
-    (["force=train_dpo"], ["str is not a ListConfig", "full_key: force"]),
+    (["force=train_dpo"], ["force is a list: force=[train_dpo]"]),
     (["force=[train]"], ["no step train", "train_dpo"]),
     (["only=[train]"], ["no step train", "train_dpo"]),
     (["sinks=[mlflow]"], ["mlflow", "known: wandb, tensorboard"]),

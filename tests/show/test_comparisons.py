@@ -5,9 +5,10 @@ from report_steps import HOSTILE, hostile, measure, prepare, prepare_again
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pipeline import Store, TemperError, compare, results, run
+from pipeline import Artifact, Output, Store, TemperError, compare, results, run, step
 from pipeline.cli import app
 from pipeline.plan.planning import make_plan
+from pipeline.running.rounds import RunFailed
 from pipeline.store.runs import names_of_runs, read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
@@ -32,6 +33,23 @@ def test_two_runs_differ_in_a_setting_and_so_in_their_metrics(
     assert "after loss 0.2 0.04762 -0.1524" in shown
     assert "1 result is the same artifact in both" in shown
     assert "prepare" not in shown
+
+
+@step(version="1")
+def breaks(out: Output, data: Artifact, rate: float) -> dict:
+    raise ValueError(rate)
+
+
+def test_what_neither_of_two_runs_made_is_not_called_equal(store: Store, console: Console) -> None:
+    for rate in (0.1, 0.5):
+        with pytest.raises(RunFailed):
+            run({"model": breaks(prepare(), rate), "data": prepare()}, store, console=console)
+    one, two = names_of_runs(store)
+    shown = temper(store, "diff", one, two)
+    assert "neither run made breaks: they differ" in shown
+    assert "no difference" not in shown
+    assert "1 result is the same artifact in both" in shown
+    assert "no difference" in temper(store, "diff", one, one)
 
 
 def test_results_are_a_table_with_settings_metrics_and_intervals(

@@ -60,6 +60,7 @@ class RunDiff:
     """
     Attributes:
         only_old, only_new: names of steps that only the first or only the second run has, or made.
+        neither: names of steps that differ and that neither run made, so nothing says in what.
     """
 
     old: Run
@@ -67,6 +68,7 @@ class RunDiff:
     steps: Sequence[ChangedStep]
     only_old: Sequence[str]
     only_new: Sequence[str]
+    neither: Sequence[str]
     effects: Sequence[Effect]
     same_results: int
 
@@ -81,6 +83,8 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
     pairs, only_old, only_new = _paired(*stories)
     only_old += [one.name for one, two in pairs if one.manifest and not two.manifest]
     only_new += [two.name for one, two in pairs if two.manifest and not one.manifest]
+    unmade = [(one, two) for one, two in pairs if not (one.manifest or two.manifest)]
+    neither = [two.name for one, two in unmade if one.id != two.id]
     changed = [
         ChangedStep(two.name, compared, f"temper diff {one.manifest.name} {two.manifest.name}")
         for one, two in pairs
@@ -94,8 +98,8 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
         if name in stories[1].results
     ]
     effects = [e for name, one, two in named for e in _effects(name, one.manifest, two.manifest)]
-    same = sum(one.id == two.id for _, one, two in named)
-    return RunDiff(old, new, changed, only_old, only_new, effects, same)
+    same = sum(one.id == two.id for _, one, two in named if two.manifest)
+    return RunDiff(old, new, changed, only_old, only_new, neither, effects, same)
 
 
 def _paired(
