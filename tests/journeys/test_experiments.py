@@ -380,7 +380,8 @@ def everything(store: Store) -> list[Manifest]:
 def planned(desk: Desk, *arguments: str) -> list[str]:
     """The name of every step in the plan, with what it is to be called."""
     lines = desk.here("--plan", *arguments).stdout.splitlines()
-    return [line.strip().partition("  ")[0] for line in lines[1:-1]]
+    begin = next(at for at, line in enumerate(lines) if line.strip().startswith("step "))
+    return [line.strip().partition("  ")[0] for line in lines[begin + 1 : -1]]
 
 
 def test_the_beta_sweep_plans_one_run_of_dpo_a_beta_and_all_else_once(

@@ -199,6 +199,7 @@ OTHER: dict[str, Any] = {
     "epochs": 3.0,
     "max_steps": 5,
     "snapshot_every_steps": 2,
+    "ema_decay": 0.9,
     "batch_size": 3,
     "tokens_per_forward": 77,
     "seed": 4,
