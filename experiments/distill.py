@@ -12,7 +12,7 @@ reads the rows once, whatever is changed about the training of the student.
 
 from dataclasses import dataclass, field
 
-from pipeline import Input, Step, TemperError
+from pipeline import Input, Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.config import TokenizeConfig
 from steps.distillation.config import TeacherConfig
@@ -22,7 +22,7 @@ from steps.losses.distillation.distillation_loss import DistillationLoss
 from steps.losses.distillation.forward_kl import ForwardKl
 from steps.losses.registry import DISTILLATION_LOSSES
 from steps.models.config import ADAPTERS
-from steps.sources import ModelSource, PreferenceData, load_model, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows, load_teacher
 from steps.teacher_logprobs import teacher_logprobs
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_sft import train_sft
@@ -50,10 +50,8 @@ class Config(ExperimentConfig):
 
 def distill(cfg: Config) -> dict[str, Step]:
     """Conversations → tokens → the teacher's distribution there → the student."""
-    if not (cfg.teacher.path or cfg.teacher.hub):
-        raise TemperError("set teacher.path to a folder, or teacher.hub and teacher.revision")
+    teacher = load_teacher(import_model, cfg.teacher, dtype=cfg.scoring.dtype)
     student = load_model(import_model, cfg.model, dtype=cfg.distill.dtype)
-    teacher = load_model(import_model, cfg.teacher, dtype=cfg.scoring.dtype)
     rows = load_rows(load_conversations, cfg.data, cfg.distill.eval_every_steps is not None)
 
     def scored(split: str) -> tuple[Step | Input, Step]:

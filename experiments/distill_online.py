@@ -13,7 +13,7 @@ teacher.revision=COMMIT.
 from dataclasses import dataclass, field
 from functools import partial
 
-from pipeline import Step, TemperError
+from pipeline import Step
 from pipeline.experiment import main
 from steps.checking.checkers import CHECKERS
 from steps.checking.config import JudgeConfig
@@ -27,7 +27,7 @@ from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_rollouts import sample_rollouts
 from steps.segments import Segmented
-from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.sources import ModelSource, PreferenceData, load_model, load_rows, load_teacher
 from steps.train_online import train_online
 
 
@@ -52,12 +52,10 @@ class Config(Segmented):
 
 def distill_online(cfg: Config) -> dict[str, Step]:
     """Prompts → segments of sampling, the teacher's scores and learning → held-out prompts."""
-    if not (cfg.teacher.path or cfg.teacher.hub):
-        raise TemperError("set teacher.path to a folder, or teacher.hub and teacher.revision")
+    teacher = load_teacher(import_model, cfg.teacher, dtype=cfg.rl.dtype)
     load = partial(load_prompts, checker=cfg.checker, most_without=cfg.judging.most_without)
     rows = load_rows(load, cfg.data, cfg.checker is not None)
-    policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
-    teacher = import_model(cfg.teacher.source(), dtype=cfg.rl.dtype)
+    policy = load_model(import_model, cfg.model, dtype=cfg.rl.dtype)
     results, start = dict[str, Step](), None
     for length, done in cfg.segments():
         trained = train_online(

@@ -446,13 +446,9 @@ def _has_title(part: Any) -> bool:
 
 def _print_results(made: Mapping[str, Made]) -> None:
     from pipeline.show.json_values import of_results, print_json
-    from pipeline.show.report.headline import headline
-    from pipeline.show.report.report_model import story_of_results
 
-    store = next(iter(made.values())).store
-    manifests = {name: one.manifest for name, one in made.items()}
-    found = headline(story_of_results(manifests, Catalog(store)))
-    print_json("run", of_results(store, manifests, found))
+    catalog = Catalog(next(iter(made.values())).store)
+    print_json("run", of_results(catalog, {name: one.manifest for name, one in made.items()}))
 
 
 def _show_plan(

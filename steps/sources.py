@@ -37,7 +37,13 @@ from steps.data.load.near_duplicates import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching
 from steps.data.load.split_names import USUALLY_HELD_OUT, splits_of
 from steps.data.rows.arrow_copy import arrow_copy
-from steps.models.config import ADAPTED, ADAPTER_ALONE, ADAPTER_FILE, Dtype, Published
+from steps.models.config import (
+    ADAPTER_ALONE,
+    ADAPTER_FILE,
+    Dtype,
+    Published,
+    has_adapters_alone,
+)
 from steps.models.folder_check import fault_of, has_chat_template
 
 
@@ -463,14 +469,23 @@ def load_model(load: Any, model: "ModelSource", dtype: Dtype) -> Step | Input:
     return load(model.source(), model.template(), dtype=dtype, about=about)
 
 
+def load_teacher(load: Any, teacher: "ModelSource", dtype: Dtype) -> Step | Input:
+    """As `load_model`.
+
+    Raises:
+        TemperError: the config names no teacher.
+    """
+    if not (teacher.path or teacher.hub):
+        raise TemperError("set teacher.path to a folder, or teacher.hub and teacher.revision")
+    return load_model(load, teacher, dtype)
+
+
 _MODEL = "steps.kinds:Model"
 
 
 def _rests(made: Manifest, part: str | None) -> bool:
     """Whether a model is adapters alone."""
-    names = made.files_of(part)
-    whole = any(name.endswith(".safetensors") and "/" not in name for name in names)
-    return ADAPTED in names and not whole
+    return has_adapters_alone(name for name in made.files_of(part) if "/" not in name)
 
 
 def _imported(made: Manifest | None) -> Published:

@@ -295,11 +295,13 @@ def status(as_json: AsJson = False, store: StoreOption = "store") -> None:
     opened = _open(store)
     held = [lease for lease in leases(opened) if lease.holder is not None]
     if as_json:
-        told = (plain(one.holder) | {"is_gone": not one.is_held} for one in held)
-        made = ({"step": one.step, "key": one.key} for one in held)
-        progress = (progress_of(opened, one.step, one.key) for one in held)
-        rows = [a | b | {"progress": c} for a, b, c in zip(made, told, progress, strict=True)]
-        return print_json("status", {"running": rows})
+        running = [
+            {"step": one.step, "key": one.key}
+            | plain(one.holder)
+            | {"is_gone": not one.is_held, "progress": progress_of(opened, one.step, one.key)}
+            for one in held
+        ]
+        return print_json("status", {"running": running})
     if held:
         printing.show_leases(make_console(), opened, held)
     else:
@@ -326,9 +328,8 @@ def runs(
     if forget and not chosen:
         raise TemperError("name the runs to forget; see: temper runs")
     if as_json and not forget:
-        one_by_one = [read_run(opened, name) for name in chosen]
-        steps = ({"steps": plain(run.steps)} for run in one_by_one)
-        told = [plain(run) | of for run, of in zip(one_by_one, steps, strict=True)]
+        read = (read_run(opened, name) for name in chosen)
+        told = [plain(run) | {"steps": plain(run.steps)} for run in read]
         return print_json("runs", {"runs": told or plain(read_runs(opened))})
     for name in chosen:
         if forget:
@@ -350,7 +351,6 @@ def results(
 ) -> None:
     """Show the results of runs, with their metrics and where they are; by default of the newest."""
     from pipeline.cli.reports import chosen_runs  # drawing is slow to import
-    from pipeline.show.report.headline import headline
     from pipeline.show.report.report_model import story_of_runs
 
     catalog = _catalog(store)
@@ -358,7 +358,7 @@ def results(
     story = story_of_runs(found, catalog)
     made = {name: one.manifest for name, one in story.results.items() if one.manifest}
     if as_json:
-        told = json_values.of_results(catalog.store, made, headline(story))
+        told = json_values.of_results(catalog, made)
         return print_json("results", {"runs": plain(found), **told})
     show_outcome(make_console(), catalog, made)
     show_results(make_console(), catalog.store, made)

@@ -339,12 +339,12 @@ def _known(
 ) -> dict[str, str]:
     """The names by which a planner finds modules, and their files. Those that are not found by
     their own names are found by their files."""
-    found: dict[str, str] = {}
+    found, imported = dict[str, str](), cache(lambda: _imported(modules, home))
     for path, module in modules.items():
         if places.file(module.name) == path:
             found[module.name] = path
         elif rules.counts(path) and not _is_foreign(path, module):
-            file = home.name(path, rules.roots, _imported(modules, home))
+            file = home.name(path, rules.roots, imported())
             name = module.name.replace(":", "_").replace(BY_FILE, "_")
             found[f"{name}{BY_FILE}{file.replace(':', '//')}"] = path
     return found

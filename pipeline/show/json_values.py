@@ -16,8 +16,8 @@ from pipeline.base.redaction import record
 from pipeline.dag.step import Step
 from pipeline.estimate.estimates import Estimates
 from pipeline.plan.planning import Plan, PlannedStep
-from pipeline.show.report.headline import Headline
-from pipeline.store.layout import Store
+from pipeline.show.report.headline import outcome
+from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run
 
@@ -99,10 +99,9 @@ def of_plan(plan: Plan, estimates: Estimates | None, title: str) -> dict[str, An
     }
 
 
-def of_results(
-    store: Store, results: Mapping[str, Manifest], found: Headline | None
-) -> dict[str, Any]:
+def of_results(catalog: Catalog, results: Mapping[str, Manifest]) -> dict[str, Any]:
     """Results by name, each an artifact with the address of its files; and what they show."""
+    store, found = catalog.store, outcome(results, catalog)
     return {
         "headline": found.sentence if found else None,
         "also": list(found.also) if found else [],

@@ -330,10 +330,9 @@ def show_title(console: Console, title: str) -> None:
 
 def show_outcome(console: Console, catalog: Catalog, results: Mapping[str, Manifest]) -> None:
     """Print what the results show, in a sentence: the headline of their report."""
-    from pipeline.show.report.headline import headline
-    from pipeline.show.report.report_model import story_of_results
+    from pipeline.show.report.headline import outcome
 
-    if found := headline(story_of_results(results, catalog)):
+    if found := outcome(results, catalog):
         style = {"good": "bold green", "bad": "bold red"}.get(found.tone, "bold")
         console.print(Text(visible(found.sentence), style))
         for line in found.also:

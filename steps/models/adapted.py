@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
-from steps.models.config import ADAPTED, Dtype, LoraConfig
+from steps.models.config import ADAPTED, Dtype, LoraConfig, has_adapters_alone
 from steps.models.folders import copy_tokenizer, load_model, save_model
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def assemble(folder: Path, target: Path, whole: Callable[[str], Path]) -> bool:
     Args:
         whole: the folder of the base, by the digest of its artifact.
     """
-    if not (folder / ADAPTED).is_file() or any(folder.glob("*.safetensors")):
+    if not has_adapters_alone(path.name for path in folder.glob("*")):
         return False
     described: dict[str, Any] = json.loads((folder / ADAPTED).read_text("utf-8"))
     lora = LoraConfig(**described["lora"])

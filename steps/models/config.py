@@ -1,7 +1,7 @@
 """How a model is loaded and adapted: types that are importable without torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -63,6 +63,12 @@ ADAPTER_ALONE = (
 
 ADAPTED = "adapted.json"
 """The file of a model folder that has adapters in place of weights: it names their base."""
+
+
+def has_adapters_alone(files: Iterable[str]) -> bool:
+    """Whether a model folder with these files at its top has adapters in place of weights."""
+    names = {*files}
+    return ADAPTED in names and not any(name.endswith(".safetensors") for name in names)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
-from steps.models.config import ADAPTED, ADAPTER_FILE, Dtype, Quantization
+from steps.models.config import ADAPTER_FILE, Dtype, Quantization, has_adapters_alone
 from steps.models.quantized import four_bit, prepare_four_bit
 from steps.shared.execution_detail import execution_detail
 
@@ -131,7 +131,7 @@ def load_as(
     """
     folder = Path(path)
     require_folder(folder)
-    if (folder / ADAPTED).is_file() and not any(folder.glob("*.safetensors")):
+    if has_adapters_alone(path.name for path in folder.glob("*")):
         raise ValueError(
             f"{folder} has adapters, and their base is another artifact: export_hf writes a whole "
             "model, and lora.merged=true trains one"

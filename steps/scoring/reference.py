@@ -147,7 +147,7 @@ def write_file(
 ) -> None:
     """Score `groups` and write them as one file, unless it has them; no rank returns before."""
     list(_finished([_Shard(file, groups, form)], opened, ranks))
-    ranks.any(True)
+    ranks.wait()
 
 
 class OpenModel(Protocol):

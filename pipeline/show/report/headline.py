@@ -15,10 +15,12 @@ from typing import Any
 
 from pipeline.base.text import counted
 from pipeline.show.metrics import SIGNIFICANT, has_width, is_interval, is_number
-from pipeline.show.report.report_model import ReportedStep, Story
+from pipeline.show.report.report_model import ReportedStep, Story, story_of_results
 from pipeline.show.report.scoreboard import Cell, measures_of
 from pipeline.show.report.wording import number, probability, rough, signed
 from pipeline.show.views import Measure
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
 
 MOST_ALSO = 4
 """The most other numbers of a training run below its headline."""
@@ -50,6 +52,11 @@ class _Change:
     @property
     def value(self) -> float:
         return self.interval["value"]
+
+
+def outcome(results: Mapping[str, Manifest], catalog: Catalog) -> Headline | None:
+    """The headline of results alone, as at the end of a run."""
+    return headline(story_of_results(results, catalog))
 
 
 def headline(story: Story) -> Headline | None:
