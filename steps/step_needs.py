@@ -200,7 +200,8 @@ def _memory(call: Call, model: Model, config: Any, dtype: Dtype, sampling: Any) 
         held += sampling.slots * (of_slot + 8 * model.vocabulary) + is_trained * weights
     of_method = getattr(config, "method", None)
     beside = getattr(getattr(config, "loss", None), "needs_divergence", False)
-    held += (beside or getattr(of_method, "needs_reference", False)) * weights
+    beside = beside or getattr(of_method, "needs_reference", False)
+    held += (beside or getattr(config, "log_kl", False)) * weights
     if getattr(of_method, "needs_teacher", False):
         teacher = _model(call, call.arguments.get("teacher"))
         held += teacher.weights(dtype) if teacher else 0.0

@@ -35,6 +35,9 @@ class RlConfig(UpdateConfig):
             not.
         max_prompt_length: the most tokens of a prompt; a longer one is left out, and told; null: no
             limit.
+        log_kl: log ``kl/k1`` and ``kl/k3``, how far the policy that begins an iteration is from the
+            reference (by default the policy that the run starts from), over all completions. A
+            method without a reference then holds one, and it scores each completion once.
         slots: the most completions that are generated in parallel.
     """
 
@@ -53,6 +56,7 @@ class RlConfig(UpdateConfig):
     lag: int = added_field(0, before=0)
     overlong_buffer: int | None = added_field(None, before=None)
     max_prompt_length: int | None = added_field(None, before=None)
+    log_kl: bool = added_field(False, before=False)
     slots: int = detail_field(64)
 
     def __post_init__(self) -> None:

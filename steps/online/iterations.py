@@ -12,7 +12,7 @@ those of the sampler, which uses other kernels. The difference between the two i
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -22,6 +22,7 @@ from steps.online.learning_from import describe, experience_of, with_policy_logp
 from steps.online.rollouts import Rollout
 from steps.online.staleness import Earlier
 from steps.online.updates import Learner, learn
+from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
 from steps.training.loop import is_due
 from steps.training.metrics import StepMetrics
@@ -75,9 +76,11 @@ def iterate(
     loop.restore()
     with checkpoints:
         while loop.remaining > 0:
+            began = time.monotonic()
             rollouts = loop.draw()
+            drawn = time.monotonic()
             loop.log.append(loop.learn(rollouts))
-            loop.save_or_leave()
+            loop.save_or_leave(loop.speeds(rollouts, drawn - began, time.monotonic() - drawn))
     return loop.log
 
 
@@ -145,7 +148,26 @@ class _Loop:
             "num_tokens": before + sum(group.num_tokens for group in drawn.groups),
         }
 
-    def save_or_leave(self) -> None:
+    @execution_detail
+    def speeds(
+        self, rollouts: Sequence[Rollout], sampling: float, updating: float
+    ) -> dict[str, float]:
+        """Seconds of an iteration, and tokens per second: those that were drawn, and those by which
+        `num_tokens` rose. They depend on the clock, so the step's log has them and no artifact."""
+        before = self.log[-2]["num_tokens"] if len(self.log) > 1 else self.segment.tokens
+        drawn, learnt = sum(sum(r.scored) for r in rollouts), self.log[-1]["num_tokens"] - before
+        told = {
+            "seconds/sampling": sampling,
+            "seconds/updating": updating,
+            "tokens_per_second/sampling": drawn / max(sampling, 1e-9),
+            "tokens_per_second/updating": learnt / max(updating, 1e-9),
+        }
+        if self.place.ranks.is_first:
+            line = "  ".join(f"{name} {value:.4g}" for name, value in told.items())
+            print(f"iteration {self.iteration}  {line}", flush=True)
+        return told
+
+    def save_or_leave(self, speeds: Mapping[str, float]) -> None:
         """After an iteration: write a checkpoint if one is due; Left if the run must stop."""
         done, place = len(self.log), self.place
         since = done - self.saved, time.monotonic() - self.saved_at
@@ -153,7 +175,7 @@ class _Loop:
         if self.remaining and (leaving or due):
             self._save()
             self._mark_saved()
-        place.on_progress(done, done + self.remaining, self.log[-1])
+        place.on_progress(done, done + self.remaining, {**self.log[-1], **speeds})
         if self.remaining and leaving:
             self.checkpoints.wait()
             raise Left(f"left after iteration {self.iteration}, of which there is a checkpoint")

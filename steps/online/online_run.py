@@ -323,8 +323,8 @@ def _reference(
     attention: Attention,
     ranks: Ranks,
 ) -> Scorer | None:
-    """The scorer of the reference, with the policy's attention; None if the method needs none."""
-    if not config.method.needs_reference:
+    """The scorer of the reference, with the policy's attention; None if nothing needs one."""
+    if not (config.method.needs_reference or config.log_kl):
         return None
     folder = start.reference or start.policy
     require_meaning(

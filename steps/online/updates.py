@@ -18,7 +18,7 @@ from torch import Tensor
 from steps.distillation.online_teacher import OnlineTeacher
 from steps.models.ranks import Ranks
 from steps.online.config import RlConfig
-from steps.online.methods.experience import Experience, mismatch
+from steps.online.methods.experience import Experience, apart, mismatch
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import TokenLogps
 from steps.scoring.scorer import Scorer
@@ -31,8 +31,8 @@ from steps.training.trainer import BatchLoss, GroupLosses, Trainer
 
 @dataclass(frozen=True)
 class Learner:
-    """The trainer, the settings, who else trains, and `reference` and `teacher`, if the method
-    needs them."""
+    """The trainer, the settings, who else trains, and `reference` and `teacher`, if the method or
+    `log_kl` needs them."""
 
     trainer: Trainer
     config: RlConfig
@@ -50,7 +50,7 @@ def learn(
     `ratio/at_start`, the mean of |ratio − 1| in the first update, which is exactly 0 on a CPU, and
     everywhere if that update is the only one. An iteration without anything to learn has no
     updates. If the method uses the logps of π_old, also returns them, as `Experience` has them, and
-    its `mismatch` with the sampler.
+    its `mismatch` with the sampler. With `log_kl`, π_old is `apart` from the reference.
 
     Args:
         refuse: called before the error if the mismatch is above `max_mismatch`.
@@ -67,11 +67,14 @@ def learn(
     # One after the other: of several ranks, all must communicate for the same scorer at a time.
     old = _logps(trainer, groups) if scores_first(config, learner.ranks) else None
     reference = learner.reference and _logps(learner.reference, groups)
-    objective = config.method.objective(replace(drawn, policy=old, reference=reference))
+    compared = reference if config.method.needs_reference else None
+    objective = config.method.objective(replace(drawn, policy=old, reference=compared))
     lacks_old = config.method.weighs_by_policy and old is None
     if lacks_old and objective is None:
         old, lacks_old = _logps(trainer, groups), False
     agreement = _agreement(config, old, drawn, iteration, refuse)
+    is_asked = config.log_kl and not config.method.weighs_by_policy
+    before = _logps(trainer, groups) if is_asked else None
     updates: list[StepMetrics] = []
     for indices in _batches(config, objective, iteration):
         assert objective is not None
@@ -94,6 +97,8 @@ def learn(
     means = {name: math.fsum(u[name] for u in updates) / len(updates) for name in names}
     if "ratio/deviation" in means:
         done["ratio/at_start"] = updates[0]["ratio/deviation"]
+    if config.log_kl and reference is not None and (start := before or old) is not None:
+        means |= apart(start, reference)
     return {**agreement, **means, **done, "updates": len(updates)}, old
 
 

@@ -149,6 +149,32 @@ def test_the_sampler_is_the_policy_up_to_rounding_and_each_iteration_says_so(
         assert 0 < line["mismatch/largest"] < 1e-4
 
 
+@pytest.mark.parametrize("method", [PolicyGradient(skip_without_signal=False), Raft(0.3)])
+def test_kl_to_the_start_and_speeds_are_told_and_change_no_weight(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: Any
+) -> None:
+    """Of one update with all completions, a method with a reference tells the same divergence."""
+    told: list[Any] = []
+    place = Workplace(
+        tmp_path / "out", tmp_path / "scratch", lambda *progress: told.append(progress)
+    )
+    run(policy, tmp_path, rl(method=method, log_kl=True), 3, place=place)
+    run(policy, tmp_path / "plain", rl(method=method), 3)
+    log, plain = log_of(tmp_path), log_of(tmp_path / "plain")
+    assert [{n: v for n, v in line.items() if n[:3] != "kl/"} for line in log] == plain
+    assert weights(tmp_path) == weights(tmp_path / "plain")
+    assert log[0]["kl/k1"] == log[0]["kl/k3"] == 0 < log[1]["kl/k3"]
+    if isinstance(method, PolicyGradient):
+        bound = replace(method, kl=Kl.k3, kl_weight=1e-9)
+        run(policy, tmp_path / "bound", rl(method=bound), 2)
+        again = log_of(tmp_path / "bound")[1]
+        for name in ("kl/k1", "kl/k3"):
+            assert log[1][name] == pytest.approx(again[name], rel=1e-4)
+    speeds = told[-1][2].keys() - log[-1].keys()
+    assert {name.partition("/")[2] for name in speeds} == {"sampling", "updating"}
+    assert "iteration 3  seconds/sampling" in capsys.readouterr().out
+
+
 # --- weights follow from the recipe ---------------------------------------------------------------
 
 
@@ -179,7 +205,13 @@ def three(
 ) -> Path:
     """A run of three iterations with two updates each."""
     work = tmp_path_factory.mktemp("three")
-    run(policy, work, rl(method=method, minibatches=2), 3, **with_teacher(method, teacher))
+    run(
+        policy,
+        work,
+        rl(method=method, minibatches=2, log_kl=True),
+        3,
+        **with_teacher(method, teacher),
+    )
     return work
 
 
@@ -187,7 +219,10 @@ def three(
 def test_two_segments_with_any_slots_are_one_run(
     policy: Path, teacher: Path, method: PolicyGradient, three: Path, tmp_path: Path
 ) -> None:
-    config, more = rl(method=method, minibatches=2, slots=3), with_teacher(method, teacher)
+    config, more = (
+        rl(method=method, minibatches=2, log_kl=True, slots=3),
+        with_teacher(method, teacher),
+    )
     run(policy, tmp_path / "one", config, 1, **more)
     state = tmp_path / "one" / "out" / "state"
     run(policy, tmp_path / "two", config, 2, start=state, **more)
@@ -219,7 +254,7 @@ def test_two_segments_with_a_falling_rate_are_one_run(policy: Path, tmp_path: Pa
 def test_a_run_is_its_rollouts(
     policy: Path, method: PolicyGradient, three: Path, tmp_path: Path
 ) -> None:
-    config = rl(method=method, minibatches=2)
+    config = rl(method=method, minibatches=2, log_kl=True)
     rollouts = record(three, tmp_path / "rollouts")
     run_replay(Folders(policy), config, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
     assert weights(tmp_path) == weights(three)
@@ -309,7 +344,7 @@ def test_a_recording_has_the_trainers_own_logps(three: Path, tmp_path: Path) -> 
 def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
-    config = rl(method=NOISY, minibatches=2)
+    config = rl(method=NOISY, minibatches=2, log_kl=True)
     assert leave_after(2, policy, tmp_path, config, 3) == [1, 2]
     assert (tmp_path / "scratch" / "checkpoints" / "step-000002").is_dir()
     run(policy, tmp_path, config, 3)
@@ -320,7 +355,7 @@ def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
 def test_rollouts_in_scratch_that_other_weights_drew_are_drawn_again(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
-    config = rl(method=NOISY, minibatches=2)
+    config = rl(method=NOISY, minibatches=2, log_kl=True)
     kept = Kept(tmp_path / "scratch" / "rollouts")
     for number, rollout in enumerate(read_rollouts(record(three, tmp_path / "rollouts"))):
         if number == 0:
@@ -445,7 +480,7 @@ def test_tokens_mean_the_same_to_the_policy_and_its_reference_and_in_its_rollout
     place = Workplace(tmp_path / "out", tmp_path / "scratch")
     told = {"reference": "take a reference with the policy's", "rollouts": "sample rollouts with"}
     with pytest.raises(ValueError, match=told[other]):
-        run_replay(start, rl(method=NOISY, minibatches=2), folders["rollouts"], place)
+        run_replay(start, rl(method=NOISY, minibatches=2, log_kl=True), folders["rollouts"], place)
 
 
 def test_what_does_not_fit_a_teacher_is_one_sentence(

@@ -57,6 +57,19 @@ class Experience:
         return TokenLogps(torch.cat(list(tokens)), self.lengths).sums()
 
 
+def apart(policy: Sequence[Tensor], reference: Sequence[Tensor]) -> dict[str, float]:
+    """Two estimates of KL(π ‖ π_ref), in nats a token, at tokens that π drew (Schulman 2020).
+
+    kl/k1: the mean of log π − log π_ref; unbiased, and below 0 at times.
+    kl/k3: the mean of π_ref/π − log(π_ref/π) − 1; unbiased, never below 0, and less noisy.
+    """
+    behind = torch.cat(list(reference)) - torch.cat(list(policy))
+    return {
+        "kl/k1": -behind.mean().item(),
+        "kl/k3": (behind.expm1() - behind).mean().item(),
+    }
+
+
 def mismatch(policy: Sequence[Tensor], sampler: Sequence[Tensor]) -> dict[str, float]:
     """The difference between trainer and sampler, which should be the same policy.
 
