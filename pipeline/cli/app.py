@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 import pipeline
 from pipeline.base.errors import TemperError
+from pipeline.base.extras import require_installed
 from pipeline.base.text import counted, did_you_mean
 from pipeline.cli import printing
 from pipeline.cli.differences.compare import compare
@@ -264,6 +265,8 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines until the attempt ends.")
     ] = False,
+    last: Annotated[int | None, typer.Option(min=1, help="Print only the last N lines.")] = None,
+    as_json: AsJson = False,
     store: StoreOption = "store",
 ) -> None:
     """Print the log of the newest attempt at a step: running, failed or done."""
@@ -278,15 +281,20 @@ def logs(
         require_one_key(step, prefix, {attempt.key for attempt in tries})
     log = f"{opened.root}/{tries[-1].folder}/log.txt"
     if follow:
-        lines = growing.follow(growing.GrowingLog(opened, log), _is_over(opened, tries[-1]))
-        printing.show_lines(make_console(), lines)
+        if as_json or last:
+            raise TemperError("--follow prints what comes, until the end: leave the others out")
+        following = growing.follow(growing.GrowingLog(opened, log), _is_over(opened, tries[-1]))
+        printing.show_lines(make_console(), following)
         return
     data = opened.read(log)
     if data is None:
         raise TemperError(f"there is no log at {opened.url_of(log)}, or not yet")
+    lines = data.decode(errors="replace").splitlines()[-(last or 0) :]
+    if as_json:
+        return print_json("logs", {"artifact": artifact, "log": opened.url_of(log), "lines": lines})
     if not data:
         typer.echo(f"{artifact} has printed nothing", err=True)
-    printing.show_lines(make_console(), data.decode(errors="replace").splitlines())
+    printing.show_lines(make_console(), lines)
 
 
 @app.command()
@@ -409,6 +417,21 @@ def ui(
         typer.echo(f"{serving.url}  (Ctrl-C ends it)")
         with contextlib.suppress(KeyboardInterrupt):
             serving.serve_forever()
+
+
+@app.command()
+def mcp(
+    allow_run: Annotated[
+        bool, typer.Option("--allow-run", help="Also offer a tool that runs recipes.")
+    ] = False,
+    store: StoreOption = "store",
+) -> None:
+    """Serve plans, results and logs to agents, by the Model Context Protocol on standard input and
+    output."""
+    require_installed(["mcp"], "temper mcp")
+    from pipeline.cli.mcp_server import serve
+
+    serve(app.registered_commands, store, allow_run)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

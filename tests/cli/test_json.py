@@ -27,6 +27,7 @@ SCHEMAS = {
     "runs RUN": ("runs", {"runs": f"{RUN} steps"}),
     "status": ("running", {}),
     "results": ("runs headline also results", {"runs": RUN, "results": f"{ARTIFACT} path"}),
+    "logs multiply": ("artifact log lines", {}),
     "explain multiply": (
         "manifest nearest state uses discovered outdated tags",
         {"manifest": ARTIFACT, "nearest": ARTIFACT, "uses": ARTIFACT},
