@@ -20,7 +20,7 @@ from pipeline.store.runs import names_of_runs
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
 
-pytestmark = pytest.mark.usefixtures("workers_here")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workers_here")]
 READING = {"plan", "list", "logs", "status", "runs", "results", "explain", "diff"}
 
 
