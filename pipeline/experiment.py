@@ -52,11 +52,10 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
-from rich.text import Text
 
 from pipeline.base.errors import Stopped, TemperError
 from pipeline.base.redaction import without_secrets
-from pipeline.base.text import visible
+from pipeline.base.text import counted
 from pipeline.configs.demo_rows import refuse_mixed_rows
 from pipeline.configs.field_types import as_text, of_parts_in_use
 from pipeline.configs.groups import Choices, choose_config, refuse_missing_options, with_own
@@ -68,11 +67,11 @@ from pipeline.plan.planning import State, make_plan
 from pipeline.running.rounds import RunFailed
 from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
+from pipeline.running.sweep import Job, in_one_run, refuse_faults, swept_settings
 from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import (
     make_console,
-    show_disk_of_sweep,
     show_error,
     show_plan,
     show_title,
@@ -174,8 +173,8 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     call = _Call(build, choices or {})
     try:
         call.go()
-        if call.failures:
-            _fail("; ".join(call.failures), call.status)
+        if call.failure:
+            _fail(call.failure, call.status)
     except TemperError as error:
         _fail(str(error), error.status)
     except _REFUSALS as error:
@@ -195,7 +194,8 @@ class _Call:
         called: how the experiment was called.
         asked: the topic of ``--help``; ``None`` without it.
         settings: the arguments, without Temper's own options and ``--help``.
-        failures: the messages of the jobs that failed.
+        failure: the message of a failure.
+        jobs: the jobs of a sweep, which run together.
         has_begun: whether a config has been composed, so that an error is one of the experiment's.
     """
 
@@ -209,7 +209,8 @@ class _Call:
         typed = of_parts_in_use([as_text(a, self.schema, choices) for a in arguments[1:]])
         sys.argv = _hydra_arguments([arguments[0], *typed])
         self.settings = [a for a in sys.argv[1:] if a not in _HYDRA_QUIET]
-        self.failures: list[str] = []
+        self.failure = ""
+        self.jobs: list[Job] = []
         self.status = 1
         self.has_begun = False
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
@@ -219,6 +220,7 @@ class _Call:
 
     def go(self) -> None:
         """Run the study or the jobs that the command line asks for."""
+        look_again()  # a process that calls main() once more sees the present files
         if (study := os.environ.pop(TUNING, None)) is not None:
             _tune(self, json.loads(study))
             return
@@ -228,9 +230,6 @@ class _Call:
             refuse_options(self.settings, self.known)
         if len({_VERBOSITY[word] for word in self.loud}) > 1:
             raise TemperError(f"{' and '.join(self.loud)} contradict each other; leave one out")
-        if {"-m", "--multirun"} & {*self.settings} and self.asked is None:
-            with contextlib.suppress(Exception):  # of a job, which raises it again in its turn
-                _show_disk_of_sweep(self._jobs())
         # without a folder, Hydra would take the folders beside this module for groups, as store/
         folder = str(self.folder) if self.folder else f"pkg://{_NO_CONFIGS}"
 
@@ -244,32 +243,20 @@ class _Call:
                 f"-m: {' '.join(self._overrides())} stands for no job, because one of these "
                 "settings has no value; look at its range() or glob()"
             )
+        if self.jobs:
+            self._run_jobs()
 
     def _overrides(self) -> list[str]:
         return [*filter(_is_override, self.settings)]
 
-    def _jobs(self) -> list[tuple[ExperimentConfig, Mapping[str, Step]]]:
-        """The config and the steps of each job of a sweep."""
-        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
-        typed = OverridesParser.create().parse_overrides(self._overrides())
-        found = []
-        for settings in BasicSweeper.split_arguments(typed, None)[0]:
-            with _initialized(self.folder):
-                config = to_dataclass(compose(self.name, [*settings, *_HYDRA_UNUSED]))
-            found.append((config, built(self.build, config)))
-        return found
-
     def job(self, cfg: DictConfig) -> None:
-        """Run, plan or explain the experiment with one config; keep the message of a failure."""
+        """Run, plan or explain the experiment with one config, or collect it as a job of a sweep;
+        keep the message of a failure."""
+        if self.has_begun and self.asked is not None:
+            return  # all jobs of a sweep have the same settings to explain
         self.has_begun = True
-        job = ""
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            _show_job(self.settings, self.as_json)
-            job = f"job {HydraConfig.get().job.num + 1}: "
-        look_again()  # each job of a sweep sees the present files
-        config = None
+        config, roots, fault = None, {}, ""
+        is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         try:
             if self.asked is not None:
                 from pipeline.configs.help_page import Experiment, show_help
@@ -277,21 +264,43 @@ class _Call:
                 words = [*self.called.words]
                 about = Experiment(self.build, self.choices, self.folder, cfg, words)
                 show_help(about, self.asked)
-            else:
-                config = _checked(cfg, HydraConfig.get(), self.folder)
-                self._run(built(self.build, config), config)
+                return
+            config = _checked(cfg, HydraConfig.get(), self.folder)
+            roots = built(self.build, config)
+            if not is_sweep:
+                self._run(roots, config, _title(self.called, [config]))
         except RunFailed as error:  # Hydra would print it a second time
-            self.failures.append(f"{job}{error}")
-            self.status = error.status
+            fault, self.status = str(error), error.status
         except TemperError as error:
-            said = str(error) if config else self.called.placed(str(error))
-            self.failures.append(job + said)
+            fault = str(error) if config else self.called.placed(str(error))
         except OmegaConfBaseException as error:
-            self.failures.append(job + self.explain(error))
+            fault = self.explain(error)
+        if is_sweep:
+            self.jobs.append(Job(_typed(HydraConfig.get()), config, roots, fault))
+        elif fault:
+            self.failure = fault
 
-    def _run(self, roots: Mapping[str, Step], config: ExperimentConfig) -> None:
+    def _run_jobs(self) -> None:
+        """Run or plan the steps of all jobs of a sweep together.
+
+        Raises:
+            TemperError: a job is wrong, or they do not agree about how and where steps run.
+        """
+        refuse_faults(self.jobs)
+        configs = [job.config for job in self.jobs]
+        for ours in fields(ExperimentConfig):
+            if any(getattr(c, ours.name) != getattr(configs[0], ours.name) for c in configs):
+                raise TemperError(
+                    f"-m: all jobs are one run, which has one value of {ours.name}; give one"
+                )
+        swept = ", ".join(swept_settings([job.typed for job in self.jobs])[0])
+        title = _title(self.called, configs) or experiment_of(self.called.words)
+        title += f"; {counted(len(configs), 'job')}{f' by {swept}' if swept else ''}"
+        self._run(in_one_run(self.jobs), configs[0], title)
+
+    def _run(self, roots: Mapping[str, Step], config: ExperimentConfig, title: str) -> None:
         if self.plan_only:
-            _show_plan(roots, config, _title(self.called, config), self.as_json)
+            _show_plan(roots, config, title, self.as_json)
             return
         made = run(
             roots,
@@ -304,11 +313,16 @@ class _Call:
             only=config.only,
             sinks=config.sinks,
             verbosity=sum(_VERBOSITY[word] for word in self.loud),
-            again=lambda step: _command_for(self.called.words, step),
-            title=_title(self.called, config),
+            again=self._command_for,
+            title=title,
         )
         if self.as_json:
             _print_results(made)
+
+    def _command_for(self, step: str) -> str:
+        """The command that makes only one step."""
+        settings = [setting for setting in self.settings if not setting.startswith("only=")]
+        return shlex.join([*self.called.words, *without_secrets(settings), f"only=[{step}]"])
 
     def known(self) -> "Known":
         """The settings and choices of the experiment."""
@@ -433,10 +447,13 @@ def _checked(cfg: DictConfig, of_hydra: "DictConfig | HydraConf", folder: Path |
     return to_dataclass(cfg)
 
 
-def _title(called: Called, config: ExperimentConfig) -> str:
-    """The experiment with the titles of the parts of its config, such as the model and the data."""
-    parts = ((part.name, getattr(config, part.name)) for part in fields(config))
-    told = [f"{name} {part.title}" for name, part in parts if _has_title(part)]
+def _title(called: Called, configs: Sequence[ExperimentConfig]) -> str:
+    """The experiment with the titles of the parts of its configs, as of the model and the data."""
+    told = []
+    for part in fields(configs[0]):
+        values = [getattr(config, part.name) for config in configs]
+        titles = dict.fromkeys(value.title for value in values if _has_title(value))
+        told += [f"{part.name} {' and '.join(titles)}"] if titles else []
     return f"{experiment_of(called.words)}: {', '.join(told)}" if told else ""
 
 
@@ -480,24 +497,6 @@ def _show_plan(
         require_processes(planned.step, asked[planned.step.fingerprint])
 
 
-def _show_disk_of_sweep(jobs: Sequence[tuple[ExperimentConfig, Mapping[str, Step]]]) -> None:
-    """Warn if the steps of all jobs together do not fit on the disk; each job has its own plan, and
-    that knows nothing of the others. A step that several jobs need counts once."""
-    from pipeline.running.forecast import estimates_of
-
-    config, _ = jobs[0]
-    alike = [(job, roots) for job, roots in jobs if job.store == config.store]
-    store = Store(config.store)
-    catalog = Catalog(store)
-    found: dict[str, Step] = {}
-    for number, (job, roots) in enumerate(alike, 1):
-        wanted = chosen(make_plan(roots, store, (), catalog), job.only) if job.only else roots
-        found |= {f"{name} of job {number}": step for name, step in wanted.items()}
-    plan = make_plan(found, store, (), catalog)
-    estimates = estimates_of(plan, catalog, config.launcher, config.jobs)
-    show_disk_of_sweep(make_console(), estimates, len(alike))
-
-
 def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
     if folder is None:
         # no folder is searched either way; `initialize` would read the source of its whole stack
@@ -515,15 +514,6 @@ def _typed(of_hydra: "DictConfig | HydraConf") -> list[str]:
     ``rl.seed=${seed}``, is one to a setting of the experiment, and not to one of Hydra's."""
     typed: Any = OmegaConf.to_container(of_hydra.overrides.task, resolve=False)
     return [*map(str, typed)]
-
-
-def _show_job(typed: list[str], aside: bool = False) -> None:
-    """Show which job of ``-m`` begins: its value of each setting with several values."""
-    overrides = _typed(HydraConfig.get())
-    values = [setting for setting in overrides if setting not in typed] or overrides
-    number = HydraConfig.get().job.num + 1
-    named = visible(", ".join(without_secrets(values)))
-    make_console(stderr=aside).rule(Text(f"job {number}: {named}"), align="left")
 
 
 def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -627,12 +617,6 @@ def _copied(folder: Path) -> Iterator[Path]:
 def _leads_back(path: str, parent: str) -> bool:
     """Whether a folder is a link to one that holds it."""
     return Path(parent).is_relative_to(os.path.realpath(path))
-
-
-def _command_for(words: Sequence[str], step: str) -> str:
-    """The command that makes only one step, with the settings of this job."""
-    settings = [o for o in _typed(HydraConfig.get()) if not o.startswith("only=")]
-    return shlex.join([*words, *without_secrets(settings), f"only=[{step}]"])
 
 
 def _hydra_arguments(arguments: list[str]) -> list[str]:

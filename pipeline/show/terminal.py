@@ -172,27 +172,21 @@ def _total(plan: Plan, estimates: "Estimates", jobs: int) -> str:
     return ": " + ", ".join(parts) if parts else ""
 
 
-def show_disk_of_sweep(console: Console, estimates: "Estimates", jobs: int) -> None:
-    """Print a warning if the disk is too small for what the jobs of a sweep will write."""
-    for warning in _disk_warnings(estimates, f"the results of all {jobs} jobs together"):
-        console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
-
-
-def _disk_warnings(estimates: "Estimates", what: str) -> Iterator[str]:
+def _disk_warnings(estimates: "Estimates") -> Iterator[str]:
     if estimates.fits_disk or estimates.free is None:
         return
     beside = estimates.peak_disk - estimates.disk
     besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
     yield (
-        f"the disk of the store has {size(estimates.free)} free, and {what} take about "
-        f"{size(estimates.disk)}{besides} so it will be full before the end: make room "
+        f"the disk of the store has {size(estimates.free)} free, and all results together take "
+        f"about {size(estimates.disk)}{besides} so it will be full before the end: make room "
         "(temper gc, temper evict), ask for less, or set store= to another disk"
     )
 
 
 def _warnings(names: Mapping[str, str], estimates: "Estimates") -> Iterator[str]:
     """Warnings about too little disk or memory."""
-    yield from _disk_warnings(estimates, "all results together")
+    yield from _disk_warnings(estimates)
     too_large = [(n, estimate) for n, estimate in estimates.of.items() if estimate.fits is False]
     for fingerprint, estimate in too_large[:MOST_WARNINGS]:
         if estimate.memory and estimate.capacity:

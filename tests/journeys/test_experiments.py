@@ -108,10 +108,10 @@ def test_a_second_run_starts_no_step_and_does_nothing_that_it_need_not(finished:
 
 
 @pytest.mark.parametrize(
-    ("setting", "jobs"), [("job: {env_set: {COLOUR: red}}", ["red"]), ("mode: MULTIRUN", ["", ""])]
+    ("setting", "tones"), [("job: {env_set: {COLOUR: red}}", ["red"]), ("mode: MULTIRUN", ["", ""])]
 )
 def test_what_a_config_asks_of_hydra_itself_is_done(
-    tmp_path: Path, setting: str, jobs: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, setting: str, tones: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
@@ -120,19 +120,23 @@ def test_what_a_config_asks_of_hydra_itself_is_done(
     )
     (tmp_path / "painted.py").write_text(
         "import os\n"
+        "from dataclasses import dataclass\n"
         "from pipeline import Output, step\n"
         "from pipeline.experiment import ExperimentConfig, main\n"
         "@step\n"
-        "def paint(out: Output) -> None: ...\n"
-        "def painted(cfg: ExperimentConfig) -> dict:\n"
-        "    print('painted', cfg.jobs, os.environ.get('COLOUR', ''))\n"
-        "    return {'paint': paint()}\n"
+        "def paint(out: Output, coats: int) -> None: ...\n"
+        "@dataclass\n"
+        "class Config(ExperimentConfig):\n"
+        "    coats: int = 1\n"
+        "def painted(cfg: Config) -> dict:\n"
+        "    print('painted', cfg.coats, os.environ.get('COLOUR', ''))\n"
+        "    return {'paint': paint(cfg.coats)}\n"
         "main(painted)\n"
     )
-    asked = "jobs=1,2" if len(jobs) > 1 else "jobs=1"
+    asked = "coats=1,2" if len(tones) > 1 else "coats=1"
     said = script(tmp_path / "painted.py", asked, "--plan")
-    shown = [line for line in said.out.splitlines() if line.startswith("painted")]
-    assert shown == [f"painted {number} {colour}" for number, colour in enumerate(jobs, start=1)]
+    shown = [line for line in said.out.splitlines() if line.startswith("painted ")]
+    assert shown == [f"painted {coats} {colour}" for coats, colour in enumerate(tones, start=1)]
 
 
 def test_the_first_step_of_dpo_is_ln_2_with_all_rewards_zero(finished: Desk) -> None:
