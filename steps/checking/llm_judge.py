@@ -2,21 +2,15 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
+from steps.shared.asked_address import NoReplyError, reply_to
 from steps.shared.checks import require, require_count
 from steps.shared.execution_detail import detail_field
-
-if TYPE_CHECKING:
-    from requests import PreparedRequest
-    from tenacity import RetryCallState
 
 TEMPLATE = """\
 Somebody was asked this:
@@ -36,11 +30,7 @@ line that is VERDICT: RIGHT, VERDICT: WRONG, or, if you cannot tell, VERDICT: UN
 
 _VERDICT = re.compile(r"\W*(?:FINAL\W+)?VERDICT:\W*(\w+)\W*")
 _FENCE = re.compile(r"\s*(?:`{3,}|~{3,})\s*")
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-"""Statuses after which another try may be answered."""
 _LONGEST_REASON = 500
-_LONGEST_PAUSE = 3600.0
-"""Seconds for which an address may ask."""
 
 
 @dataclass(frozen=True)
@@ -93,61 +83,17 @@ class AskedModel:
         filled = {"question": _conversation(prompt), **texts}
         places = re.compile("|".join(f"\\{{{re.escape(place)}\\}}" for place in filled))
         message = places.sub(lambda place: filled[place[0][1:-1]], self.template)
-        # here: every plan of an experiment that offers judges reads this module
-        from tenacity import (
-            Retrying,
-            retry_if_exception_type,
-            stop_after_attempt,
-            wait_random_exponential,
-        )
-
-        growing = wait_random_exponential(multiplier=0.5, max=20)
-        retrying = Retrying(
-            stop=stop_after_attempt(self.tries),
-            wait=lambda state: max(_asked_to_wait(state), growing(state)),
-            retry=retry_if_exception_type(_PassingError),
-            reraise=True,
-        )
-        try:
-            return verdict_of(retrying(self._ask, message), self.words)
-        except _FailedError as error:
-            return no_verdict(str(error))
-
-    def _ask(self, message: str) -> Any:
-        import requests
-
         content = {
             "model": self.model,
             "messages": [{"role": "user", "content": message}],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
+        where = (self.address, self.key_variable, self.timeout, self.tries)
         try:
-            answer = requests.post(
-                f"{self.address.rstrip('/')}/chat/completions",
-                json=content,
-                auth=self._sign,
-                timeout=self.timeout,
-                allow_redirects=False,  # the key is for this address
-            )
-        except requests.RequestException as error:
-            raise _PassingError(f"the judge cannot be asked ({type(error).__name__})") from error
-        if answer.status_code in _PASSING:
-            asked_to_wait = _seconds(answer.headers.get("Retry-After", ""))
-            raise _PassingError(
-                f"the judge answers with status {answer.status_code}", asked_to_wait
-            )
-        if answer.status_code != 200:
-            raise _FailedError(f"the judge refuses, with status {answer.status_code}")
-        try:
-            return answer.json()
-        except ValueError as error:
-            raise _PassingError("the judge answers with what is no JSON") from error
-
-    def _sign(self, request: "PreparedRequest") -> "PreparedRequest":
-        if key := os.environ.get(self.key_variable):
-            request.headers["Authorization"] = f"Bearer {key}"
-        return request
+            return verdict_of(reply_to(content, *where, who="the judge"), self.words)
+        except NoReplyError as error:
+            return no_verdict(str(error))
 
 
 @dataclass(frozen=True)
@@ -178,39 +124,6 @@ class LlmJudge(AskedModel, Checker):
             return no_verdict("the row has no answer")
         texts = {"answer": answered.answer or "", "text": answered.text}
         return self.verdict_on(answered.prompt, texts)
-
-
-class _FailedError(Exception):
-    """There is no reply; the text has the reason, without the address and the key."""
-
-
-class _PassingError(_FailedError):
-    """There is no reply to this try; the next one should come after `wait` seconds or more."""
-
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.wait = wait
-
-
-def _asked_to_wait(state: "RetryCallState") -> float:
-    """The seconds for which the address has asked before the next try."""
-    error = state.outcome and state.outcome.exception()
-    return error.wait if isinstance(error, _PassingError) else 0.0
-
-
-def _seconds(retry_after: str) -> float:
-    """What a header ``Retry-After`` asks for, which is a number of seconds or a date; 0 if it is
-    neither (RFC 9110, section 10.2.3)."""
-    try:
-        seconds = float(retry_after)
-    except ValueError:
-        try:
-            date = parsedate_to_datetime(retry_after)
-        except ValueError:
-            return 0.0
-        date = date.replace(tzinfo=date.tzinfo or UTC)
-        seconds = (date - datetime.now(UTC)).total_seconds()
-    return min(seconds, _LONGEST_PAUSE) if seconds > 0 else 0.0
 
 
 def verdict_of(answer: Any, words: Mapping[str, Verdict]) -> Judgement:

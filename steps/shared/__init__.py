@@ -6,5 +6,6 @@ folder, ``accelerators`` holds figures from vendors' data sheets, ``common_prefi
 sequences, ``harm`` notices a model that training has harmed. On a CPU, ``matmul`` computes the
 linear layers of models and ``experts`` their mixtures of experts; these two alone use torch.
 ``padded_rows`` is the number of rows of such a product. ``counts`` multiplies a share by a whole
-number.
+number. ``asked_address`` asks a model behind an OpenAI-compatible address, and ``kept_lines`` keeps
+what was paid for.
 """

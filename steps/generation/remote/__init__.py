@@ -10,5 +10,8 @@ engine of this process. ``vllm_client`` is the client of vLLM's HTTP interface, 
 ``vllm_config``. ``calling`` sends one HTTP request, checks its reply, and turns errors into one
 sentence.
 
+``synthesis`` takes no part in this: it asks any OpenAI-compatible address for completions as text,
+as ``synthesis_config`` says.
+
 Uses ``steps.generation``.
 """

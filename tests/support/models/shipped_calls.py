@@ -70,6 +70,7 @@ from steps.score_completions import score_completions
 from steps.score_influence import score_influence
 from steps.score_with_reward_model import score_with_reward_model
 from steps.scoring.config import ReferenceConfig
+from steps.select_answers import select_answers
 from steps.select_demonstrations import select_demonstrations
 from steps.select_model import select_model
 from steps.select_pairs import select_pairs
@@ -101,6 +102,7 @@ MERGED = LoraConfig(r=2, merged=True)  # adapters alone name the digest of their
 NOT_CALLED = {
     "lm_eval": "its output is that of the harness, in the version that is installed",
     "report": "shows times and machines",
+    "synthesize": "its output is that of a server",
 }
 """Shipped steps without a call, and why."""
 
@@ -265,6 +267,7 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
         "score_completions": scores,
         "score_influence": score_influence(train, test, base),
         "score_with_reward_model": score_with_reward_model(said, reward, tokenize=SHORT),
+        "select_answers": select_answers(said, per_prompt=None),
         "select_demonstrations": select_demonstrations(by_model, Best(least_reward=None)),
         "select_pairs": select_pairs(end(drawn)),
         "select_model": select_model({"a": sft, "b": dpo}, {"a": scores, "b": scores}),
