@@ -64,7 +64,7 @@ from pipeline.dag.step import Step, look_again
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.expected import require_expected
 from pipeline.plan.planning import State, make_plan
-from pipeline.running.rounds import RunFailed
+from pipeline.running.budget import require_within, seconds_of
 from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
 from pipeline.running.sweep import Job, in_one_run, refuse_faults, swept_settings
@@ -125,6 +125,7 @@ class ExperimentConfig:
         scheduler: URL of a ``luigid`` that several drivers share.
         launcher: where steps run, and which resources they request; a group of its own.
         sinks: further displays of metrics, as in ``sinks=[wandb,tensorboard]``.
+        budget: the most time, as in ``budget=2h``: a longer plan is refused, a longer run stops.
     """
 
     store: str = "${oc.env:TEMPER_STORE,store}"
@@ -134,10 +135,13 @@ class ExperimentConfig:
     scheduler: str | None = None
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     sinks: list[str] = field(default_factory=list)
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ValueError(f"jobs must be at least 1, got {self.jobs}")
+        if self.budget is not None:
+            seconds_of(self.budget)
 
 
 class Called(NamedTuple):
@@ -200,6 +204,7 @@ class _Call:
     """
 
     def __init__(self, build: Callable[[Any], Mapping[str, Step]], choices: Choices):
+        sys.argv = _in_full(sys.argv)
         choices = with_own(choices, sys.argv[1:])
         self.build, self.choices, self.schema = build, choices, _schema_of(build)
         self.plan_only, self.as_json = "--plan" in sys.argv, "--json" in sys.argv
@@ -269,10 +274,9 @@ class _Call:
             roots = built(self.build, config)
             if not is_sweep:
                 self._run(roots, config, _title(self.called, [config]))
-        except RunFailed as error:  # Hydra would print it a second time
-            fault, self.status = str(error), error.status
-        except TemperError as error:
+        except TemperError as error:  # Hydra would print it a second time
             fault = str(error) if config else self.called.placed(str(error))
+            self.status = error.status
         except OmegaConfBaseException as error:
             fault = self.explain(error)
         if is_sweep:
@@ -312,6 +316,7 @@ class _Call:
             launcher=config.launcher,
             only=config.only,
             sinks=config.sinks,
+            budget=config.budget,
             verbosity=sum(_VERBOSITY[word] for word in self.loud),
             again=self._command_for,
             title=title,
@@ -484,11 +489,12 @@ def _show_plan(
     if as_json:
         from pipeline.show.json_values import of_plan, print_json
 
-        print_json("plan", of_plan(plan, estimates, title))
+        print_json("plan", of_plan(plan, estimates, title, config.jobs))
     else:
         show_title(make_console(), title)
         show_plan(make_console(), plan, estimates=estimates, jobs=config.jobs)
     note_plan()
+    require_within(config.budget, plan, estimates, config.jobs)
     require_expected(plan, catalog, expecting)
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
@@ -514,6 +520,19 @@ def _typed(of_hydra: "DictConfig | HydraConf") -> list[str]:
     ``rl.seed=${seed}``, is one to a setting of the experiment, and not to one of Hydra's."""
     typed: Any = OmegaConf.to_container(of_hydra.overrides.task, resolve=False)
     return [*map(str, typed)]
+
+
+def _in_full(arguments: list[str]) -> list[str]:
+    """The arguments with ``--dry`` as ``--plan``, and ``--budget 2h`` as the setting."""
+    found: list[str] = []
+    for word in arguments:
+        if found and found[-1] == "--budget":
+            found[-1] = f"budget={word}"
+        else:
+            found.append("--plan" if word == "--dry" else re.sub("^--budget=", "budget=", word))
+    if found[-1] == "--budget":
+        raise TemperError("--budget needs a value, as in --budget 2h")
+    return found
 
 
 def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -593,7 +612,7 @@ def _refuse_unused(space: Iterable[str], config: ExperimentConfig) -> None:
     for path in space:
         if re.split("[./]", path.lstrip("+"))[0] in ours:
             raise TemperError(f"tune: {path} changes no result, so it cannot vary; give one value")
-    for name in ("force", "only", "scheduler"):
+    for name in ("force", "only", "scheduler", "budget"):
         if getattr(config, name):
             raise TemperError(f"tune: a study has no use for {name}; leave it out")
 

@@ -57,7 +57,7 @@ _OF_FILES = (
 )  # fmt: skip
 """Suffixes that no name of the Hub has."""
 _OPTIONS = ("--data", "--model")
-_FLAGS = ("--plan", "--json", "-q", "--quiet", "-v", "--verbose", "-m", "--multirun")
+_FLAGS = ("--plan", "--dry", "--json", "-q", "--quiet", "-v", "--verbose", "-m", "--multirun")
 """The script's options without a value."""
 _SHORT = {"-d": "--data", "--dataset": "--data", "--train": "--data", "--base-model": "--model"}
 _BARE = ("local", "hub", "mine")

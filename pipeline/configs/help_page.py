@@ -32,7 +32,8 @@ from pipeline.configs.shipped import CONF
 _COLUMN = 44
 _NARROWEST, _WIDEST = 72, 120
 OPTIONS = (
-    ("--plan", "show what would run and why, and run nothing"),
+    ("--plan, --dry", "show what would run and why, and run nothing"),
+    ("--budget 2h", "refuse a plan that takes longer, and stop a run that does"),
     ("-v, --verbose", "show what steps print, too, and a plan with every step"),
     ("-q, --quiet", "show only what fails, and where results lie"),
     ("-m, --multirun", "one job for each combination of values, as in -m SETTING=1,2"),

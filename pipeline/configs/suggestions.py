@@ -34,7 +34,7 @@ _HYDRA_OPTIONS = (
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
 _UNKNOWN = re.compile(r"Could not override '([^']+)'")
-_OURS = ("--plan", "--json", "--quiet", "--verbose")
+_OURS = ("--plan", "--dry", "--budget", "--json", "--quiet", "--verbose")
 
 
 @dataclass(frozen=True)

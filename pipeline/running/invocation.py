@@ -32,6 +32,7 @@ class RunOptions:
     verbosity: int = 0
     again: Callable[[str], str] | None = None
     sinks: Collection[str] = ()
+    budget: str | None = None
 
 
 class Invocation:

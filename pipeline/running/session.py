@@ -11,6 +11,7 @@ from pipeline.base.text import hint
 from pipeline.base.user_cache import forget_unused
 from pipeline.dag.step import Step, look_again
 from pipeline.plan.planning import Plan, make_plan
+from pipeline.running.budget import held, require_within
 from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.running.rounds import RunFailed, run_missing
 from pipeline.running.run_request import (
@@ -66,6 +67,7 @@ def run(
     again: Callable[[str], str] | None = None,
     sinks: Collection[str] = (),
     title: str = "",
+    budget: str | None = None,
 ) -> dict[str, Made]:
     """Make every root and all steps that it needs; return the artifact of each root by name.
 
@@ -87,9 +89,12 @@ def run(
         again: returns the command that runs only the step with this name; shown after a failure.
         sinks: further displays of metrics: ``wandb``, ``tensorboard``.
         title: what the run is about, in a line, above its plan and its report.
+        budget: the most time, as ``2h``: a plan that takes longer by its estimate is refused, and a
+            run that has taken so long stops as with Ctrl-C.
 
     Raises:
         RunFailed: a step failed.
+        OverBudget: the run would take longer than its budget, or has.
         TemperError: the store cannot be used, or no launcher has the resources that a step
             requests.
     """
@@ -103,9 +108,10 @@ def run(
     expecting = [*roots.values()]
     roots = chosen(make_plan(roots, store), only) if only else roots
     invocation = Invocation(roots, store, console or make_console(), force, expecting, title)
-    options = RunOptions(jobs, launcher, scheduler, verbosity, again, sinks)
+    options = RunOptions(jobs, launcher, scheduler, verbosity, again, sinks, budget)
     estimates = _planned(invocation, options)
-    found = _completed(invocation, lambda: run_missing(invocation, options, estimates))
+    with held(budget):
+        found = _completed(invocation, lambda: run_missing(invocation, options, estimates))
     for step in roots.values():
         if step.fingerprint not in found:
             store.require_still_there()
@@ -190,12 +196,14 @@ def _planned(invocation: Invocation, options: RunOptions) -> "Estimates | None":
 
     invocation.plan()
     verbosity = options.verbosity
-    estimates = invocation.estimates(options) if verbosity >= 0 else None
+    is_priced = verbosity >= 0 or options.budget is not None
+    estimates = invocation.estimates(options) if is_priced else None
     if verbosity >= 0:
         show_title(invocation.console, invocation.record.title)
         show_plan(invocation.console, invocation.current, verbosity > 0, estimates, options.jobs)
     invocation.require_expected()
     require_packages(invocation.current, options.launcher)
+    require_within(options.budget, invocation.current, estimates, options.jobs)
     if PLAN_ONLY in os.environ:
         note_plan()
         raise SystemExit(0)

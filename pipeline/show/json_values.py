@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.base.redaction import record
 from pipeline.dag.step import Step
 from pipeline.estimate.estimates import Estimates
+from pipeline.estimate.remaining import left_of
 from pipeline.plan.planning import Plan, PlannedStep
 from pipeline.show.report.headline import outcome
 from pipeline.store.catalog import Catalog
@@ -73,8 +74,9 @@ def of_manifest(made: Manifest) -> dict[str, Any]:
     }
 
 
-def of_plan(plan: Plan, estimates: Estimates | None, title: str) -> dict[str, Any]:
-    """A plan; seconds and bytes are estimates, and null where there is none."""
+def of_plan(plan: Plan, estimates: Estimates | None, title: str, jobs: int = 1) -> dict[str, Any]:
+    """A plan; seconds and bytes are estimates, and null where there is none. The seconds of all are
+    those of the steps with an estimate."""
     costs = estimates.of if estimates is not None else {}
 
     def of_step(planned: PlannedStep) -> dict[str, Any]:
@@ -95,6 +97,7 @@ def of_plan(plan: Plan, estimates: Estimates | None, title: str) -> dict[str, An
     return {
         "title": title,
         "is_complete": plan.is_complete,
+        "seconds": left_of(estimates.ahead(plan), jobs).seconds if estimates else 0.0,
         "steps": [of_step(planned) for planned in plan.steps],
     }
 

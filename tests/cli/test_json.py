@@ -74,9 +74,10 @@ def test_a_plan_is_one_object_and_notes_stand_aside(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model_for_plans(tmp_path / "model")
-    said = temper("run", "dpo", "--model", "model", "sft=none", "--plan", "--json")
+    within = ("--budget", "2h", "--dry", "--json")
+    said = temper("run", "dpo", "--model", "model", "sft=none", *within)
     told = json.loads(said.out)
-    assert [*told] == ["schema", "title", "is_complete", "steps"]
+    assert [*told] == ["schema", "title", "is_complete", "seconds", "steps"]
     assert told["schema"] == "temper.plan/1"
     assert told["title"] == "dpo: data house_style, model model"
     wanted = "step label results state reason key seconds memory disk"

@@ -26,9 +26,11 @@ from toy_steps import (
     parity,
     slow_count,
 )
+from waiting import held
 
 from pipeline import File, Step, TemperError, adopt, run
 from pipeline.plan.planning import State, make_plan
+from pipeline.running.budget import OverBudget
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.objects import LocalObjects
@@ -267,6 +269,28 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jo
     assert lines[1] == "count 5", "it did not go on from where it was"
     assert lines[-1] == "count 6"
     assert not [p for p in Path(lab.store.root).glob("scratch/slow_count/*") if p.is_dir()]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.real_workers
+def test_a_budget_stops_a_run_which_then_goes_on_and_refuses_a_longer_plan(
+    lab: Lab, jobs: int
+) -> None:
+    count = {"count": slow_count(6, lab.journal)}
+    with held(lab.journal, 3), pytest.raises(OverBudget, match="budget=4s is used up") as error:
+        run(count, lab.store, jobs, lab.console, budget="4s")
+    assert error.value.status == 4
+    assert Catalog(lab.store).history("slow_count") == []
+    made = run(count, lab.store, jobs, lab.console, budget="1h30m")
+    assert made["count"].metrics["until"] == 6
+    assert journal_lines(lab.journal).count("count 1") == 1, "it began again"
+    lab.run(count=slow_count(2, lab.journal))  # the time of a whole run is an estimate
+    longer = {"count": slow_count(7, lab.journal)}
+    with pytest.raises(OverBudget, match="nothing has run"):
+        run(longer, lab.store, jobs, lab.console, budget="0.01s")
+    for wrong in ("soon", "", "2", "2h and more"):
+        with pytest.raises(TemperError, match="90m, 2h or 1h30m"):
+            run(longer, lab.store, jobs, lab.console, budget=wrong)
 
 
 def _content(lab: Lab, step: Step) -> Path:
