@@ -33,7 +33,10 @@ _UNNAMED = ("store", "as_json")
 Recipe = Annotated[str, Field(description="A name that temper recipes lists, or a .yaml file.")]
 Data = Annotated[str | None, Field(description="A file or folder of rows, or a name of the Hub.")]
 Model = Annotated[str | None, Field(description="A folder, a result as EXPERIMENT/RESULT, a name.")]
-Settings = Annotated[Sequence[str], Field(description="NAME=VALUE each, as dpo.loss.beta=0.1")]
+_SETTINGS = (
+    "NAME=VALUE each, as dpo.loss.beta=0.1 or budget=2h; -m among them makes NAME=1,2 a sweep."
+)
+Settings = Annotated[Sequence[str], Field(description=_SETTINGS)]
 Wait = Annotated[float, Field(description="The most seconds to wait before it answers.")]
 
 
@@ -176,7 +179,7 @@ def _words(recipe: str, data: str | None, model: str | None, settings: Sequence[
         ToolError: an option stands where a recipe or a setting belongs.
     """
     for word in settings:
-        if word.startswith("-") or "=" not in word:
+        if word != "-m" and (word.startswith("-") or "=" not in word):
             raise ToolError(f"{word}: settings are written NAME=VALUE")
     if recipe.startswith("-"):
         raise ToolError(f"{recipe} is no recipe")
