@@ -272,11 +272,14 @@ def test_training_reads_the_masks_that_were_written(
         assert demonstration.num_tokens == len(example.prompt_ids) + len(chosen)
 
 
-def test_conversations_are_read_as_they_were_written(tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_on", [TrainOn.all_turns, TrainOn.everything])
+def test_conversations_are_read_as_they_were_written(
+    tokenizer: Path, tmp_path: Path, train_on: TrainOn
+) -> None:
     rows = [ConversationRow("c", (user("a"), assistant("b"), user("c"), assistant("d")))]
     source = tmp_path / "conversations-00000.parquet"
     write_rows(source, CONVERSATIONS, map(to_record, rows))
-    config = TokenizeConfig(train_on=TrainOn.all_turns)
+    config = TokenizeConfig(train_on=train_on)
 
     metrics = tokenize(
         tmp_path, tokenizer, tmp_path / "w", config, rows="conversations", splits=[""]
@@ -288,9 +291,28 @@ def test_conversations_are_read_as_they_were_written(tokenizer: Path, tmp_path: 
     (response,) = example.responses
     assert [*example.prompt_ids, *response.ids] == record["input_ids"]
     assert record["length"] == len(record["input_ids"])
+    if train_on is TrainOn.everything:
+        assert record["mask"] == [False] + [True] * (record["length"] - 1)
+        assert len(example.prompt_ids) == 1
+        assert response.scored is None
+        return
     assert response.num_scored == sum(record["mask"]) == 4
     assert response.scored is not None
     assert response.scored[:3] == (True, True, False)
+
+
+def test_everything_is_refused_where_rows_say_that_a_part_is_only_read(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    config = TokenizeConfig(train_on=TrainOn.everything)
+    with pytest.raises(ValueError, match="these rows are pairs, whose prompts are only read"):
+        tokenize(pairs, tokenizer, tmp_path, config)
+    not_trained = {**assistant("b"), "trained": False}
+    said = (user("a"), not_trained, user("c"), {**assistant("d"), "trained": True})
+    rows = [ConversationRow("c", said)]  # pyright: ignore[reportArgumentType]
+    write_rows(tmp_path / "conversations-00000.parquet", CONVERSATIONS, map(to_record, rows))
+    with pytest.raises(ValueError, match="no trained token"):
+        tokenize(tmp_path, tokenizer, tmp_path / "w", config, rows="conversations", splits=[""])
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,18 @@ class TooLong(StrEnum):
 
 
 class TrainOn(StrEnum):
-    """Which assistant turns are trained on.
+    """What is trained on: turns of the assistant, or everything.
 
     `answer`: for a pair, every turn in which its sides differ; for a completion, every turn after
     the prompt; for a conversation, the last turn.
+    `everything`: of a conversation, all tokens up to the end of its last answer but the first one:
+    the users' words and what the template writes, too.
     """
 
     answer = "answer"
     last_turn = "last_turn"
     all_turns = "all_turns"
+    everything = "everything"
 
 
 class Inserted(StrEnum):
@@ -84,7 +87,8 @@ class TokenizeConfig(LengthLimits):
     """How rows become tokens: which tokens are trained on, and the limits of lengths.
 
     Args:
-        train_on: whether the answer, the last assistant turn or every assistant turn is trained on.
+        train_on: whether the answer, the last assistant turn, every assistant turn or everything
+            is trained on.
         inserted: whether text that the template inserts before an answer's words, such as an empty
             thought, is trained on, or read as part of the prompt.
         end_of_turn: a token that ends turns to which the template gives no end.

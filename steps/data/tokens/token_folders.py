@@ -18,7 +18,7 @@ from typing import Any
 from steps.data.images.image_table import IMAGES, copy_images
 from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.parquet import shards
-from steps.data.tokens.config import TextConfig, TokenizeConfig
+from steps.data.tokens.config import TextConfig, TokenizeConfig, TrainOn
 from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.length_summaries import Packing, packed, plot, quantiles
 from steps.data.tokens.token_shards import (
@@ -53,6 +53,12 @@ def tokenize_folders(
         ShardFailed: the work on a shard, which the message names, failed; for example, a row
             exceeds a limit whose policy is `error`.
     """
+    on = config.train_on if isinstance(config, TokenizeConfig) else None
+    if on is TrainOn.everything and rows != "conversations":
+        raise ValueError(
+            f"tokenize.train_on=everything is for conversations, and these rows are {rows}, whose "
+            "prompts are only read; take answer, last_turn or all_turns"
+        )
     work = [
         Shard(f"{split}/{file.stem}".lstrip("/"), file)
         for split in splits

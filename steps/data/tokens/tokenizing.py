@@ -140,6 +140,17 @@ class Tokenization:
         found = (self.encoder.core.token_to_id(end) for end in self.finder.ends)
         return frozenset(index for index in found if index is not None)
 
+    @property
+    def unknown(self) -> int:
+        """The token for text outside the vocabulary; -1 if there is none."""
+        unknown = self.encoder.unknown
+        return -1 if unknown is None else unknown
+
+    def all_of(self, ids: list[int]) -> Tokens:
+        """A sequence of which all is trained on, but its first token and what stands for images."""
+        image = None if self.images is None else self.images.token_id
+        return Tokens(ids, [False, *(index != image for index in ids[1:])])
+
     def says_nothing(self, tokens: Iterable[int]) -> bool:
         """Whether the tokens are only ends of turns and white space."""
         said = set(tokens) - self.ends
@@ -190,6 +201,10 @@ def tokenize_conversations(
         start = text.spans[0][0]
         prompt, rest, found = _finished(tokenization, row.row, text, start, pieces)
         tokens = Tokens(prompt.ids + rest.ids, prompt.mask + rest.mask)
+        if tokenization.config.train_on == TrainOn.everything:
+            tokens = tokenization.all_of(tokens.ids)
+            unknown = list(compress(tokens.ids, tokens.mask)).count(tokenization.unknown)
+            found = replace(found, merged=0, unknown=unknown)
         by_default = tokenization.config.train_on == TrainOn.answer and not _is_told(row.messages)
         earlier = by_default and len(assistant_turns(row.messages)) > 1
         return TokenizedConversation(row.row, tokens, replace(found, read_only=earlier))
@@ -213,6 +228,12 @@ def _trained_turns(messages: Messages, train_on: TrainOn) -> list[int]:
             "answer; tokenize.train_on=all_turns trains on the answers before it",
         )
     wanted = [turn for turn in turns[-1 if one else 0 :] if messages[turn].get("trained", True)]
+    if train_on == TrainOn.everything and wanted != turns:
+        raise MalformedRow(
+            "no trained token",
+            "the row says of an answer that it is not trained on, and tokenize.train_on=everything "
+            "trains on all; all_turns leaves it out",
+        )
     if not wanted:
         which = "its last answer" if one else "every answer"
         raise MalformedRow("no trained token", f"the row says of {which} that it is not trained on")
@@ -466,8 +487,7 @@ def check_words(tokenization: Tokenization, text: Rendered, start: int, tokens: 
             words = words.replace(end, "")
         if words.strip():
             raise MalformedRow("no trained token", "the tokenizer leaves no token of a response")
-    unknown = tokenization.encoder.unknown
-    return 0 if unknown is None else trained.count(unknown)
+    return trained.count(tokenization.unknown)
 
 
 def _finished(
