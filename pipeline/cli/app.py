@@ -369,7 +369,7 @@ def results(
         told = json_values.of_results(catalog, made)
         return print_json("results", {"runs": plain(found), **told})
     show_outcome(make_console(), catalog, made)
-    show_results(make_console(), catalog.store, made)
+    show_results(make_console(), catalog, made)
 
 
 @app.command()

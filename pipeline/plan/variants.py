@@ -6,7 +6,7 @@ planned steps (:func:`of_steps`) and for existing artifacts (:func:`of_manifests
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
@@ -177,6 +177,35 @@ def effective(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Col
         for name in chosen
     }
     return _shortened(_different_above(kept, chosen))
+
+
+def is_seed(setting: str) -> bool:
+    return _end(setting).endswith("seed")
+
+
+def families(nodes: Mapping[str, Node], chosen: Iterable[str]) -> list[list[str]]:
+    """The nodes that differ in seeds alone, of their own or of their ancestors, together; nodes
+    without such a sibling are left out."""
+    but_for_seeds, whole = _alike(nodes, is_seed), _alike(nodes, lambda _: False)
+    found: dict[int, list[str]] = {}
+    for name in dict.fromkeys(chosen):
+        found.setdefault(but_for_seeds[name], []).append(name)
+    several = (family for family in found.values() if len(family) > 1)
+    return [family for family in several if len({whole[n] for n in family}) == len(family)]
+
+
+def _alike(nodes: Mapping[str, Node], is_left_out: Callable[[str], bool]) -> dict[str, int]:
+    """A number for each node: the same for nodes with equal settings and with equal ancestors."""
+    known: dict[Any, int] = {}
+    found: dict[str, int] = {}
+    above = {n: [i for i in node.inputs.values() if i in nodes] for n, node in nodes.items()}
+    for name in TopologicalSorter(above).static_order():
+        node = nodes[name]
+        settings = {p: _comparable(v) for p, v in node.settings.items() if not is_left_out(p)}
+        inputs = {path: found.get(at, at) for path, at in node.inputs.items()}
+        same = (node.step, frozenset(settings.items()), frozenset(inputs.items()))
+        found[name] = known.setdefault(same, len(known))
+    return found
 
 
 def _without_missing_inputs(nodes: Mapping[str, Node]) -> dict[str, Node]:

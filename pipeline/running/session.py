@@ -244,7 +244,7 @@ def _show_made(
         return
     terminal.show_notices(console, found.values())
     terminal.show_outcome(console, invocation.catalog, made)
-    terminal.show_results(console, store, made)
+    terminal.show_results(console, invocation.catalog, made)
     own = [m for m in found.values() if m.provenance.get("run") == record.name]
     terminal.show_end(console, own, record.seconds)
     kinds = {name: step.kind for name, step in invocation.roots.items()}

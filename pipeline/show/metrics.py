@@ -6,7 +6,8 @@ The module of a kind's views may define ``MEASURES``, which hold the titles of m
 
 import contextlib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, TypeGuard
 
 from pipeline.base.errors import TemperError
@@ -45,6 +46,17 @@ def metric_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "; ".join(map(metric_text, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def pooled(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of each number that all have, as an interval from the lowest to the highest."""
+    found: dict[str, Any] = {}
+    for name in several[0]:
+        every = (v["value"] if is_interval(v := one.get(name)) else v for one in several)
+        values = [value for value in every if is_number(value)]
+        if len(values) == len(several) and not name.endswith(_P_VALUE):
+            found[name] = {"value": fmean(values), "low": min(values), "high": max(values)}
+    return found
 
 
 def without_p_values(names: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@
     results(made).to_pandas().plot("beta", "eval_rewards/margins")
     results("dpo_beta_sweep")                    # the newest run of an experiment
     results("evaluate")                          # all artifacts that a step ever made
+    results(["sft", "dpo"])                      # several of these in one table
 
 The table has a row for each result: its name, experiment, step and key; the inputs and settings in
 which the rows differ, including settings of their ancestors; then every metric. An interval has two
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Columns = dict[str, list[Any]]
 Results = Mapping[str, Made] | Mapping[str, Manifest]
 """Artifacts or manifests by name, as :func:`pipeline.run` returns them."""
+Named = Results | str
+"""Results, or the name of a step, of an experiment or of a run."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class _Row:
 
 
 def results(
-    of: Results | str, store: str | Store | None = None, *, only_latest: bool = True
+    of: Named | Sequence[Named], store: str | Store | None = None, *, only_latest: bool = True
 ) -> "pa.Table":
     """Results as an Arrow table (``.to_pandas()`` converts it to a data frame).
 
     Args:
         of: what :func:`pipeline.run` returned; or the name of a step, for all of its artifacts; of
-            an experiment, for the results of its newest run; or of a run.
+            an experiment, for the results of its newest run; or of a run; or a list of such.
         store: the store in which to look up a name, as for :func:`pipeline.run`; results of ``run``
             know their own store.
         only_latest: for the name of a step, leave out artifacts that were made again later.
@@ -69,8 +72,8 @@ def results(
 
     catalog = Catalog(_store_of(of, store))
     rows = _rows(of, catalog, only_latest)
-    for unread in catalog.unreadable([of]) if isinstance(of, str) else ():
-        warnings.warn(f"the table lacks an artifact of {of}: {unread.why}", stacklevel=2)
+    for unread in catalog.unreadable(n for n in _several(of) if isinstance(n, str)):
+        warnings.warn(f"the table lacks an artifact: {unread.why}", stacklevel=2)
     above = [*catalog.with_all_above(row.manifest for row in rows)]
     nodes = variants.of_manifests(above)
     columns = _identity(rows)
@@ -80,21 +83,34 @@ def results(
     return pa.table({name: _column(values) for name, values in columns.items()})
 
 
-def _store_of(of: Results | str, store: str | Store | None) -> Store:
-    """The store of the results: their own if ``run`` returned them, else `store`."""
-    for result in of.values() if isinstance(of, Mapping) else ():
-        if isinstance(result, Made):
-            return result.store
-    return open_store(store)
+def _several(of: Any) -> list[Any]:
+    return [*of] if isinstance(of, list | tuple) else [of]
+
+
+def _store_of(of: Named | Sequence[Named], store: str | Store | None) -> Store:
+    """The store of the results: their own if ``run`` returned them, else `store`.
+
+    Raises:
+        TemperError: the results are from several stores.
+    """
+    given = (r for one in _several(of) if isinstance(one, Mapping) for r in one.values())
+    own = {result.store.url: result.store for result in given if isinstance(result, Made)}
+    if len(own) > 1:
+        raise TemperError(f"results of several stores ({', '.join(own)}) have no common table")
+    return next(iter(own.values()), None) or open_store(store)
 
 
 # --- which results ---------------------------------------------------------------------------
 
 
-def _rows(of: Results | str, catalog: Catalog, only_latest: bool = True) -> list[_Row]:
-    if isinstance(of, str):
-        return list(_named(of, catalog, only_latest))
-    return [_Row(name, made, _experiment(made)) for name, made in _manifests(of).items()]
+def _rows(of: Named | Sequence[Named], catalog: Catalog, only_latest: bool = True) -> list[_Row]:
+    found: list[_Row] = []
+    for one in _several(of):
+        if isinstance(one, str):
+            found += _named(one, catalog, only_latest)
+        else:
+            found += [_Row(name, made, _experiment(made)) for name, made in _manifests(one).items()]
+    return found
 
 
 def _manifests(of: Any) -> dict[str, Manifest]:
@@ -261,9 +277,12 @@ def _column(values: list[Any]) -> "pa.Array":
 
 
 def compare(
-    of: Results | str, metrics: Sequence[str] | None = None, store: str | Store | None = None
+    of: Named | Sequence[Named],
+    metrics: Sequence[str] | None = None,
+    store: str | Store | None = None,
 ) -> "Comparison":
-    """Results side by side: a row for each, a column for each metric, intervals with their ends.
+    """Results side by side: a row for each, a column for each setting in which they differ and for
+    each metric, intervals with their ends; and the mean over seeds.
 
         rich.print(compare(run(roots), ["eval_rewards/margins"]))
 
@@ -281,21 +300,36 @@ def compare(
     """
     if metrics is not None and (isinstance(metrics, str) or not isinstance(metrics, Sequence)):
         raise TemperError(f"compare: metrics={metrics!r}; give a list of names, as in ['loss']")
-    chosen = _manifests(of) if not isinstance(of, str) else _apart(of, store)
+    catalog = Catalog(_store_of(of, store))
+    chosen = _apart(_rows(of, catalog))
     known = comparable_metrics(chosen.values())
     for name in metrics or ():
         if name not in known:
             raise TemperError(f"compare: no result has the metric {name!r}; {hint(name, known)}")
-    if metrics is not None:
-        return Comparison(chosen, metrics, {})
-    known = without_p_values(known)
-    shared = _shared(chosen.values(), known)
-    return Comparison(chosen, [name for name in known if name not in shared], shared)
+    return side_by_side(chosen, catalog, metrics)
 
 
-def _apart(name: str, store: str | Store | None) -> dict[str, Manifest]:
-    """The results of this name; several with the same name get their keys as suffix."""
-    rows = _rows(name, Catalog(_store_of(name, store)))
+def side_by_side(
+    chosen: Mapping[str, Manifest], catalog: Catalog, metrics: Sequence[str] | None = None
+) -> Comparison:
+    """The comparison of results by name; see :func:`compare`."""
+    shared: Mapping[str, str] = {}
+    if metrics is None:
+        known = without_p_values(comparable_metrics(chosen.values()))
+        shared = _shared(chosen.values(), known)
+        metrics = [name for name in known if name not in shared]
+    nodes = variants.of_manifests(catalog.with_all_above(chosen.values()))
+    names = {made.attempt: name for name, made in reversed([*chosen.items()])}
+    settings = {
+        setting: {name: of[m.attempt] for name, m in chosen.items() if m.attempt in of}
+        for setting, of in variants.effective(nodes, [*names]).items()
+    }
+    families = [[names[one] for one in of] for of in variants.families(nodes, reversed([*names]))]
+    return Comparison(chosen, metrics, shared, settings, families)
+
+
+def _apart(rows: Sequence[_Row]) -> dict[str, Manifest]:
+    """Results by name; several with the same name get their keys as suffix."""
     times = Counter(row.name for row in rows)
     return {
         row.name if times[row.name] == 1 else f"{row.name} ({row.manifest.name})": row.manifest

@@ -35,7 +35,7 @@ from pipeline.show.metrics import (
     marked,
     without_p_values,
 )
-from pipeline.show.results import compare
+from pipeline.show.results import side_by_side
 from pipeline.show.views import is_offered
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store, open_store
@@ -333,8 +333,9 @@ def show_outcome(console: Console, catalog: Catalog, results: Mapping[str, Manif
             console.print(Text(visible(f"  {line}"), "dim"))
 
 
-def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
+def show_results(console: Console, catalog: Catalog, results: Mapping[str, Manifest]) -> None:
     """Print summaries, one table of metrics for each step, and where the files are."""
+    store = catalog.store
     summaries = {
         name: summary
         for name, manifest in results.items()
@@ -349,7 +350,7 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
         by_step.setdefault(manifest.step, {})[name] = manifest
     for group in by_step.values():
         if metrics := without_p_values(comparable_metrics(group.values())):
-            console.print(_results_of_one_kind(console, group, metrics[:MOST_METRICS]))
+            console.print(_results_of_one_kind(console, catalog, group, metrics[:MOST_METRICS]))
             if (more := len(metrics) - MOST_METRICS) > 0:
                 line = f"and {more} more metrics: temper show {next(iter(group.values())).name}"
                 console.print(Text(line, "dim"), soft_wrap=True)
@@ -369,17 +370,21 @@ def _markdown(text: str) -> "Markdown":
 
 
 def _results_of_one_kind(
-    console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
+    console: Console, catalog: Catalog, group: Mapping[str, Manifest], metrics: Sequence[str]
 ) -> RenderableType:
     """A table with a column for each result. If it is too wide, intervals go below their values,
-    and labels wrap; if that is too wide as well, the table has a row for each result."""
+    and labels wrap; if that is too wide as well, or if results differ in settings, the table has a
+    row for each result."""
+    compared = side_by_side(group, catalog, metrics if len(metrics) == MOST_METRICS else None)
+    if compared.settings:
+        return compared
     unlimited = console.options.update_width(sys.maxsize)
     for stacked in (False, True):
         table = _metrics_table(group, metrics, stacked)
         width = console.measure(table, options=unlimited)
         if (width.minimum if stacked else width.maximum) <= console.width:
             return table
-    return compare(group, metrics if len(metrics) == MOST_METRICS else None)
+    return compared
 
 
 def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacked: bool) -> Table:

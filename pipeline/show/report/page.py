@@ -21,7 +21,7 @@ from pipeline.base.text import clean
 from pipeline.show.report import costs, figures, graph, trends
 from pipeline.show.report.headline import headline
 from pipeline.show.report.report_model import ReportedStep, Story, steps_with
-from pipeline.show.report.scoreboard import group_of, result_groups
+from pipeline.show.report.scoreboard import group_of, groups_over_seeds, result_groups
 from pipeline.show.report.sweeps import effects
 from pipeline.show.report.texts import samples
 from pipeline.show.report.wording import filters, markdown
@@ -67,6 +67,7 @@ def render(story: Story, page: Page = Page()) -> str:
         by_id={reported.id: reported for reported in story.steps},
         box=graph.BOX,
         groups=groups,
+        means=list(groups_over_seeds(story)),
         effects=list(effects(story, groups)),
         curves=trends.curves(story, "Curves"),
         more_results=trends.curves(story, "Results"),

@@ -89,6 +89,7 @@ class Story:
     Attributes:
         results: the results that the runs were asked for, by name.
         parameters: the values of each setting that varies by itself among the results, by result.
+        families: the results that differ in seeds alone, by names.
         past: earlier versions of the results, from other runs.
     """
 
@@ -98,6 +99,7 @@ class Story:
     steps: Sequence[ReportedStep]
     results: Mapping[str, ReportedStep]
     parameters: Mapping[str, Mapping[str, Any]]
+    families: Sequence[Sequence[str]] = ()
     past: Sequence[Past] = ()
 
     @property
@@ -168,7 +170,8 @@ def _story(
     labels = variants.names(nodes)
     tags = tags_of(catalog.store)
     asked = {id: name for name, id in reversed(list(roots.items()))}
-    parameters = variants.effective(nodes, [id for id in asked if id in nodes])
+    made_ids = [id for id in dict.fromkeys(roots.values()) if id in nodes]
+    parameters = variants.effective(nodes, made_ids)
 
     def complete(reported: ReportedStep) -> ReportedStep:
         own = reported.label if len(runs) == 1 else ""  # these are unique within a run
@@ -202,6 +205,7 @@ def _story(
             setting: {name: of[id] for name, id in roots.items() if id in of}
             for setting, of in parameters.items()
         },
+        families=[[asked[id] for id in of] for of in variants.families(nodes, made_ids)],
     )
 
 

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.show.metrics import SIGNIFICANT, comparable_metrics, has_width, is_interval, is_number
+from pipeline.show.comparison import family_name
+from pipeline.show.metrics import (
+    SIGNIFICANT,
+    comparable_metrics,
+    has_width,
+    is_interval,
+    is_number,
+    pooled,
+)
 from pipeline.show.report.report_model import ReportedStep, Story
 from pipeline.show.report.wording import exact
 from pipeline.show.views import Measure, Measures
@@ -101,6 +109,19 @@ def result_groups(story: Story) -> Iterator[Group]:
         group = group_of(step, results)
         if group.sections or group.same:
             yield group
+
+
+def groups_over_seeds(story: Story) -> Iterator[Group]:
+    """The means of results that differ in seeds alone, as a group for each step."""
+    by_step: dict[str, dict[str, ReportedStep]] = {}
+    for family in story.families:
+        several = [story.results[name] for name in family]
+        made = [reported.manifest for reported in several if reported.manifest]
+        mean = replace(made[0], metrics=pooled([manifest.metrics for manifest in made]))
+        name = family_name(family, story.parameters)
+        by_step.setdefault(mean.step, {})[name] = replace(several[0], manifest=mean)
+    for step, results in by_step.items():
+        yield group_of(f"{step}: mean over seeds, and below it the lowest and the highest", results)
 
 
 def group_of(step: str, results: Mapping[str, ReportedStep]) -> Group:

@@ -1,12 +1,18 @@
-"""The effect of settings: each metric plotted over every setting in which results differ."""
+"""The effect of settings: each metric plotted over every setting in which results differ.
+
+A seed is no quantity: results that differ in seeds alone are one dot.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
 
+from pipeline.plan.variants import is_seed
+from pipeline.show.comparison import family_name
 from pipeline.show.metrics import is_number
 from pipeline.show.report import figures
 from pipeline.show.report.report_model import Story
@@ -33,6 +39,7 @@ class Effect:
         series: the names of the lines, by the number of their colour: values of the other settings.
         lines: the number of lines, which have no names if there are more than colours.
         levels: results that do not have the setting.
+        is_mean: whether dots are means over seeds.
     """
 
     setting: str
@@ -41,6 +48,7 @@ class Effect:
     series: Sequence[str]
     lines: int
     levels: Sequence[str]
+    is_mean: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def effects(story: Story, groups: Sequence[Group]) -> Iterator[Effect]:
     for group in groups:
         for setting in story.parameters:
             values = _values(story, group, setting)
-            if len(set(map(str, values.values()))) > 1:
+            if not is_seed(setting) and len(set(map(str, values.values()))) > 1:
                 effect = _effect(story, group, setting, values)
                 if effect.panels:
                     yield effect
@@ -80,12 +88,13 @@ def _effect(story: Story, group: Group, setting: str, values: Mapping[str, Any])
     levels = [name for name in group.names if name not in story.parameters[setting]]
     varying = (row for row in group.rows if _differs(row.cells, values))
     panels = [
-        _panel(row, _title(row, group.rows), setting, places, series, levels)
+        _panel(row, _title(row, group.rows), setting, places, series, levels, story)
         for row in islice(varying, MOST_PANELS)
     ]
     axis = f"{setting} (logarithmic)" if places.logarithmic else setting
     named = list(series) if 1 < len(series) <= figures.COLOURS else []
-    return Effect(setting, axis, panels, named, len(series), levels)
+    is_mean = any(name in values for family in story.families for name in family)
+    return Effect(setting, axis, panels, named, len(series), levels, is_mean)
 
 
 def _places(values: Mapping[str, Any]) -> _Places:
@@ -105,7 +114,7 @@ def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, 
         others = (
             f"{other}={_label(of[name])}"
             for other, of in story.parameters.items()
-            if other != setting and name in of
+            if other != setting and name in of and not is_seed(other)
         )
         found.setdefault(" ".join(others), []).append(name)
     return found
@@ -130,20 +139,35 @@ def _panel(
     places: _Places,
     series: Mapping[str, Sequence[str]],
     levels: Sequence[str],
+    story: Story,
 ) -> Panel:
     """A plot of one metric with a line for each series."""
     lines = [
-        [
-            figures.Estimate(places.at[name], cell.value, cell.low, cell.high, name)
-            for name in names
-            if (cell := row.cells[name]).value is not None
-        ]
+        [_dot(row, of, places, story) for of in _dots(names, row, story)]
         for names in series.values()
     ]
     beside = [row.cells[n].value for n in levels if row.cells[n].value is not None]
     svg = figures.estimates(lines, places.labels, places.logarithmic, beside)
     described = ", ".join(f"{name}: {number(cell.value)}" for name, cell in row.cells.items())
     return Panel(title, svg, f"{title} by {setting}: {described}")
+
+
+def _dots(names: Sequence[str], row: Row, story: Story) -> Iterator[list[str]]:
+    """The results of each dot of a line: those that differ in seeds alone together."""
+    together = {name: [*family] for family in story.families for name in family}
+    for name in names:
+        of = together.get(name, [name])
+        if name == of[0] and all(row.cells[one].value is not None for one in of):
+            yield of
+
+
+def _dot(row: Row, of: Sequence[str], places: _Places, story: Story) -> figures.Estimate:
+    at, cell = places.at[of[0]], row.cells[of[0]]
+    if len(of) == 1:
+        return figures.Estimate(at, cell.value, cell.low, cell.high, of[0])
+    values = [row.cells[name].value for name in of]
+    name = family_name(of, story.parameters)
+    return figures.Estimate(at, fmean(values), min(values), max(values), name)
 
 
 def _label(value: Any) -> str:

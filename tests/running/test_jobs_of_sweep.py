@@ -1,10 +1,12 @@
 """``-m SETTING=1,2``: the jobs of a sweep are one run."""
 
+import re
 from pathlib import Path
 
 import pytest
-from command_line import script
+from command_line import script, temper
 
+from pipeline import results
 from pipeline.store.layout import Store
 from pipeline.store.runs import read_runs
 
@@ -62,6 +64,16 @@ def test_jobs_are_one_run_whose_results_have_the_settings_that_they_depend_on(sw
     (run,) = read_runs(Store("store"))
     variants = [f"model beta={beta} seed={seed}" for beta in (0.1, 0.3) for seed in (0, 1, 2)]
     assert list(run.roots) == ["data", *variants]
+
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.out.splitlines()]
+    assert ["model", "0.3", "1", "0.72"] in cells  # settings are columns
+    assert ["model", "0.3", "mean of 3", "0.72 (0.7 – 0.74)"] in cells
+    page = temper("report").status == 0 and Path("report.html").read_text()
+    (drawn,) = re.findall(r'aria-label="right by (\w+)', str(page))
+    assert drawn == "beta"  # a seed is no quantity
+    assert "model beta=0.1, mean of 3" in str(page)
+    both = results([run.name, run.name])
+    assert both["seed"].to_pylist() == 2 * [None, 0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.parametrize(
