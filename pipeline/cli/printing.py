@@ -178,7 +178,9 @@ def show_runs(console: Console, runs: Iterable[Run]) -> None:
 def show_run(console: Console, run: Run) -> None:
     """Print one run with a line for each step."""
     outcome = run.shown_outcome()
-    show_line(console, f"{run.name}: {outcome} in {clock(run.shown_seconds())}", "bold")
+    took = clock(run.shown_seconds())
+    ended = f"last sign of life after {took}" if outcome == "killed" else f"in {took}"
+    show_line(console, f"{run.name}: {outcome}, {ended}", "bold")
     for name, value in (
         ("command", shlex.join(run.command)),
         ("in", run.cwd),

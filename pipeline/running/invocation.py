@@ -146,6 +146,10 @@ class Invocation:
         self.catalog.save()
         return fault if isinstance(fault, OSError) else None
 
+    def note_alive(self) -> None:
+        """Record how long the run has taken until now."""
+        self.store.record_step(self.record.name, "driver", {"after": self.record.seconds})
+
     def note(self, fingerprint: str, board: "Board") -> None:
         """Record the outcome of a step at once, since this process may be killed at any moment."""
         after = {"after": self.record.seconds}

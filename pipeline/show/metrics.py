@@ -7,7 +7,7 @@ The module of a kind's views may define ``MEASURES``, which hold the titles of m
 import contextlib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from math import fsum
 from typing import Any, TypeGuard
 
 from pipeline.base.errors import TemperError
@@ -55,7 +55,11 @@ def pooled(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         every = (v["value"] if is_interval(v := one.get(name)) else v for one in several)
         values = [value for value in every if is_number(value)]
         if len(values) == len(several) and not name.endswith(_P_VALUE):
-            found[name] = {"value": fmean(values), "low": min(values), "high": max(values)}
+            found[name] = {
+                "value": fsum(values) / len(values),
+                "low": min(values),
+                "high": max(values),
+            }
     return found
 
 

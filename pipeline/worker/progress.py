@@ -1,9 +1,9 @@
 """Writes the progress of a step, and while the step reports none, its current activity.
 
 A step reports progress through ``out.progress``. Before its first report, and when it has been
-silent for a while, a thread looks at the stack of the main thread and names what it does: importing
-a library, or the innermost function of the project. Progress is one small file in scratch, only for
-display: an error in writing it does not fail the step.
+silent for a while, a thread looks at the stack of the main thread and tells whether it imports a
+library or works. Progress is one small file in scratch, only for display: an error in writing it
+does not fail the step.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pipeline.wire.spec import StepSpec
 
 PROGRESS_SECONDS, REMOTE_PROGRESS_SECONDS = 0.3, 5.0
 SILENCE_SECONDS = 2.0
-"""After so long without progress, the step's place in the code is written."""
+"""After so long without progress, what the step does is written."""
 _CORE = __name__.partition(".")[0]
 
 
@@ -96,8 +96,8 @@ class ProgressWriter:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """The activity of a thread in words: ``importing torch``, ``at work in steps.training``; empty
-    if no project code is on its stack."""
+    """The activity of a thread in words: ``importing torch``, ``working``; empty if no project code
+    is on its stack."""
     library = ""
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
@@ -106,8 +106,7 @@ def place_of(frame: FrameType | None) -> str:
         if in_library(code.co_filename):
             library = _package(code.co_filename) or library
         elif not code.co_filename.startswith("<") and module.partition(".")[0] != _CORE:
-            doing = "importing" if code.co_name == "<module>" else "at work in"
-            return f"{doing} {module}"
+            return f"importing {module}" if code.co_name == "<module>" else "working"
         frame = frame.f_back
     return ""
 

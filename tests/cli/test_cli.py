@@ -20,18 +20,20 @@ from rich.console import Console
 from toy_steps import Times, add, fail, slow_count
 from typer.main import get_command
 from typer.testing import CliRunner, Result
-from waiting import HANGS_SECONDS
+from waiting import HANGS_SECONDS, wait_until
 
 from pipeline import Store, TemperError, run
 from pipeline.cli import app
 from pipeline.cli.app import _add_commands_of_packages
 from pipeline.dag.canonical import hash_json
+from pipeline.running.rounds import SIGN_SECONDS
 from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import DataLoss
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.store.objects import Objects
+from pipeline.store.runs import read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -157,6 +159,7 @@ def test_who_makes_what_is_shown_with_how_far_it_is(lab: Lab) -> None:
     driver = start_held_driver(lab)
     try:
         shown = temper(lab, "status")
+        wait_until(lambda: read_runs(lab.store)[-1].seconds >= SIGN_SECONDS)
     finally:
         end(lab, driver, signal.SIGKILL)
     (line,) = shown.splitlines()[1:]
@@ -164,7 +167,8 @@ def test_who_makes_what_is_shown_with_how_far_it_is(lab: Lab) -> None:
     assert "/6 count " in line
     assert "gone" not in line
     assert "its process is gone" in temper(lab, "status")
-    assert "killed" in temper(lab, "runs")
+    (killed,) = [run for run in read_runs(lab.store) if run.pid == driver.pid]
+    assert f"{killed.name}: killed, last sign of life after" in temper(lab, "runs", killed.name)
     lab.run(count=slow_count(6, lab.journal))
     assert temper(lab, "status") == "nothing is running"
 

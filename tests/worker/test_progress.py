@@ -43,7 +43,7 @@ def test_a_silent_step_is_told_of_until_it_speaks(store: Store) -> None:
 
     with writer.watching():
         read_the_model()
-        assert told(store)["doing"] == "at work in waiting"
+        assert told(store)["doing"] == "working"
         writer.progress(1, 3, {"loss": 0.5})
         assert told(store)["done"] == 1
         assert told(store)["metrics"] == {"loss": 0.5}

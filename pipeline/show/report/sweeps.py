@@ -6,7 +6,7 @@ A seed is no quantity: results that differ in seeds alone are one dot.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from statistics import fmean
+from math import fsum
 from typing import Any
 
 from markupsafe import Markup
@@ -167,7 +167,7 @@ def _dot(row: Row, of: Sequence[str], places: _Places, story: Story) -> figures.
         return figures.Estimate(at, cell.value, cell.low, cell.high, of[0])
     values = [row.cells[name].value for name in of]
     name = family_name(of, story.parameters)
-    return figures.Estimate(at, fmean(values), min(values), max(values), name)
+    return figures.Estimate(at, fsum(values) / len(values), min(values), max(values), name)
 
 
 def _label(value: Any) -> str:
