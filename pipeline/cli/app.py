@@ -129,7 +129,7 @@ StoreOption = Annotated[
 ]
 _NAMES = "The newest of a step, by key, EXPERIMENT/RESULT, or a tag."
 Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; docs/json.md.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; docs/agents.md.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 

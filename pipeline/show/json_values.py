@@ -1,7 +1,7 @@
 """``--json``: what a command found, as one JSON object on standard output.
 
 Each command makes a value and shows it either as text or by :func:`print_json`. A value is made of
-dataclasses, whose fields are the schema: ``docs/json.md`` lists them, and a test holds them. An
+dataclasses, whose fields are the schema: ``docs/agents.md`` lists them, and a test holds them. An
 object names its schema, as in ``temper.runs/1``; the number rises when a field goes or changes its
 meaning, and not when one is added.
 """
@@ -75,9 +75,10 @@ def of_manifest(made: Manifest) -> dict[str, Any]:
 
 
 def of_plan(plan: Plan, estimates: Estimates | None, title: str, jobs: int = 1) -> dict[str, Any]:
-    """A plan; seconds and bytes are estimates, and null where there is none. The seconds of all are
-    those of the steps with an estimate."""
+    """A plan; seconds and bytes are estimates, and null where there is none. The seconds of all
+    leave out the steps without, whose number is `unknown`."""
     costs = estimates.of if estimates is not None else {}
+    seconds, unknown = left_of(estimates.ahead(plan), jobs) if estimates is not None else (0.0, 0)
 
     def of_step(planned: PlannedStep) -> dict[str, Any]:
         print_ = planned.step.fingerprint
@@ -97,7 +98,8 @@ def of_plan(plan: Plan, estimates: Estimates | None, title: str, jobs: int = 1) 
     return {
         "title": title,
         "is_complete": plan.is_complete,
-        "seconds": left_of(estimates.ahead(plan), jobs).seconds if estimates else 0.0,
+        "seconds": None if unknown and unknown == len(costs) else seconds,
+        "unknown": unknown,
         "steps": [of_step(planned) for planned in plan.steps],
     }
 

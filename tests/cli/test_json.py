@@ -1,4 +1,4 @@
-"""``--json``: the schemas of docs/json.md, and the exit status of a command."""
+"""``--json``: the schemas of docs/agents.md, and the exit status of a command."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,9 @@ def test_a_plan_is_one_object_and_notes_stand_aside(
     within = ("--budget", "2h", "--dry", "--json")
     said = temper("run", "dpo", "--model", "model", "sft=none", *within)
     told = json.loads(said.out)
-    assert [*told] == ["schema", "title", "is_complete", "seconds", "steps"]
+    assert [*told] == ["schema", "title", "is_complete", "seconds", "unknown", "steps"]
+    assert told["seconds"] is None
+    assert told["unknown"] == len(told["steps"])
     assert told["schema"] == "temper.plan/1"
     assert told["title"] == "dpo: data house_style, model model"
     wanted = "step label results state reason key seconds memory disk"
