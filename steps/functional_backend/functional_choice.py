@@ -26,6 +26,7 @@ class FunctionalTraining(TrainingBackend):
 
     name: ClassVar[str] = "functional"
     is_of_torch: ClassVar[bool] = True
+    has_normalisers: ClassVar[bool] = True
 
     noise_scale: bool = False
 

@@ -54,12 +54,13 @@ _SUMS = "noise_scale/sums"
 
 
 class _Logps(nn.Module):
-    """A model whose output are the logps [S] of a pack, with `hits` beside them [S, 2], by
-    operations that `torch.func` knows; of a reward model, its scores."""
+    """A model whose output are the logps [S] of a pack, with `hits` beside them [S, 2], or as
+    `scoring.head.with_normalisers` [S, 3], by operations that `torch.func` knows; of a reward
+    model, its scores."""
 
-    def __init__(self, model: PreTrainedModel, hits: bool) -> None:
+    def __init__(self, model: PreTrainedModel, hits: bool, normalised: bool) -> None:
         super().__init__()
-        self.model, self._hits = model, hits
+        self.model, self._hits, self._normalised = model, hits, normalised
 
     def forward(self, pack: Pack) -> Tensor:
         tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
@@ -68,15 +69,27 @@ class _Logps(nn.Module):
             return scores_of(self.model, rows)
         logits = output_head(self.model).logits(rows)
         logps = logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
-        return with_hits(logps, gaps_of(logits, pack.targets)) if self._hits else logps
+        if not (self._hits or self._normalised):
+            return logps
+        values = with_hits(logps, gaps_of(logits, pack.targets))
+        return (
+            torch.cat([values, logits.logsumexp(1, keepdim=True)], 1)
+            if self._normalised
+            else values
+        )
 
 
 def gradient_of(
-    model: PreTrainedModel, weights: Tensors, pack: Pack, loss: GroupLoss, hits: bool = False
+    model: PreTrainedModel,
+    weights: Tensors,
+    pack: Pack,
+    loss: GroupLoss,
+    hits: bool = False,
+    normalised: bool = False,
 ) -> tuple[Scored, dict[str, Tensor]]:
     """The losses of a pack's groups, and the gradient of their sum by `weights`; parameters of the
     model that are not among these are constants. With `hits`, the loss is given them, too."""
-    module = _Logps(model, hits)
+    module = _Logps(model, hits, normalised)
 
     def logps_of(weights: Tensors) -> Any:
         named = {f"model.{name}": weight for name, weight in weights.items()}
@@ -112,7 +125,7 @@ class FunctionalTrainer(Trainer):
 
     Args:
         noise_scale: as in `FunctionalTraining`.
-        hits: the loss is given hits, too.
+        hits, normalised: what the loss is given, too; see `TrainedReadout`.
     """
 
     def __init__(
@@ -123,8 +136,9 @@ class FunctionalTrainer(Trainer):
         dropout: bool = False,
         noise_scale: bool = False,
         hits: bool = False,
+        normalised: bool = False,
     ) -> None:
-        self._hits = hits
+        self._given = hits, normalised
         self._of_values = Updater(scorer.model, optimizer, master_weights)
         self._begin_module(scorer, self._of_values, dropout)
         self._measures_noise = noise_scale
@@ -142,7 +156,7 @@ class FunctionalTrainer(Trainer):
             def of_pack(logps: TokenLogps, some: slice, members: Tensor = members) -> GroupLosses:
                 return loss(logps, members[some])
 
-            part, gradient = gradient_of(self._model, weights, pack, of_pack, self._hits)
+            part, gradient = gradient_of(self._model, weights, pack, of_pack, *self._given)
             self._of_values.add(gradient)
             parts.append(part)
             if self._measures_noise:
@@ -182,6 +196,7 @@ class FunctionalPolicy(TorchPolicy):
             dropout,
             noise_scale,
             role.readout.hits,
+            role.readout.normalised,
         )
 
     def make_ready(

@@ -63,6 +63,8 @@ class JaxScoring(JaxDevices, ScoringBackend):
 class JaxTraining(JaxDevices, TrainingBackend):
     """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them."""
 
+    has_normalisers: ClassVar[bool] = True
+
     def require_settings(self, config: UpdateConfig) -> None:
         require_in_optax(config.optimizer, self.name)
 

@@ -66,6 +66,7 @@ def token_logps(
     shard: Callable[[Array], Array] = lambda x: x,
     attend: Attend = attend,
     hits: bool = False,
+    normalised: bool = False,
 ) -> Array:
     """log p(token | tokens before it) of scored tokens: [B, S], float32 or float64.
 
@@ -77,6 +78,7 @@ def token_logps(
         shard: says how activations [B, …] are spread over devices.
         attend: `query_blocks.attend`, or what does the same.
         hits: hits are beside the logps, [B, S, 2] (see `scoring.head.with_hits`).
+        normalised: as `scoring.head.with_normalisers`, [B, S, 3].
     """
     # TPUs multiply float32 in bfloat16 unless told otherwise.
     with jax.default_matmul_precision("highest" if dtype != jnp.bfloat16 else "default"):
@@ -87,7 +89,8 @@ def token_logps(
         if SCORE in weights:
             return _scores(weights[SCORE].astype(dtype), rows)
         name = "model.embed_tokens.weight" if architecture.tied else "lm_head.weight"
-        return _head(architecture, weights[name].astype(dtype), rows, pack.targets, hits)
+        of_head = (architecture, weights[name].astype(dtype), rows, pack.targets)
+        return _head(*of_head, hits, normalised)
 
 
 def _embed(a: Architecture, weights: Weights, pack: PackArrays, dtype: Any) -> Array:
@@ -192,9 +195,11 @@ def _scores(weight: Array, rows: Array) -> Array:
     return scores[..., 0] if len(weight) == 1 else scores
 
 
-def _head(a: Architecture, weight: Array, rows: Array, targets: Array, hits: bool) -> Array:
-    """Logps [B, S], or with hits [B, S, 2], from rows [B, S, H]; the logits of some rows at a
-    time."""
+def _head(
+    a: Architecture, weight: Array, rows: Array, targets: Array, hits: bool, normalised: bool
+) -> Array:
+    """Logps [B, S], or with hits [B, S, 2], or `normalised` [B, S, 3], from rows [B, S, H]; the
+    logits of some rows at a time."""
 
     def logps(part: tuple[Array, Array]) -> Array:
         accurate = jnp.promote_types(weight.dtype, jnp.float32)
@@ -205,11 +210,14 @@ def _head(a: Architecture, weight: Array, rows: Array, targets: Array, hits: boo
         shifted = logits - lax.stop_gradient(logits.max(axis=-1, keepdims=True))
         at_target = jnp.take_along_axis(shifted, part[1][..., None], axis=-1)[..., 0]
         found = at_target - jnp.log(jnp.exp(shifted).sum(axis=-1))
-        if not hits:
+        if not (hits or normalised):
             return found
         # Not of capped logits: a kernel that computes one twice may round it differently.
         at_target = jnp.take_along_axis(own, part[1][..., None], axis=-1)[..., 0]
-        return jnp.stack([found, at_target == own.max(axis=-1)], axis=-1)
+        values = [found, at_target == own.max(axis=-1)]
+        if normalised:
+            values.append(jax.nn.logsumexp(logits, axis=-1))
+        return jnp.stack(values, axis=-1)
 
     block = rows.shape[1]
     while block % 2 == 0 and block * a.vocabulary * 4 > _LOGITS_BYTES and block > 32:

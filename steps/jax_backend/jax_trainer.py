@@ -99,6 +99,7 @@ class JaxTrainer(Trainer):
         adapters: parameters of these by name, as `peft` initialises them; they alone are trained
             then. How much they count, the scorer's architecture says.
         dropout: the model's own acts. That of adapters always does.
+        normalised: as in `TrainedReadout`.
         ranks: every one of them has such a trainer and makes the same calls.
     """
 
@@ -113,6 +114,7 @@ class JaxTrainer(Trainer):
         adapters: Mapping[str, Tensor] | None = None,
         dropout: bool = False,
         ranks: Ranks = ALONE,
+        normalised: bool = False,
     ) -> None:
         weights, scorer.host_weights = scorer.host_weights, {}
         frozen, self._ranks = NOTHING, ranks
@@ -130,6 +132,7 @@ class JaxTrainer(Trainer):
         architecture = replace(scorer.architecture, attention_dropout=own)
         self._recomputed = str(recomputed)
         options = {"recomputed": self._recomputed, "hits": scorer.hits}
+        options |= {"normalised": True} if normalised else {}
         logps_of = scorer.logps_with(architecture, **options)
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
 
@@ -266,6 +269,7 @@ class JaxPolicy:
             adapters,
             dropout,
             ranks,
+            role.readout.normalised,
         )
 
     def _open(self, dropout: bool, how: Any) -> JaxScorer:

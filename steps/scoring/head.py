@@ -84,6 +84,10 @@ class Head:
         """The same with hits beside them, [S, 2]; see :func:`with_hits`."""
         return with_hits(*_TargetLogps.apply(self.logits(rows), targets))
 
+    def normalised(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """What :func:`with_normalisers` gives of them, [S, 3]."""
+        return with_normalisers(self.logits(rows), targets)
+
     def softmax(self, rows: Tensor, targets: Tensor) -> "Softmax":
         """The forward of a plain head, without autograd; `softmax_backward` is its backward."""
         compute = _softmax if self.kernels is None else self.kernels.softmax
@@ -236,6 +240,14 @@ def with_hits(logps: Tensor, gaps: Tensor) -> Tensor:
     than the target's, else 0. `gaps` [n] are the targets' logits minus the largest of their rows.
     """
     return torch.stack([logps, (gaps == 0).to(logps.dtype)], dim=-1)
+
+
+def with_normalisers(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logps of targets [n] with hits, and log Σ_v exp z_v, which has gradients, too: [n, 3], from
+    logits z [n, V], which are overwritten."""
+    at_targets = logits[torch.arange(len(targets), device=logits.device), targets]
+    logps, gaps = _TargetLogps.apply(logits, targets)
+    return torch.cat([with_hits(logps, gaps), (at_targets - logps)[:, None]], dim=1)
 
 
 def gaps_of(logits: Tensor, targets: Tensor) -> Tensor:

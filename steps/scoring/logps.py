@@ -145,15 +145,16 @@ def forward_backward(
     loss: GroupLoss,
     routing: Routing | None = None,
     hits: bool = False,
+    normalised: bool = False,
 ) -> Scored:
     """Add the gradient of the summed losses to the `.grad` of the model's parameters. With
     `routing`, also add the gradient of the pack's share of the load-balancing loss. With `hits`,
-    the loss is given them, too.
+    the loss is given them, too; with `normalised` also what `head.with_normalisers` gives.
 
     Dropout is on if the model is in training mode. The call does not synchronise with the device.
     """
-    if layout_of(model) is Layout.alone or not output_head(model).is_plain:
-        values = differentiable_logps(model, pack, routing, hits)
+    if normalised or layout_of(model) is Layout.alone or not output_head(model).is_plain:
+        values = differentiable_logps(model, pack, routing, hits, normalised)
         return backward(TokenLogps.of_values(values, pack.lengths), pack, loss, routing)
     head, embedded = output_head(model), embed(model, pack)
     rows = predicting_rows(model, pack, embedded, routing)
@@ -172,13 +173,20 @@ def forward_backward(
 
 
 def differentiable_logps(
-    model: PreTrainedModel, pack: Pack, routing: Routing | None = None, hits: bool = False
+    model: PreTrainedModel,
+    pack: Pack,
+    routing: Routing | None = None,
+    hits: bool = False,
+    normalised: bool = False,
 ) -> Tensor:
-    """`token_logps` with gradients recorded, and with dropout in training mode."""
+    """`token_logps` with gradients recorded, and with dropout in training mode; `normalised`: what
+    `head.with_normalisers` gives, [S, 3]."""
     if layout_of(model) is Layout.alone:
-        return unpacked_logps(model, pack, routing, hits=hits)
+        return unpacked_logps(model, pack, routing, hits=hits, normalised=normalised)
     tokens = Embedded(seen_or_ids(model, pack), pack.input_ids)
     head, rows = output_head(model), predicting_rows(model, pack, tokens, routing)
+    if normalised:
+        return by_chunks(pack, head, head.normalised, rows, buffers=3)
     return by_chunks(pack, head, head.logps_and_hits if hits else head.logps, rows)
 
 

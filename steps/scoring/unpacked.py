@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from steps.models.positions import forget_lengths, turns_by_length
 from steps.scoring.architectures.images import inputs_of
 from steps.scoring.architectures.routing import Routing
-from steps.scoring.head import gaps_of, with_hits
+from steps.scoring.head import gaps_of, with_hits, with_normalisers
 from steps.scoring.packing import Pack, ResponseSpan
 
 if TYPE_CHECKING:
@@ -32,14 +32,18 @@ def unpacked_logps(
     routing: Routing | None = None,
     aligned: bool = False,
     hits: bool = False,
+    normalised: bool = False,
 ) -> Tensor:
     """Log-probabilities [S] of the pack's scored tokens; with `aligned`, minus log Σ_v p(v)²; with
-    `hits` beside them, [S, 2] (see `head.with_hits`).
+    `hits` beside them, [S, 2] (see `head.with_hits`); `normalised`: see `head.with_normalisers`.
 
     Gradients are recorded if autograd is on. Dropout is on if the model is in training mode.
     """
     parts = []
     for logits, targets in unpacked_logits(model, pack, routing):
+        if normalised:
+            parts.append(with_normalisers(logits.clone(), targets))
+            continue
         logps = target_logps(logits, targets)
         if aligned:
             logps = logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1)

@@ -175,11 +175,13 @@ class TrainingBackend:
 
     is_of_torch: whether it trains a module of torch in place. Only then there are `lora.dora`,
         `lora.modules_to_save` and `ema_decay`.
+    has_normalisers: whether there is `z_loss_coef`.
     is_recorded: whether what it makes is somebody else's, and not promised to come out again.
     """
 
     name: ClassVar[str]
     is_of_torch: ClassVar[bool] = False
+    has_normalisers: ClassVar[bool] = False
     is_recorded: ClassVar[bool] = False
 
     @property
@@ -313,6 +315,9 @@ class TrainConfig(UpdateConfig):
         ema_decay: the model, and what is evaluated and kept on the way, is the exponential moving
             average of the weights after each step, with this decay, such as 0.99; on torch and
             ``functional``.
+        z_loss_coef: the coefficient of a further loss, the mean over scored tokens of the square of
+            log Σ_v exp z_v, which holds the logits z near normalised ones (PaLM: Chowdhery et al.
+            2022, https://arxiv.org/abs/2204.02311, takes 1e-4); 0: none.
         compile_layers: compile the layers of a packed model, and the softmax of its head, with
             torch.compile, on one device. A step is faster on a GPU, the first ones take a minute,
             and rounding differs.
@@ -329,6 +334,7 @@ class TrainConfig(UpdateConfig):
     backend: TrainingBackend | None = added_field(None, before=None)
     snapshot_every_steps: int | None = added_field(None, before=None)
     ema_decay: float | None = added_field(None, before=None)
+    z_loss_coef: float = added_field(0.0, before=0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -345,6 +351,11 @@ class TrainConfig(UpdateConfig):
             require(0 < self.ema_decay < 1, "ema_decay must be in (0, 1)", self.ema_decay)
             rule = "ema_decay needs backend=null (torch) or functional"
             require(self.backend is None or self.backend.is_of_torch, rule, self.backend)
+        z_loss = self.z_loss_coef
+        require(0 <= z_loss < math.inf, "z_loss_coef must not be negative", z_loss)
+        if z_loss and self.backend is not None:
+            rule = "z_loss_coef needs backend=null (torch), functional or jax"
+            require(self.backend.has_normalisers, rule, self.backend)
         for name in ("keep_best", "early_stop_patience"):
             value = getattr(self, name)
             if self.eval_every_steps is None:
@@ -464,6 +475,7 @@ def _require_divergence(config: PreferenceConfig) -> None:
     missing = {
         "backend=null": config.backend is not None,
         "compile_layers=false": config.compile_layers,
+        "z_loss_coef=0": config.z_loss_coef > 0,
         "follow_every=null": config.follow_every is not None,
         "check_start=true, as the policy starts from it": not config.check_start,
     }

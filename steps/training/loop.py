@@ -31,7 +31,7 @@ from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
 from steps.training.metrics import StepMetrics, sum_shares
-from steps.training.objectives import MovingReference, Objective, at_step
+from steps.training.objectives import MovingReference, NormalisedBatch, Objective, at_step
 from steps.training.schedule import (
     batch_indices,
     learning_rate,
@@ -180,6 +180,8 @@ class _Stepper:
             loss = self._objective.continued(loss, log[-1])
         if self._moving is not None:
             loss = self._referred(loss, self._moving.of_step(number))
+        if coefficient := self.config.z_loss_coef:
+            loss = NormalisedBatch.of(loss, coefficient, now.batch.groups)
         result = self.trainer.forward_backward(now.batch, loss)
         if number == 0 and self._at_start is not None:
             self._at_start(now.batch.groups, finite(result, number).logps)

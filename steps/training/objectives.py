@@ -268,6 +268,36 @@ def at_step(batch: BatchLoss, step: int, steps: int) -> BatchLoss:
 
 
 @dataclass(frozen=True)
+class NormalisedBatch(OnDevice):
+    """A batch's loss + coefficient · 1/tokens Σ weight · (log Σ_v exp z_v)² over its scored tokens,
+    z being the logits (Chowdhery et al. 2022, PaLM, section 5). It logs that mean, without weights,
+    as `z_loss`.
+
+    weights: of the batch's groups, float64 [n].
+    """
+
+    loss: BatchLoss
+    coefficient: float
+    tokens: int
+    weights: Tensor
+
+    @classmethod
+    def of(cls, loss: BatchLoss, coefficient: float, groups: Sequence[TokenGroup]) -> Self:
+        return cls(loss, coefficient, int(lengths_of(groups).sum()), _weights(groups))
+
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        assert logps.others is not None
+        losses, metrics = self.loss(logps, members)
+        of_responses = TokenLogps(logps.others[:, 0].square(), logps.lengths).sums()
+        means = of_responses.sum(dim=1) / self.tokens
+        whole = losses + self.coefficient * self.weights[members] * means
+        return whole, {**metrics, "z_loss": means.detach()}
+
+    def to(self, device: torch.device) -> Self:
+        return replace(super().to(device), loss=self.loss.to(device))
+
+
+@dataclass(frozen=True)
 class _SftBatch(OnDevice):
     loss: SftLoss
     totals: Totals

@@ -41,6 +41,7 @@ from steps.training.trainer import (
     TrainedReadout,
     Trainer,
     build_trainer,
+    normalised,
     put_weights,
 )
 
@@ -129,6 +130,8 @@ def open_policy(
         dropout: whether the model's own dropout is on.
     """
     config.require_processes(ranks.count)
+    if config.z_loss_coef:
+        role = replace(role, readout=normalised(role.readout))
     if config.backend is not None:
         return config.backend.open_policy(folder, config, ranks, dropout, role)
     return TorchPolicy(folder, config, ranks, dropout, role, config.compile_layers)

@@ -26,7 +26,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -90,11 +90,13 @@ class TrainedReadout(Readout):
     divergences: KL(π_ref ‖ π) in the place of logps, if a reference computes beside the model; its
         losses are given `DivergentLogps`.
     hits: hits are beside the logps (see `scoring.head.with_hits`).
+    normalised: in training, the loss is given what `scoring.head.with_normalisers` gives.
     """
 
     backward: Callable[[PreTrainedModel, Pack, GroupLoss, Routing | None], Scored]
     divergences: Readout | None = None
     hits: bool = False
+    normalised: bool = False
 
 
 TRAINED_LOGPS = TrainedReadout(token_logps, differentiable_logps, token_logps, forward_backward)
@@ -108,6 +110,15 @@ LOGPS_AND_HITS = TrainedReadout(
     hits=True,
 )
 """The same, and whether each token is the most likely one."""
+
+
+def normalised(readout: TrainedReadout) -> TrainedReadout:
+    """The same readout, `normalised`; raises ValueError if it is not of logps alone."""
+    if readout not in (TRAINED_LOGPS, LOGPS_AND_HITS):
+        raise ValueError("z_loss_coef is for SFT and for losses of a language model's own tokens")
+    recorded = functools.partial(differentiable_logps, normalised=True)
+    backward = functools.partial(forward_backward, normalised=True)
+    return replace(readout, recorded=recorded, backward=backward, normalised=True)
 
 
 @dataclass(frozen=True)
