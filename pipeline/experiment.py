@@ -64,10 +64,11 @@ from pipeline.dag.step import Step, look_again
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.expected import require_expected
 from pipeline.plan.planning import State, make_plan
+from pipeline.plan.variants import typed_apart
 from pipeline.running.budget import require_within, seconds_of
 from pipeline.running.run_request import built, chosen, refuse_in_worker, require_packages
 from pipeline.running.session import note_plan, run
-from pipeline.running.sweep import Job, in_one_run, refuse_faults, swept_settings
+from pipeline.running.sweep import Job, in_one_run, refuse_faults
 from pipeline.show.artifact_handle import Made
 from pipeline.show.sinks import require_known, require_sinks
 from pipeline.show.terminal import (
@@ -297,7 +298,7 @@ class _Call:
                 raise TemperError(
                     f"-m: all jobs are one run, which has one value of {ours.name}; give one"
                 )
-        swept = ", ".join(swept_settings([job.typed for job in self.jobs])[0])
+        swept = ", ".join(typed_apart([job.typed for job in self.jobs])[0])
         title = _title(self.called, configs) or experiment_of(self.called.words)
         title += f"; {counted(len(configs), 'job')}{f' by {swept}' if swept else ''}"
         self._run(in_one_run(self.jobs), configs[0], title)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
 
+from pipeline.base.redaction import without_secrets
 from pipeline.base.text import cut, visible
 from pipeline.dag.canonical import Json
+from pipeline.dag.grid import shown_names
 from pipeline.dag.inputs import source_identity
 from pipeline.dag.settings import leaves
 from pipeline.dag.step import Input, Step
@@ -121,6 +123,28 @@ def names(nodes: Mapping[str, Node]) -> dict[str, str]:
 def label(settings: Mapping[str, str]) -> str:
     """Settings as a label, such as ``beta=0.1 seed=3``."""
     return " ".join(f"{setting}={value}" for setting, value in settings.items())
+
+
+def typed_apart(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """The settings that differ between jobs or runs, under short names, with the values of each.
+
+    Args:
+        jobs: the words of each as typed; those like ``SETTING=VALUE`` count.
+    """
+    given = [dict(map(_pair, filter(_is_setting, without_secrets(typed)))) for typed in jobs]
+    paths = dict.fromkeys(path for of_job in given for path in of_job)
+    varied = [path for path in paths if len({of_job.get(path) for of_job in given}) > 1]
+    shown = shown_names(varied)
+    return [{shown[p]: value_text(of_job[p]) for p in varied if p in of_job} for of_job in given]
+
+
+def _is_setting(word: str) -> bool:
+    return not word.startswith("-") and ("=" in word or word.startswith("~"))
+
+
+def _pair(typed: str) -> tuple[str, str]:
+    path, _, value = typed.lstrip("+").partition("=")
+    return path.replace("/", "."), value
 
 
 def distinguishing_settings(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, str]]:

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.errors import TemperError
-from pipeline.base.redaction import without_secrets
 from pipeline.base.text import counted
-from pipeline.dag.grid import shown_names
 from pipeline.dag.step import Step
-from pipeline.plan.variants import label, value_text
+from pipeline.plan.variants import label, typed_apart
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ def refuse_faults(jobs: Sequence[Job]) -> None:
     Raises:
         TemperError: something is wrong with a job.
     """
-    settings = swept_settings([job.typed for job in jobs])
+    settings = typed_apart([job.typed for job in jobs])
     faults: dict[str, list[str]] = {}
     for number, (job, of) in enumerate(zip(jobs, settings, strict=True), 1):
         if job.fault:
@@ -42,48 +40,29 @@ def _several(jobs: Sequence[str]) -> str:
     return f"{jobs[0]} and {more}" if len(jobs) > 1 else jobs[0]
 
 
-def swept_settings(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """The settings that differ between jobs, under short names, with the values of each job.
-
-    Args:
-        jobs: the settings of each job as typed, ``SETTING=VALUE``.
-    """
-    pairs = (map(_pair, without_secrets(typed)) for typed in jobs)
-    given = [dict(of_job) for of_job in pairs]
-    paths = dict.fromkeys(path for of_job in given for path in of_job)
-    varied = [path for path in paths if len({of_job.get(path) for of_job in given}) > 1]
-    shown = shown_names(varied)
-    return [{shown[p]: value_text(of_job.get(p, "")) for p in varied} for of_job in given]
-
-
-def _pair(typed: str) -> tuple[str, str]:
-    path, _, value = typed.lstrip("+").partition("=")
-    return path.replace("/", "."), value
-
-
 def in_one_run(jobs: Sequence[Job]) -> dict[str, Step]:
     """The results of all jobs by name. Where jobs have different steps under one name, the name
     ends in the settings that the step depends on, as in ``evaluation beta=0.1``."""
-    settings = swept_settings([job.typed for job in jobs])
+    settings = typed_apart([job.typed for job in jobs])
     together: dict[str, Step] = {}
     for name in dict.fromkeys(name for job in jobs for name in job.roots):
         pairs = zip(settings, jobs, strict=True)
         having = [(of, job.roots[name]) for of, job in pairs if name in job.roots]
-        axes = list(settings[0])
-        for axis in settings[0]:
+        axes = every = list(dict.fromkeys(axis for of in settings for axis in of))
+        for axis in every:
             fewer = [other for other in axes if other != axis]
             axes = fewer if _decide(fewer, having) else axes
         is_clear = _decide(axes, having)
         for number, (of, step) in enumerate(having, 1):
-            which = label({axis: of[axis] for axis in axes}) if is_clear else f"job {number}"
+            which = label({a: of[a] for a in axes if a in of}) if is_clear else f"job {number}"
             together[f"{name} {which}".strip()] = step
     return together
 
 
 def _decide(axes: Sequence[str], having: Sequence[tuple[Mapping[str, str], Step]]) -> bool:
     """Whether jobs with the same values of some settings have the same step."""
-    meant: dict[tuple[str, ...], str] = {}
+    meant: dict[tuple[str | None, ...], str] = {}
     return all(
-        meant.setdefault(tuple(of[axis] for axis in axes), step.fingerprint) == step.fingerprint
+        meant.setdefault(tuple(of.get(axis) for axis in axes), step.fingerprint) == step.fingerprint
         for of, step in having
     )

@@ -139,7 +139,7 @@ def _named(name: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
     if name in store.steps():
         yield from _of_step(name, catalog, only_latest)
     elif name in names_of_runs(store):
-        yield from _of_run(read_run(store, name), catalog)
+        yield from _rows_of_run(read_run(store, name), catalog)
     else:
         runs = read_runs(store)
         of_experiment = [run for run in runs if run.experiment == name]
@@ -149,7 +149,7 @@ def _named(name: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
                 f"results: the store {store.url} has no artifact of {name!r}, and no run of an "
                 f"experiment of this name; it has: {', '.join(known) or 'nothing yet'}"
             )
-        yield from _of_run(of_experiment[-1], catalog)
+        yield from _rows_of_run(of_experiment[-1], catalog)
 
 
 def _of_step(step: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
@@ -167,13 +167,17 @@ def _of_step(step: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
             yield _Row(name, made, experiment)
 
 
-def _of_run(run: Run, catalog: Catalog) -> Iterator[_Row]:
-    """The results of a run that exist."""
+def of_run(run: Run, catalog: Catalog) -> Iterator[tuple[str, Manifest]]:
+    """The results of a run that exist, by name."""
     entries = {entry.get("fingerprint"): entry for entry in run.steps}
     for name, fingerprint in run.roots.items():
         entry = entries.get(fingerprint, {})
         if entry.get("key") and (made := catalog.latest(entry["step"], entry["key"])):
-            yield _Row(name, made, run.experiment)
+            yield name, made
+
+
+def _rows_of_run(run: Run, catalog: Catalog) -> Iterator[_Row]:
+    return (_Row(name, made, run.experiment) for name, made in of_run(run, catalog))
 
 
 def _experiment(made: Manifest) -> str:

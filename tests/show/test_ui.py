@@ -105,6 +105,27 @@ def test_a_run_under_way_is_shown_as_it_goes_without_being_asked_again(
 
 
 @pytest.mark.slow
+def test_runs_are_filtered_and_compared_by_their_key_results(
+    browser: Any, tmp_path: Path, console: Console
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    for beta in (0.1, 0.5):
+        run({"after": measure(prepare(), beta=beta)}, store, console=console, title=f"beta {beta}")
+    with serving(store) as server, opened(browser, server.url) as seen:
+        page = seen.page
+        assert page.locator("td.showed data").all_inner_texts() == ["0.04762", "0.2"]
+        page.get_by_label("Filter runs").fill("beta 0.1")
+        assert page.locator("tbody tr:visible").count() == 1
+        page.get_by_label("Filter runs").fill("")
+        for box in page.locator("tbody input").all():
+            box.check()
+        assert grave_faults(page) == []
+        page.get_by_role("button", name="Compare 2 runs").click()
+        page.locator("#sweep h3", has_text="By beta").wait_for(timeout=SECONDS)
+        assert seen.said == []
+
+
+@pytest.mark.slow
 def test_every_run_is_found_from_the_page_of_all(browser: Any, finished: Store) -> None:
     (name,) = names_of_runs(finished)
     with serving(finished) as server, opened(browser, server.url) as seen:

@@ -32,11 +32,15 @@ class Headline:
     Attributes:
         tone: ``good``, ``bad``, ``changed``, or empty if the change is not significant.
         also: other changes of the same result, each tested on its own.
+        title: what the sentence is about, in short.
+        value: its number: after the change, or that of the change if it is all that is known.
     """
 
     sentence: str
     tone: str
     also: Sequence[str] = ()
+    title: str = ""
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,10 @@ def headline(story: Story) -> Headline | None:
     best = max(rivals, key=lambda change: change.value * (change.measure.better or 1))
     others = [c for c in changes if c.result == best.result and c is not best]
     tone = Cell(best.value, p=_corrected(best, rivals), better=best.measure.better).tone
-    return Headline(_sentence(best, rivals, story), tone, list(_in_short(others)))
+    after = _after(best)
+    value = after["value"] if is_interval(after) else best.value
+    said, also = _sentence(best, rivals, story), list(_in_short(others))
+    return Headline(said, tone, also, best.measure.title, value)
 
 
 def _changes(result: str, reported: ReportedStep) -> Iterator[_Change]:
@@ -188,7 +195,7 @@ def _of_training(story: Story) -> Headline | None:
                 f"{LEARNT.get(n, n)} {told[n]}" for n in moved if n != lead and first[n] != final[n]
             ]
             sentence = f"{name}: {LEARNT[lead]} went {told[lead]}{during}."
-            return Headline(sentence, "", also[:MOST_ALSO])
+            return Headline(sentence, "", also[:MOST_ALSO], LEARNT[lead], final[lead])
     return None
 
 
@@ -205,4 +212,5 @@ def _by_intervals(measure: Measure, known: Mapping[str, Mapping[str, float]]) ->
         f"{number(before['value'])} to {number(after['value'])} ({signed(change)}); "
         f"the 95 % intervals {relation}."
     )
-    return Headline(sentence, Cell(change, p=0.0 if apart else 1.0, better=measure.better).tone)
+    tone = Cell(change, p=0.0 if apart else 1.0, better=measure.better).tone
+    return Headline(sentence, tone, (), measure.title, after["value"])

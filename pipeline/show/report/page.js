@@ -260,25 +260,49 @@ const setUpSaving = (table) => {
   table.parentElement.after(button);
 };
 
-// --- samples
+// --- runs: those that are chosen are shown side by side
 
-const setUpSearch = (section) => {
-  const where = "samples";
+const setUpComparing = (table) => {
+  const chosen = choices.get("runs") || new Set();
+  choices.set("runs", chosen);
+  const button = make("button", { type: "button", className: "save" });
+  const told = () => {
+    button.hidden = chosen.size < 2;
+    button.textContent = `Compare ${chosen.size} runs`;
+  };
+  for (const link of table.querySelectorAll("tbody th a")) {
+    const name = link.getAttribute("href");
+    const box = make("input", { type: "checkbox", checked: chosen.has(name) });
+    box.setAttribute("aria-label", `Compare ${name}`);
+    box.addEventListener("change", () => {
+      chosen[box.checked ? "add" : "delete"](name);
+      told();
+    });
+    link.before(box, " ");
+  }
+  button.addEventListener("click", () => location.assign([...chosen].join("+")));
+  told();
+  return button;
+};
+
+// --- what is searched: samples, and runs
+
+const setUpSearch = (section, items, question) => {
+  const where = question;
   const input = make("input", { type: "search", value: choices.get(where) || "" });
   const count = make("output", { className: "muted small" });
   const search = () => {
     choices.set(where, input.value);
     const wanted = input.value.toLowerCase();
-    const all = [...section.querySelectorAll(".sample")];
-    all.forEach((sample) => { sample.hidden = !sample.textContent.toLowerCase().includes(wanted); });
-    const found = all.filter((sample) => !sample.hidden);
-    if (wanted) found.forEach((sample) => sample.closest("details")?.setAttribute("open", ""));
+    const all = [...section.querySelectorAll(items)];
+    all.forEach((one) => { one.hidden = !one.textContent.toLowerCase().includes(wanted); });
+    const found = all.filter((one) => !one.hidden);
+    if (wanted) found.forEach((one) => one.closest("details")?.setAttribute("open", ""));
     count.textContent = wanted ? `${found.length} of ${all.length}` : "";
   };
   input.addEventListener("input", search);
-  const label = make("label", {}, "Search prompts and answers", input);
-  section.querySelector("h2").after(make("div", { className: "tools" }, label, count));
   if (input.value) search();
+  return make("div", { className: "tools" }, make("label", {}, question, input), count);
 };
 
 // --- the whole page
@@ -288,7 +312,13 @@ const setUp = (root) => {
   root.querySelectorAll(".curves").forEach(setUpCurves);
   root.querySelectorAll("table[data-file]").forEach(setUpSaving);
   root.querySelectorAll("table.sortable").forEach(setUpSorting);
-  root.querySelectorAll("#samples").forEach(setUpSearch);
+  root.querySelectorAll("#samples > h2").forEach((heading) =>
+    heading.after(setUpSearch(heading.parentElement, ".sample", "Search prompts and answers")));
+  root.querySelectorAll("table.runs").forEach((table) => {
+    const tools = setUpSearch(table, "tbody tr", "Filter runs");
+    tools.append(setUpComparing(table));
+    table.parentElement.before(tools);
+  });
 };
 
 // A link to a step opens it.

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from pipeline.base.redaction import shown
 from pipeline.base.text import clean
 from pipeline.show.report import costs, figures, graph, trends
-from pipeline.show.report.headline import headline
+from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.report_model import ReportedStep, Story, steps_with
 from pipeline.show.report.scoreboard import group_of, groups_over_seeds, result_groups
 from pipeline.show.report.sweeps import effects
@@ -82,16 +82,16 @@ def render(story: Story, page: Page = Page()) -> str:
     )
 
 
-def render_runs(runs: Sequence[Run], store: str, more: int = 0) -> str:
+def render_runs(runs: Sequence[tuple[Run, Headline | None]], store: str, more: int = 0) -> str:
     """The page of all runs, with a link to the page of each.
 
     Args:
-        runs: newest first.
+        runs: newest first, with what they showed.
         more: the number of older runs that are not listed.
     """
     return template("runs.html.j2").render(
         **frame(served=True),
-        live=any(run.is_in_progress() for run in runs),
+        live=any(run.is_in_progress() for run, _ in runs),
         runs=runs,
         more=more,
         store=shown(store),

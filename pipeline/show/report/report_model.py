@@ -134,7 +134,7 @@ def story_of_runs(runs: Sequence["Run"], catalog: Catalog, look: Look | None = b
             if before is None or before.state == "cached":  # prefer the run that made it
                 steps[reported.id] = reported
         roots[run.name] = {name: ids[f] for name, f in run.roots.items() if f in ids}
-    return _story(_title(runs), runs, steps, _named_apart(roots), catalog, look)
+    return _story(_title(runs), runs, steps, _named_apart(roots, _apart(runs)), catalog, look)
 
 
 def story_of_artifacts(
@@ -287,14 +287,25 @@ def _recorded_inputs(entry: Mapping[str, Any], ids: Mapping[str, str]) -> Iterat
             yield ids[fingerprint]
 
 
-def _named_apart(roots: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The results of all runs by name. If runs use a name for different steps, the run is added."""
+def _apart(runs: Sequence["Run"]) -> dict[str, str]:
+    """What tells runs apart, by their names: the settings as typed, or the names."""
+    typed = variants.typed_apart([run.command for run in runs])
+    labels = {run.name: variants.label(of) for run, of in zip(runs, typed, strict=True)}
+    is_clear = len({*labels.values()}) == len(runs)
+    return labels if is_clear else {run.name: f"of {run.name}" for run in runs}
+
+
+def _named_apart(
+    roots: Mapping[str, Mapping[str, str]], apart: Mapping[str, str]
+) -> dict[str, str]:
+    """The results of all runs by name. If runs use a name for different steps, what tells the runs
+    apart is added."""
     meant: dict[str, set[str]] = {}
     for of_run in roots.values():
         for name, id in of_run.items():
             meant.setdefault(name, set()).add(id)
     return {
-        name if len(meant[name]) == 1 else f"{name}, run {run}": id
+        name if len(meant[name]) == 1 else f"{name} {apart[run]}".strip(): id
         for run, of_run in roots.items()
         for name, id in of_run.items()
     }

@@ -26,7 +26,7 @@ from pipeline.base.text import clean
 ADDRESS = "127.0.0.1"
 FRESH_SECONDS = 1.0
 """For so long the server answers with the same page before it makes the page anew."""
-_PATH = re.compile(r"/([\w-]+)/([\w-]*)", re.ASCII)
+_PATH = re.compile(r"/([\w-]+)/([\w+-]*)", re.ASCII)
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
@@ -37,8 +37,8 @@ _HEADERS = {
 }
 
 MakePage = Callable[[str], str | None]
-"""Makes the page of a run, by its name; the empty name means the page of all runs. ``None`` if
-there is no such run."""
+"""Makes the page of a run, by its name, or of several, by their names with ``+`` between; the empty
+name means the page of all runs. ``None`` if there is no such run."""
 
 
 class Server(ThreadingHTTPServer):
