@@ -12,15 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from steps.models.adapters import add_adapter, merge_adapter, save_adapter
 from steps.models.config import ADAPTED, Dtype, LoraConfig, has_adapters_alone
-from steps.models.folders import copy_tokenizer, load_model, save_model
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a step that copies a model with its weights takes no torch
     from peft import PeftModel
+    from torch import Tensor
 
 ADAPTER = "adapter"
 """The folder with the adapters, in `peft`'s format."""
@@ -47,6 +43,11 @@ def save_adapted(
         base: the digest of that model's artifact; None for a model that is in none: then the
             weights are written, with the adapters in them, as with ``lora.merged``.
     """
+    from safetensors.torch import save_file
+
+    from steps.models.adapters import merge_adapter, save_adapter
+    from steps.models.folders import copy_tokenizer, save_model
+
     save_adapter(adapted, output / ADAPTER, weights)
     if base is None or not lora.is_alone:
         save_model(merge_adapter(adapted), output, tokenizer_from=folder)
@@ -75,6 +76,11 @@ def assemble(folder: Path, target: Path, whole: Callable[[str], Path]) -> bool:
     """
     if not has_adapters_alone(path.name for path in folder.glob("*")):
         return False
+    from safetensors.torch import load_file
+
+    from steps.models.adapters import add_adapter, merge_adapter
+    from steps.models.folders import load_model, save_model
+
     described: dict[str, Any] = json.loads((folder / ADAPTED).read_text("utf-8"))
     lora = LoraConfig(**described["lora"])
     model = load_model(whole(described["base"]), Dtype(described["dtype"]), on_host=True)
@@ -91,7 +97,7 @@ def assemble(folder: Path, target: Path, whole: Callable[[str], Path]) -> bool:
     return True
 
 
-def _trained(adapted: "PeftModel") -> dict[str, Tensor]:
+def _trained(adapted: "PeftModel") -> dict[str, "Tensor"]:
     """The trained parameters, by the names that `peft` gives them in files."""
     trained = ((name, p) for name, p in adapted.named_parameters() if p.requires_grad)
     return {name.replace(".default", ""): p.detach() for name, p in trained}

@@ -519,3 +519,19 @@ def numbers_in_manifests(looked_at: Desk, run: Run) -> dict[tuple[str, str], lis
                 numbers = [value[end] for end in ends] if isinstance(value, dict) else [value]
                 found[name, metric] = numbers
     return found
+
+
+@pytest.mark.slow
+def test_snapshots_of_one_run_are_chosen_by_their_answers(repository: Path, tmp_path: Path) -> None:
+    sizes = (
+        "train_problems=200", "validation_problems=5", "test_problems=5", "held_out_pairs=0.5",
+        "sft.max_steps=40", "dpo.batch_size=8", "dpo.max_steps=5", "dpo.snapshot_every_steps=2",
+        "dpo.eval_every_steps=2",
+    )  # fmt: skip
+    desk = Desk(repository, "snapshots_arithmetic", tmp_path, sizes)
+    shown = desk.run_here().stdout
+    for name in ("SFT", "last snapshot", "chosen by margins", "chosen by answers"):
+        assert name in shown
+    (chosen,) = desk.made("select_model")
+    assert chosen.metrics["chosen"] in ("step-2", "step-4")
+    assert len(desk.made("train_dpo")) == 1
