@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from experiments.dpo_arithmetic import CHOICES
 from experiments.dpo_arithmetic import Config as Arithmetic
-from pipeline import Step
+from pipeline import Input, Step
 from pipeline.experiment import main
 from steps.build_pairs import PairConfig, build_pairs
 from steps.init_model import init_model
@@ -51,7 +51,7 @@ def snapshots_arithmetic(cfg: Config) -> dict[str, Step]:
     pairs = tokenize_preferences(build_pairs(samples, labels), base, cfg.tokenize)
     dpo = train_on_pairs(pairs["train"], policy=sft, config=cfg.dpo, held_out=pairs["test"])
 
-    def exact_match(model: Step, prompts: Step) -> Step:
+    def exact_match(model: Step | Input, prompts: Step | Input) -> Step:
         return score_completions(sample_completions(prompts, model, cfg.answering))
 
     last, every = cfg.dpo.max_steps or 0, cfg.dpo.snapshot_every_steps or 1
