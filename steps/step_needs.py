@@ -203,8 +203,10 @@ def _memory(call: Call, model: Model, config: Any, dtype: Dtype, sampling: Any) 
     beside = beside or getattr(of_method, "needs_reference", False)
     held += (beside or getattr(config, "log_kl", False)) * weights
     if getattr(of_method, "needs_teacher", False):
-        teacher = _model(call, call.arguments.get("teacher"))
-        held += teacher.weights(dtype) if teacher else 0.0
+        given = call.arguments.get("teacher")
+        of_each = given.values() if isinstance(given, Mapping) else [given]
+        teachers = filter(None, (_model(call, each) for each in of_each))
+        held += sum(teacher.weights(dtype) for teacher in teachers)
     if (reward := _model(call, call.arguments.get("reward_model"))) is not None:
         held += reward.weights(call.arguments["scoring"].scoring.dtype)
     if not devices:  # and on the host what it writes and sends

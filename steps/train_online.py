@@ -1,5 +1,7 @@
 """``train_online``: train a policy on completions that it samples itself."""
 
+from collections.abc import Mapping
+
 from pipeline import Metrics, Output, TemperError, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
@@ -29,7 +31,7 @@ def train_online(
     reference: Model | None = None,
     engine: EngineConfig = OwnEngine(),
     environment: Environment | None = None,
-    teacher: Model | None = None,
+    teacher: Model | Mapping[str, Model] | None = None,
 ) -> Metrics:
     """Write the trained ``model``, the ``state`` from which another segment can continue, the
     sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
@@ -48,14 +50,23 @@ def train_online(
             open, the checker judges by the last turn.
         checker: gives completions their rewards; None, if the method uses none.
         teacher: what ``Distill`` learns from, with the vocabulary of the policy. What it says is
-            kept beside the rollouts, so ``train_on_rollouts`` needs it no more.
+            kept beside the rollouts, so ``train_on_rollouts`` needs it no more. Of several by name,
+            the one that a row's column ``teacher`` names teaches its completions.
     """
+    from steps.data.rows.parquet import read_rows
+    from steps.data.rows.tables import TEACHER
+    from steps.distillation.online_teacher import Teachers
     from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
     from steps.online.rewarding.rewards import checking, unrewarded
 
-    others = reference and reference.path, teacher and teacher.path
-    folders = Folders(policy.path, start and start.path, *others)
+    taught = None
+    if isinstance(teacher, Mapping):
+        of_row = {row["row"]: row.get(TEACHER) for row in read_rows(prompts.path)}
+        taught = Teachers({name: model.path for name, model in teacher.items()}, of_row)
+    elif teacher is not None:
+        taught = Teachers({"": teacher.path})
+    folders = Folders(policy.path, start and start.path, reference and reference.path, taught)
     if checker is None and environment is None and config.method.uses_rewards:
         raise TemperError(
             f"the method {config.method.name} learns from rewards here, and nothing gives any; "

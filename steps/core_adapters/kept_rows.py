@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 from pipeline import Artifact, Metrics, Output, TemperError
 from steps.data.images.image_table import copy_images
 from steps.data.rows.ledger import Entry, Tally
-from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.parquet import columns_of, iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Row
-from steps.data.rows.tables import LEDGER, SCHEMAS, STEMS, from_record
+from steps.data.rows.tables import LEDGER, STEMS, from_record, schema_of
 from steps.shared.execution_detail import execution_detail
 
 _Row = TypeVar("_Row", bound=Row)
@@ -40,7 +40,8 @@ def keep_rows(
         records, entries = iter_rows(path), list[Entry]()
         if split in splits:
             records = _kept(records, kind, check, split, name, entries)
-        kept[split] = kept.get(split, 0) + write_rows(out.path / name, SCHEMAS[kind], records)
+        schema = schema_of(kind, columns_of(path))
+        kept[split] = kept.get(split, 0) + write_rows(out.path / name, schema, records)
         write_rows(out.scratch / name, LEDGER, map(vars, entries))
         tally = tallies.setdefault(split, Tally())
         for entry in entries:

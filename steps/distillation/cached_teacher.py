@@ -242,6 +242,18 @@ def teacher_in(files: Sequence[Path]) -> Teacher:
     return Teacher(folder, int(told[_VOCABULARY]), logps[:, 0], top[0], top[1], top[2], at)
 
 
+def united(parts: Sequence[Teacher]) -> Teacher:
+    """Teachers of different rows, which keep as many tokens of one vocabulary, as one."""
+    ends = list(accumulate(len(part.logps) for part in parts))
+    spans = {
+        group_id: slice(span.start + end - len(part.logps), span.stop + end - len(part.logps))
+        for part, end in zip(parts, ends, strict=True)
+        for group_id, span in part._spans.items()
+    }
+    every = (np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS)
+    return Teacher(parts[0].folder, parts[0].vocabulary, *every, spans)
+
+
 def _columns(
     groups: Sequence[TokenGroup], values: Sequence[Tensor], top_k: int, config: TeacherConfig
 ) -> list[pa.Array]:

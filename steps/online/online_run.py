@@ -32,7 +32,8 @@ from steps.distillation.config import TeacherConfig
 from steps.distillation.distilled import require_size, role_of_student
 from steps.distillation.online_teacher import (
     OnlineTeacher,
-    file_of,
+    Teachers,
+    files_of,
     live_teacher,
     recorded_teacher,
 )
@@ -87,12 +88,12 @@ _LOOKED_AT = ("reward", "completions/", "kl", "loss", "teacher/")
 class Folders:
     """The start of a segment: the `policy`; the `state` of an earlier segment, whose weights then
     replace the policy's; a frozen `reference` for methods that need one (by default the policy);
-    and a `teacher` for methods that need one, or a recording `taught` by one."""
+    and a `teacher` for methods that need one (or several), or a recording `taught` by one."""
 
     policy: Path
     state: Path | None = None
     reference: Path | None = None
-    teacher: Path | None = None
+    teacher: Teachers | None = None
     taught: Path | None = None
 
 
@@ -127,7 +128,7 @@ def run_online(
     policy = TorchPolicy(start.policy, config, ranks, role=role)
     vocabulary = policy.vocabulary
     if teacher:
-        require_size(vocabulary, start.policy, teacher.vocabulary, start.teacher or teacher.folder)
+        require_size(vocabulary, start.policy, teacher.vocabulary, teacher.source)
         vocabulary = teacher.vocabulary
     require_ids(_read(examples), vocabulary)
     scored_by, notices = policy.make_ready(examples)
@@ -227,8 +228,7 @@ def run_sampling(
         recorded = Drawn(rows, drawn, tokenizer, tally, choice, drawing)
         write_recording(place.output / _ROLLOUTS, recorded, start.policy)
         for iteration in range(last - iterations, last) if start.teacher else ():
-            file = file_of(place.scratch / _TEACHER, iteration)
-            if file.is_file():  # unless the iteration had nothing to learn
+            for file in files_of(place.scratch / _TEACHER, iteration):
                 shutil.copyfile(file, place.output / _ROLLOUTS / file.name)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from online_bed import even_share, log_of, rl, rollouts_of, run
+from online_bed import ASKED, even_share, log_of, rl, rollouts_of, run
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCABULARY, folder_bytes, llama, model_folder, word_tokenizer
 
+from steps.distillation.online_teacher import Teachers
 from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
 from steps.models.config import LoraConfig, Quantization
@@ -493,6 +494,11 @@ def test_what_does_not_fit_a_teacher_is_one_sentence(
     weights = load_file(broken / "model.safetensors")
     weights["model.norm.weight"][3] = torch.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    turned = Path(copytree(teacher, tmp_path / "turned"))
+    rotation = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    changed = {"rope_parameters": rotation, "max_position_embeddings": 8}
+    config = json.loads((turned / "config.json").read_text())
+    (turned / "config.json").write_text(json.dumps(config | changed))
     wide = llama()
     wide.resize_token_embeddings(VOCABULARY + 8)
     wide.save_pretrained(large := tmp_path / "large")
@@ -507,10 +513,35 @@ def test_what_does_not_fit_a_teacher_is_one_sentence(
         (Raft(), policy, teacher, ValueError, "raft learns from no teacher; leave teacher out"),
         (Distill(), student, other, ValueError, "they must share one vocabulary|another tokenizer"),
         (Distill(), policy, large, ValueError, "gives 72 tokens, and the student in .* has 64"),
-        (Distill(), policy, broken, (ValueError, FloatingPointError), "finite|NaN|nan"),
+        (
+            Distill(),
+            policy,
+            broken,
+            FloatingPointError,
+            r"teacher in .*\(row 'row-.'\) .* not finite",
+        ),
+        (
+            Distill(),
+            policy,
+            turned,
+            ValueError,
+            "judge a token by how long the completion becomes: beyond 8 tokens",
+        ),
+        (
+            Distill(),
+            policy,
+            Teachers({"a": teacher, "b": large}, {}),
+            ValueError,
+            r"the teachers a, b give \[64, 72\] tokens; they must share one",
+        ),
     ):
         with pytest.raises(error, match=told):
             run(start, tmp_path / "work", rl(method=method), 1, teacher=of)
+    for name, told in ((None, "names no teacher"), ("c", "names the teacher 'c'")):
+        with pytest.raises(
+            ValueError, match=f"row 'row-0' {told}, and there are a, b; FormatChoice"
+        ):
+            Teachers({"a": teacher, "b": policy}, {"row-0": name})
     bare, place = record(three, tmp_path / "bare"), Workplace(tmp_path, tmp_path / "s")
     with pytest.raises(ValueError, match="has no teacher's log-probabilities; take rollouts of"):
         run_replay(Folders(policy), rl(method=Distill()), bare, place)
@@ -518,6 +549,28 @@ def test_what_does_not_fit_a_teacher_is_one_sentence(
     taught = record(tmp_path / "taught", tmp_path / "rollouts")
     with pytest.raises(ValueError, match="keeps 1 of 64 tokens, and the method reads 8; set top_k"):
         run_replay(Folders(policy), rl(method=Distill(beta=0.5, top_k=8)), taught, place)
+
+
+def test_of_several_teachers_each_teaches_its_own_rows(
+    policy: Path, teacher: Path, tmp_path: Path
+) -> None:
+    config = rl(method=Distill(beta=0.5, top_k=8), minibatches=2)
+    third = model_folder(tmp_path / "third", seed=2)
+    turns = {row: "ab"[n % 2] for n, (row, _) in enumerate(ASKED.prompts)}
+    all_b = dict.fromkeys(turns, "b")
+
+    def after(name: str, of: Path | Teachers) -> dict[str, bytes]:
+        run(policy, tmp_path / name, config, 2, teacher=of)
+        return weights(tmp_path / name)
+
+    alone = after("alone", teacher)
+    assert after("twice", Teachers({"a": teacher, "b": teacher}, turns)) == alone
+    assert after("all b", Teachers({"a": third, "b": teacher}, all_b)) == alone
+    mixed = after("mixed", Teachers({"a": third, "b": teacher}, turns))
+    assert mixed != alone
+    rollouts = record(tmp_path / "mixed", tmp_path / "rollouts")
+    run_replay(Folders(policy), config, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
+    assert weights(tmp_path) == mixed
 
 
 def test_a_teacher_teaches_completions_without_rewards(

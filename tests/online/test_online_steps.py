@@ -13,12 +13,16 @@ from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
 from worlds import ShortWords
 
-from pipeline import TemperError
+from pipeline import File, TemperError
 from pipeline.show.views import Curves, Texts
 from steps.checking.config import JudgeConfig
-from steps.data.rows.parquet import write_rows
+from steps.core_adapters.kept_rows import keep_rows
+from steps.data.formats.choice import FormatChoice
+from steps.data.load.config import LoadConfig
+from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
+from steps.load_prompts import load_prompts
 from steps.models.folders import load_model
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
@@ -161,6 +165,32 @@ def test_a_run_with_a_teacher_and_without_a_checker_is_its_segments_and_its_roll
             assert folder_bytes(folder / part) == folder_bytes(whole / part)
     with pytest.raises(TemperError, match="learns from rewards here, and nothing gives any; give"):
         train("nothing", 1, config=replace(CONFIG, method=Distill(reward_weight=1.0)))
+
+
+def test_a_column_of_the_rows_names_their_teacher(folders: tuple[Any, Any], tmp_path: Path) -> None:
+    lines = [{"prompt": f"w{n} w{n + 1}", "subject": "ab"[n % 2]} for n in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    named = LoadConfig(format=FormatChoice("prompt", {"teacher": "subject"}))
+    loaded: Any
+    kept: Any
+    out: Any
+    loaded, kept, out = (Folder(tmp_path / name) for name in ("loaded", "kept", "made"))
+    load_prompts.function(loaded, File(str(tmp_path / "rows.jsonl")), config=named)
+    rows: Any = artifact(loaded.path)
+    keep_rows(kept, rows, PromptRow, ("train",), lambda row: None)
+    assert {row["teacher"] for row in read_rows(kept.path / "train")} == {"a", "b"}
+    teachers = {
+        n: artifact(model_folder(tmp_path / n, seed=seed)) for seed, n in enumerate("ab", 1)
+    }
+    for each in teachers.values():
+        word_tokenizer().save_pretrained(each.path)
+    config = replace(CONFIG, method=Distill())
+    asked, policy = artifact(kept.path / "train"), folders[1]
+    train_online.function(out, asked, policy, 1, None, config, teacher=teachers)
+    assert len(list((out.path / "rollouts").glob("teacher-000000*.parquet"))) == 2
+    others = {"b": teachers["b"], "c": teachers["b"]}
+    with pytest.raises(ValueError, match="names the teacher 'a', and there are b, c"):
+        train_online.function(out, asked, policy, 1, None, config, teacher=others)
 
 
 @pytest.mark.parametrize("preset", sorted(Path("conf/rl").glob("*.yaml")), ids=lambda p: p.stem)

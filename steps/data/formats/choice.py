@@ -87,7 +87,7 @@ SETTINGS = ("system", "turns", "pairs")
 """Fields of formats that do not name a column."""
 OPTIONAL = (
     "tools", "template_kwargs", "system_field", "input", "history", "reasoning", "answer",
-    "score_chosen", "score_rejected", "tie",
+    "score_chosen", "score_rejected", "tie", "teacher",
 )  # fmt: skip
 """Fields of formats that name a column which rows need not have."""
 

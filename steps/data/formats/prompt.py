@@ -16,7 +16,7 @@ from steps.data.records.record_fields import (
     text,
 )
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import PromptRow
+from steps.data.rows.rows import PromptRow, TaughtPromptRow
 from steps.data.rows.turn_order import check_prompt, merged
 
 _QUESTIONS = ("prompt", "question", "problem", "instruction", "query")
@@ -39,10 +39,12 @@ class PromptFormat(ChatRecords):
     `answer` is a string or a whole number, or a list of one, and may be absent or blank. Of a
     solution whose last line begins with `####`, as in GSM8K, the rest of that line is the answer;
     of one with boxes, as in MATH, what the last box holds. A solution that is cut is refused.
+    `teacher`, if it is named, is the column that names one of several teachers.
     """
 
     prompt: str = "prompt"
     answer: str = "answer"
+    teacher: str | None = None
 
     makes: ClassVar[type] = PromptRow
 
@@ -64,12 +66,16 @@ class PromptFormat(ChatRecords):
         prompt = with_system(given, read_system(record, self.system_field))
         prompt = merged(prompt) if self.turns == "merged" else prompt
         check_prompt(prompt, self.prompt, self.turns)
-        return PromptRow(
+        made = (
             row,
             with_system(prompt, self.system),
             _answer(found(record, self.answer), self.answer),
-            **for_template(record, self),
+            *for_template(record, self).values(),
         )
+        if self.teacher is None:
+            return PromptRow(*made)
+        named = found(record, self.teacher)
+        return TaughtPromptRow(*made, None if named is None else text(named, self.teacher))
 
 
 def judged_by(record: Mapping[str, Any]) -> tuple[str, str] | None:

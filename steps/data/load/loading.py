@@ -35,7 +35,14 @@ from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import CONTRADICTORY, MalformedRow
 from steps.data.rows.rows import PreferenceRow, PromptRow, Row, UnpairedRow
-from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
+from steps.data.rows.tables import (
+    LEDGER,
+    ROWS_PER_SHARD,
+    SCHEMAS,
+    schema_of,
+    shard_name,
+    to_record,
+)
 from steps.data.work.resume_point import ResumePoint
 from steps.data.work.workers import place, rarely_collecting
 
@@ -459,7 +466,9 @@ class _Work:
         self._image_bytes = 0
         for split, kept in rows.items():
             path = self.folder / split / shard_name(self.load.kind, numbers[split])
-            _write_settled(path, SCHEMAS[self.load.kind], starmap(to_record, kept))
+            records = list(starmap(to_record, kept))
+            schema = schema_of(self.load.kind, set().union(*records))
+            _write_settled(path, schema, (dict.fromkeys(schema.names) | r for r in records))
             written.append(path)
             numbers[split] += 1
         path = self.folder / "ledger" / f"ledger-{numbers['ledger']:05d}.parquet"

@@ -85,6 +85,13 @@ def shards(path: str | Path) -> list[Path]:
     return files
 
 
+def columns_of(path: Path) -> list[str]:
+    """The names of a file's columns."""
+    import pyarrow.parquet as pq
+
+    return pq.read_schema(path).names
+
+
 def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator["pa.Table"]:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -78,6 +78,13 @@ class PromptRow:
 
 
 @dataclass(frozen=True)
+class TaughtPromptRow(PromptRow):
+    """A prompt that names who teaches its answers, where there are several `teacher`s."""
+
+    teacher: str | None = None
+
+
+@dataclass(frozen=True)
 class UnpairedRow:
     """One completion of a prompt, labelled good or bad; it ends with the assistant.
 

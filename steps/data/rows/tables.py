@@ -6,7 +6,7 @@ kept, because chat templates write keys in this order.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from steps.data.rows.rows import (
     PreferenceRow,
     PromptRow,
     Row,
+    TaughtPromptRow,
     TextRow,
     UnpairedRow,
 )
@@ -55,6 +56,8 @@ CONVERSATIONS = pa.schema([ROW, *required(MESSAGES, "messages"), *FOR_TEMPLATE])
 PROMPTS = pa.schema(
     [ROW, *required(MESSAGES, "prompt"), *_may_be_null(_TEXT, "answer"), *FOR_TEMPLATE]
 )
+TEACHER = "teacher"
+"""A column that prompts have only if one of a file names its teacher."""
 _LABELLED = [*required(MESSAGES, "prompt", "completion"), *required(pa.bool_(), "label")]
 UNPAIRED = pa.schema([ROW, *_LABELLED, *FOR_TEMPLATE, *WEIGHT])
 TEXTS = pa.schema([ROW, *required(_TEXT, "text")])
@@ -71,6 +74,7 @@ SCHEMAS: Mapping[type, pa.Schema] = {
     PreferenceRow: PAIRS,
     ConversationRow: CONVERSATIONS,
     PromptRow: PROMPTS,
+    TaughtPromptRow: PROMPTS.append(*_may_be_null(_TEXT, TEACHER)),
     UnpairedRow: UNPAIRED,
     TextRow: TEXTS,
 }
@@ -100,6 +104,12 @@ def to_record(row: Row, label: str | None = None) -> dict[str, Any]:
     for name in _converted(type(row)):
         record[name] = _to_column(name, record[name])
     return record if label is None else record | {"row": label}
+
+
+def schema_of(kind: type, columns: Collection[str]) -> pa.Schema:
+    """The schema of a file of rows whose records have these columns."""
+    taught = kind is PromptRow and TEACHER in columns
+    return SCHEMAS[TaughtPromptRow if taught else kind]
 
 
 def from_record(kind: type[_Row], record: Mapping[str, Any]) -> _Row:

@@ -14,6 +14,7 @@ from worlds import Echo
 from steps.checking.config import JudgeConfig
 from steps.data.rows.jsonl import read_json_lines
 from steps.data.rows.rows import PromptRow
+from steps.distillation.online_teacher import Teachers
 from steps.environments.playing import replying
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
@@ -63,7 +64,7 @@ def run(
     *,
     start: Path | None = None,
     reference: Path | None = None,
-    teacher: Path | None = None,
+    teacher: Path | Teachers | None = None,
     judge: Callable[[Sequence[Rollout]], Sequence[Rollout]] = even_share,
     asked: Asked = ASKED,
     place: Workplace | None = None,
@@ -82,7 +83,8 @@ def run(
             sampled = Sampled(weights, engine, asked, config, judge, kept, place, world)
             return Lagged(sampled, earlier, drawing) if config.lag else sampled
 
-        folders = Folders(policy, start, reference, teacher)
+        taught = Teachers({"": teacher}) if isinstance(teacher, Path) else teacher
+        folders = Folders(policy, start, reference, taught)
         return run_online(folders, config, examples, source, iterations, place)
 
 
