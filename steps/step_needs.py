@@ -18,7 +18,7 @@ from pipeline.dag.step import as_input
 from pipeline.estimate.needs import Call, Made, Needs
 from steps.models.config import ActivationCheckpointing, Dtype, Quantization
 from steps.shared.accelerators import accelerator
-from steps.training.schedule import total_steps
+from steps.training.schedule import place, total_steps
 
 _BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float64: 8}
 _ROUNDED = {Quantization.nf4: 4.5 / 8, Quantization.nf4_double: 4.13 / 8}
@@ -226,10 +226,14 @@ def _work(call: Call, config: Any, sampling: Any, model: Model | None) -> dict[s
     given = call.arguments
     rows, tokens = _rows(call.made(_first(given, "tokens", "responses", "rollouts", "prompts")))
     if hasattr(config, "batch_size"):
-        steps = config.max_steps
+        steps, later = config.max_steps, getattr(config, "batch_sizes", {})
         if rows:
-            steps = total_steps(math.ceil(rows), config.batch_size, config.epochs, steps)
-        rows = steps and steps * min(config.batch_size, rows or math.inf)
+            steps = total_steps(math.ceil(rows), config.batch_size, config.epochs, steps, later)
+        if rows and later:
+            epoch, start, _ = place(math.ceil(rows), config.batch_size, steps, later)
+            rows = epoch * rows + start
+        else:
+            rows = steps and steps * min(config.batch_size, rows or math.inf)
     if sampling is not None and "rollouts" not in given:
         asked = getattr(config, "sample_prompts", getattr(config, "prompts", rows))
         several = getattr(config, "completions", getattr(sampling, "num_completions", 1))

@@ -305,6 +305,9 @@ class TrainConfig(UpdateConfig):
         epochs: the number of passes over the examples.
         max_steps: end the run after this many optimiser steps, even within an epoch.
         batch_size: the examples of one optimiser step, over all devices.
+        batch_sizes: other sizes by the number of steps after which they begin, as in {500: 16}; the
+            steps before have `batch_size`. A share of an epoch is then one of its examples, not of
+            its steps.
         eval_every_steps: evaluate the held-out examples, if there are any, every this many steps.
         keep_best: the metric by which the best evaluated model is kept, such as ``eval_loss``; null
             keeps the last model.
@@ -335,6 +338,7 @@ class TrainConfig(UpdateConfig):
     snapshot_every_steps: int | None = added_field(None, before=None)
     ema_decay: float | None = added_field(None, before=None)
     z_loss_coef: float = added_field(0.0, before=0.0)
+    batch_sizes: dict[int, int] = field(default_factory=dict, metadata={"before": {}})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -351,6 +355,10 @@ class TrainConfig(UpdateConfig):
             require(0 < self.ema_decay < 1, "ema_decay must be in (0, 1)", self.ema_decay)
             rule = "ema_decay needs backend=null (torch) or functional"
             require(self.backend is None or self.backend.is_of_torch, rule, self.backend)
+        for begins, size in self.batch_sizes.items():
+            rule = "batch_sizes must be whole numbers above 0, by whole numbers of steps above 0"
+            whole = type(begins) is int and type(size) is int
+            require(whole and min(begins, size) > 0, rule, f"{begins}: {size}")
         z_loss = self.z_loss_coef
         require(0 <= z_loss < math.inf, "z_loss_coef must not be negative", z_loss)
         if z_loss and self.backend is not None:

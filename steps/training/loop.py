@@ -34,9 +34,9 @@ from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import MovingReference, NormalisedBatch, Objective, at_step
 from steps.training.schedule import (
     batch_indices,
+    epochs_of,
     learning_rate,
     noise,
-    steps_per_epoch,
     total_steps,
 )
 from steps.training.trainer import BatchLoss, Trainer, put_weights, reading_aligned
@@ -149,7 +149,11 @@ class _Stepper:
         self.trainer = trainer
         self.config = config
         self.steps = total_steps(
-            len(objective.groups), config.batch_size, config.epochs, config.max_steps
+            len(objective.groups),
+            config.batch_size,
+            config.epochs,
+            config.max_steps,
+            config.batch_sizes,
         )
         self._objective = objective
         self._at_start = at_start
@@ -192,8 +196,12 @@ class _Stepper:
         tokens = sum(group.num_tokens for group in now.batch.groups)
         return {
             "step": number + 1,
-            "epoch": (number + 1)
-            / steps_per_epoch(len(self._objective.groups), self.config.batch_size),
+            "epoch": epochs_of(
+                len(self._objective.groups),
+                self.config.batch_size,
+                number + 1,
+                self.config.batch_sizes,
+            ),
             **sum_shares({"loss": shares.losses, **shares.metrics}),
             **({} if math.isnan(size := finite(norm, number)) else {"grad_norm": size}),
             "learning_rate": rate,
@@ -202,7 +210,8 @@ class _Stepper:
 
     def _prepare(self, step: int) -> _Prepared:
         objective, config = self._objective, self.config
-        indices = batch_indices(len(objective.groups), config.batch_size, step, config.seed)
+        sizes = config.batch_size, step, config.seed, config.batch_sizes
+        indices = batch_indices(len(objective.groups), *sizes)
         batch = self.trainer.prepare(
             [objective.groups[i] for i in indices], noise(config.seed, step)
         )

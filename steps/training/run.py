@@ -194,7 +194,8 @@ def _rounded(values: Tensor) -> list[float]:
 @execution_detail
 def _cold(config: TrainConfig, examples: int) -> str | None:
     """A notice if the run ends before the warm-up does."""
-    steps = total_steps(examples, config.batch_size, config.epochs, config.max_steps)
+    passes = config.epochs, config.max_steps, config.batch_sizes
+    steps = total_steps(examples, config.batch_size, *passes)
     warmup, rate = warmup_steps(config.optimizer, steps), config.optimizer.learning_rate
     if steps > warmup:
         return None
@@ -246,7 +247,8 @@ def _chosen(
     """The mean log-probability of a chosen token in the first of `steps`, in nats."""
     logps, tokens, responses = 0.0, 0, 0
     for step in steps:
-        indices = batch_indices(len(groups), config.batch_size, step, config.seed)
+        sizes = config.batch_size, step, config.seed, config.batch_sizes
+        indices = batch_indices(len(groups), *sizes)
         taken = (groups[i] for i in indices)
         chosen = [group.responses[0].num_scored for group in taken if group.label is not False]
         if chosen and "logps/chosen" in log[step]:

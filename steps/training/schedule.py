@@ -5,21 +5,60 @@ in the data: there is no iterator to save or restore.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Mapping
 
 from steps.shared.counts import share_of
 from steps.training.config import OptimizerConfig, Schedule
 
+Later = Mapping[int, int]
+"""Sizes of batches by the number of steps after which they begin; see `TrainConfig.batch_sizes`."""
+NONE: Later = {}
 
-def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:
+
+def batch_indices(
+    num_examples: int, batch_size: int, step: int, seed: int, later: Later = NONE
+) -> list[int]:
     """The examples of the 0-based optimiser step `step`: a slice of its epoch's permutation.
 
     The last batch of an epoch may be shorter; no batch mixes two epochs.
     """
     import numpy as np  # not at the top: plans import this module for the lengths of runs
 
-    epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
+    epoch, start, size = place(num_examples, batch_size, step, later)
     order = np.random.default_rng([seed, epoch]).permutation(num_examples)
-    return order[position * batch_size : (position + 1) * batch_size].tolist()
+    return order[start : start + size].tolist()
+
+
+def place(
+    num_examples: int, batch_size: int, step: int, later: Later = NONE
+) -> tuple[int, int, int]:
+    """The epoch of a 0-based step, where its batch begins in the epoch's order, and the size that
+    batches have then."""
+    epoch = start = began = 0
+    for begins, size in sorted(later.items()):
+        if begins <= step:
+            epoch, start = _after(num_examples, batch_size, epoch, start, begins - began)
+            began, batch_size = begins, size
+    return *_after(num_examples, batch_size, epoch, start, step - began), batch_size
+
+
+def _after(num_examples: int, size: int, epoch: int, start: int, steps: int) -> tuple[int, int]:
+    """Epoch and start of the batch so many steps after that of `epoch` which begins at `start`."""
+    in_epoch = math.ceil((num_examples - start) / size)
+    if steps < in_epoch:
+        return epoch, start + steps * size
+    more, position = divmod(steps - in_epoch, steps_per_epoch(num_examples, size))
+    return epoch + 1 + more, position * size
+
+
+def epochs_of(num_examples: int, batch_size: int, steps: int, later: Later = NONE) -> float:
+    """The passes over the examples in so many steps; with one size the share of an epoch's steps,
+    else of its examples."""
+    if not later:
+        return steps / steps_per_epoch(num_examples, batch_size)
+    epoch, start, _ = place(num_examples, batch_size, steps, later)
+    return epoch + start / num_examples
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -27,9 +66,23 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     return math.ceil(num_examples / batch_size)
 
 
-def total_steps(num_examples: int, batch_size: int, epochs: float, max_steps: int | None) -> int:
+def total_steps(
+    num_examples: int,
+    batch_size: int,
+    epochs: float,
+    max_steps: int | None,
+    later: Later = NONE,
+) -> int:
     """The optimiser steps of a run: those of `epochs` passes, rounded up, at most `max_steps`."""
     steps = math.ceil(share_of(epochs, steps_per_epoch(num_examples, batch_size)))
+    if later:
+        wanted, most = share_of(epochs, num_examples), math.ceil(epochs) * num_examples
+
+        def seen(steps: int) -> int:
+            epoch, start, _ = place(num_examples, batch_size, steps, later)
+            return epoch * num_examples + start
+
+        steps = bisect_left(range(most), wanted, key=seen)
     return steps if max_steps is None else min(steps, max_steps)
 
 

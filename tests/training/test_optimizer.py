@@ -14,6 +14,7 @@ from steps.training.config import OptimizerConfig, Schedule, TrainConfig
 from steps.training.optimizer import Updater, clip_gradients, freeze
 from steps.training.schedule import (
     batch_indices,
+    epochs_of,
     learning_rate,
     steps_per_epoch,
     total_steps,
@@ -200,6 +201,28 @@ def test_a_run_is_as_long_as_its_epochs_and_no_longer_than_max_steps() -> None:
     assert total_steps(6, 1, epochs=5 / 6, max_steps=None) == 5
     assert total_steps(10, 4, epochs=1, max_steps=2) == 2
     assert total_steps(10, 4, epochs=1, max_steps=9) == 3
+
+
+@pytest.mark.parametrize(
+    ("later", "sizes", "half", "whole"),
+    [
+        ({}, [4, 4, 2, 4, 4, 2, 4], 2, 3),
+        ({2: 1}, [4, 4, 1, 1, 1, 1, 1], 2, 4),
+        ({1: 2, 4: 7}, [4, 2, 2, 2, 7, 3, 7], 2, 4),
+        ({4: 7}, [4, 4, 2, 4, 6, 7, 3], 2, 3),
+    ],
+)
+def test_sizes_that_change_still_take_every_example_once_an_epoch(
+    later: dict[int, int], sizes: list[int], half: int, whole: int
+) -> None:
+    batches = [batch_indices(10, 4, step, 3, later) for step in range(len(sizes))]
+    assert list(map(len, batches)) == sizes
+    epochs = [math.floor(epochs_of(10, 4, step, later) + 1e-9) for step in range(len(sizes))]
+    for epoch in range(epochs[-1]):
+        taken = [i for b, e in zip(batches, epochs, strict=True) if e == epoch for i in b]
+        assert sorted(taken) == list(range(10))
+    assert total_steps(10, 4, 0.5, None, later) == half
+    assert total_steps(10, 4, 1, None, later) == whole
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,20 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes_and_held_out_loss_is_pl
     tmp_path: Path,
 ) -> None:
     policy, records = model_folder(tmp_path / "policy"), demonstration_records(6)
-    config = TrainConfig(batch_size=3, epochs=2, eval_every_steps=1, z_loss_coef=COEFFICIENT)
+    config = TrainConfig(
+        batch_size=3,
+        epochs=2,
+        eval_every_steps=1,
+        z_loss_coef=COEFFICIENT,
+        batch_sizes={1: 1, 3: 6},
+    )
     place = Workplace(tmp_path / "model", tmp_path / "scratch", stopping=leaving_at(2))
     with pytest.raises(Left):
         run_sft(policy, records, config, place, records)
     run_sft(policy, records, config, replace(place, stopping=lambda: False), records)
     run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "other"), records)
     assert folder_bytes(tmp_path / "model") == folder_bytes(tmp_path / "whole")
+    assert [line["epoch"] for line in log_of(tmp_path / "whole")] == [3 / 6, 4 / 6, 5 / 6, 1, 2]
     line = log_of(tmp_path / "whole")[0]
     assert line["loss"] > line["eval_loss"] + COEFFICIENT * line["z_loss"] / 2
 
