@@ -5,7 +5,7 @@ from steps.core_adapters.own_tokens import tokens_for
 from steps.core_adapters.workplace_of import at_work
 from steps.data.rows.completions import read_completions
 from steps.data.rows.jsonl import write_json_lines
-from steps.data.rows.parquet import read_rows
+from steps.data.rows.parquet import iter_rows
 from steps.data.tokens.config import TokenizeConfig
 from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
 from steps.reward_models.config import RewardScoring
@@ -37,7 +37,7 @@ def score_with_reward_model(
             records = read_completions(responses.path, "prompt")
             scored, metrics = score_answers(records, model.path, config, tokenize, place)
         else:
-            pairs = read_rows(tokens_for(model, responses))
+            pairs = iter_rows(tokens_for(model, responses))
             scored, metrics = score_pairs(pairs, model.path, config, place)
     if place.ranks.is_first:
         write_json_lines(out.path / "scores.jsonl", scored)

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,7 +25,7 @@ from steps.scoring.examples import TokenGroup, read_demonstrations
 from steps.scoring.logps import GroupLoss, Scored, TokenLogps, backward, token_logps
 from steps.scoring.packing import Pack, lengths_of
 from steps.training.config import TrainConfig
-from steps.training.objectives import Objective, OnDevice
+from steps.training.objectives import Objective, OnDevice, weights_of
 from steps.training.policy import Role, open_policy
 from steps.training.run import Records, Run
 from steps.training.trainer import GroupLosses, TrainedReadout
@@ -101,7 +100,7 @@ def role_of_student(loss: DistillationLoss, vocabulary: int) -> Role:
 
 def _objective(groups: Sequence[TokenGroup], loss: DistillationLoss, teacher: Teacher) -> Objective:
     lengths = lengths_of(groups)
-    weights = torch.tensor([group.weight for group in groups], dtype=torch.float64)
+    weights = weights_of(groups)
 
     def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> "_DistilledBatch":
         chosen = list(indices)

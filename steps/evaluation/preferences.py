@@ -12,7 +12,7 @@ from steps.evaluation.intervals import Interval, mean, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
 from steps.losses.base import PairLogps, PreferenceLoss, ReferenceLoss, Totals
-from steps.scoring.examples import TokenGroup, read_pairs
+from steps.scoring.examples import TokenGroup, facts_of, read_pairs
 from steps.scoring.packing import lengths_of
 from steps.scoring.reference import read_reference
 
@@ -68,7 +68,7 @@ def reward_margins(
 
 def _mean_loss(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> float:
     totals = Totals(len(pairs), int(logps.chosen_tokens.sum()))
-    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
+    weights = torch.from_numpy(facts_of(pairs)["weight"].copy())
     return loss.shares(logps, totals, weights).losses.sum().item()
 
 

@@ -115,7 +115,7 @@ def _opened(
         trainer.close()
 
 
-def read_rows_of(folder: Path, records: Iterable[Mapping[str, Any]]) -> list[TokenGroup]:
+def read_rows_of(folder: Path, records: Iterable[Mapping[str, Any]]) -> Sequence[TokenGroup]:
     """Pairs of token ids that the model of a folder can read."""
     return read_pairs(records, read_architecture(folder).vocabulary)
 

@@ -32,7 +32,7 @@ from steps.models.ranks import ALONE, Ranks
 from steps.models.value_head import scaled
 from steps.scoring import parity
 from steps.scoring.config import Attention, ReferenceConfig
-from steps.scoring.examples import TokenGroup, longest
+from steps.scoring.examples import TokenGroup, facts_of, longest
 from steps.scoring.logps import sequence_logps
 from steps.scoring.logps import token_logps as torch_logps
 from steps.scoring.packing import Pack, make_pack, plan_packs
@@ -152,7 +152,7 @@ class JaxScorer(Scorer):
     def full_size(self, groups: Sequence[TokenGroup]) -> int:
         """The tokens of a full pack of these. A check lays out at this size, as attention takes
         another way in a small pack."""
-        return min(self.tokens_per_forward, sum(group.packed_tokens for group in groups))
+        return min(self.tokens_per_forward, int(facts_of(groups)["packed"].sum()))
 
     def on_devices(self, arrays: PackArrays) -> PackArrays:
         """A round's arrays, each pack on its device."""
@@ -216,9 +216,10 @@ def make_ready(
         shown_by: references; if they were computed in the same way, the comparison is skipped.
         how: how the comparison loads and reads transformers' model.
     """
-    if seen := [group.row for group in groups if group.images]:
+    if (images := facts_of(groups)["images"]).any():
         raise ValueError(
-            f"row {seen[0]!r} has images, which backend={scorer.backend} does not read; use torch "
+            f"row {groups[int(images.argmax())].row!r} has images, which "
+            f"backend={scorer.backend} does not read; use torch "
             "(backend=null)"
         )
     scorer.architecture.require_length(*longest(groups))
@@ -253,8 +254,7 @@ def check_parity(
     """Compare what `probe` gives for the longest and the shortest of `groups` with that of
     transformers' own model, on the host. Raises ValueError if they differ by more than rounding.
     """
-    in_order = by_length(groups)
-    compared = [in_order[-1], in_order[0]]
+    compared = by_length(groups)[::-1]
     actual = scorer.probe(scorer.prepare(compared, least=scorer.full_size(groups)))
     model = load(folder, dtype, on_host=True)
     expected = parity.own_logps(model, make_pack(compared), probe)
@@ -266,8 +266,9 @@ def check_parity(
 
 
 def by_length(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """The longest last."""
-    return sorted(groups, key=lambda group: group.packed_tokens)
+    """The shortest and the longest."""
+    order = facts_of(groups)["packed"].argsort(kind="stable")
+    return [groups[int(order[place])] for place in (0, -1)]
 
 
 def require_packs(attention: Attention) -> None:

@@ -38,7 +38,7 @@ from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.folders import save_model
 from steps.models.ranks import ALONE, Ranks
 from steps.models.sharded_tensors import Pieces, pieces_of
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, joined
 from steps.scoring.logps import Scored, loss_gradients
 from steps.scoring.packing import make_pack
 from steps.scoring.reference import Reference
@@ -287,7 +287,7 @@ class JaxPolicy:
         others: Sequence[TokenGroup] = (),
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
-        scorer, every = self.trainer.scorer, [*groups, *others]
+        scorer, every = self.trainer.scorer, joined(groups, others)
         if scorer.kernel:
             self.trainer.check_kernel(every)
         place = (self._folder, self._config.dtype, every, self._check, shown_by, self._ranks)

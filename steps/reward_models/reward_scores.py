@@ -7,7 +7,7 @@ ranks share the packs of every shard.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from steps.models.workplace import Left, Workplace
 from steps.reward_models.classifier import load_reward_model
 from steps.reward_models.config import RewardScoring
 from steps.reward_models.head_scores import VALUES
-from steps.scoring.examples import TokenGroup, as_whole, longest, read_pairs
+from steps.scoring.examples import TokenGroup, longest, read_pairs
 from steps.scoring.parity import choose_attention
 from steps.scoring.scorer import Scorer, build_scorer
 
@@ -28,13 +28,13 @@ Scored = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 def score_pairs(
-    records: Sequence[Record], model: Path, config: RewardScoring, place: Workplace
+    records: Iterable[Record], model: Path, config: RewardScoring, place: Workplace
 ) -> Scored:
     """For each record of pair tokens, a record with ``row``, ``pair_id``, ``scores`` (of the chosen
     and the rejected response) and ``tokens`` (the numbers of their tokens)."""
 
-    def read(vocabulary: int) -> list[TokenGroup]:
-        return [as_whole(pair) for pair in read_pairs(records, vocabulary)]
+    def read(vocabulary: int) -> Sequence[TokenGroup]:
+        return read_pairs(records, vocabulary, whole=True)
 
     groups, scores, notices = score_groups(model, read, config, place)
     if not place.ranks.is_first:
@@ -53,10 +53,10 @@ def score_pairs(
 
 def score_groups(
     model: Path,
-    read: Callable[[int], list[TokenGroup]],
+    read: Callable[[int], Sequence[TokenGroup]],
     config: RewardScoring,
     place: Workplace,
-) -> tuple[list[TokenGroup], list[list[float]], dict[str, Any]]:
+) -> tuple[Sequence[TokenGroup], list[list[float]], dict[str, Any]]:
     """Score the groups that `read` returns for the size of the model's vocabulary.
 
     Returns the groups, the scores of their responses (on the first rank only), and ``notices`` if

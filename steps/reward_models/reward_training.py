@@ -22,9 +22,9 @@ from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import padding_of, set_padding, start_reward_model
 from steps.reward_models.config import RewardConfig
 from steps.reward_models.head_scores import VALUES, backward_values
-from steps.scoring.examples import TokenGroup, as_whole, read_pairs
+from steps.scoring.examples import TokenGroup, joined, read_pairs
 from steps.scoring.logps import TokenLogps
-from steps.training.objectives import Objective
+from steps.training.objectives import Objective, weights_of
 from steps.training.policy import Role, open_policy
 from steps.training.run import Records, Run
 from steps.training.trainer import GroupLosses, TrainedReadout
@@ -32,7 +32,7 @@ from steps.training.trainer import GroupLosses, TrainedReadout
 if TYPE_CHECKING:
     from peft import PeftModel
 
-Pairs = tuple[list[TokenGroup], Tensor]
+Pairs = tuple[Sequence[TokenGroup], Tensor]
 """Groups (chosen, rejected) of whole responses, and the margin of each, float64 [n]."""
 
 
@@ -58,7 +58,7 @@ def run_reward_training(
     others = None
     if held_out is not None:
         others = read_reward_pairs(held_out, policy.vocabulary, config.loss)
-    groups = [*pairs[0], *(others[0] if others else ())]
+    groups = joined(pairs[0], others[0] if others else ())
     ends = {response.ids[-1] for group in groups for response in group.responses}
     padding = padding_of(init, ends, config.pad_token)  # a token that is none is told before
     run = Run(init, policy, pairs[0], config, place, others=others[0] if others else ())
@@ -81,14 +81,14 @@ def read_reward_pairs(records: Records, vocabulary: int, loss: BradleyTerry) -> 
             margins.append(loss.margin(record))
             yield record
 
-    groups = [as_whole(group) for group in read_pairs(noted(), vocabulary)]
+    groups = read_pairs(noted(), vocabulary, whole=True)
     return groups, torch.tensor(margins, dtype=torch.float64)
 
 
 def reward_objective(pairs: Pairs, loss: BradleyTerry) -> Objective:
     """The mean of `loss` over pairs."""
     groups, margins = pairs
-    weights = torch.tensor([group.weight for group in groups], dtype=torch.float64)
+    weights = weights_of(groups)
 
     def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> "_RewardBatch":
         chosen = list(indices)

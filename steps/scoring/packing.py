@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
+from steps.scoring.examples import Groups, TokenGroup, TokenResponse, WholeResponse
 from steps.shared.padded_rows import padded_rows
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ def without_waiting(tensor: Tensor, device: torch.device) -> Tensor:
 def lengths_of(groups: Sequence[TokenGroup], responses: int | None = None) -> Tensor:
     """The number of scored tokens of each response, int64 [n, k]; 0 where a group has fewer than k
     responses. k is `responses`, or the number of responses of the largest group."""
+    if isinstance(groups, Groups):
+        return torch.from_numpy(groups.facts["scored"].astype(np.int64))
     most = responses or max(len(group.responses) for group in groups)
     rows = [[response.num_scored for response in group.responses] for group in groups]
     return torch.tensor([row + [0] * (most - len(row)) for row in rows])

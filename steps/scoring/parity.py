@@ -42,7 +42,7 @@ from steps.scoring.architectures.pack_layouts import (
 )
 from steps.scoring.attention import attends_packed, use_packed_attention
 from steps.scoring.config import Attention
-from steps.scoring.examples import TokenGroup, longest
+from steps.scoring.examples import TokenGroup, facts_of, longest
 from steps.scoring.logps import token_logps
 from steps.scoring.packing import Pack, make_pack
 from steps.scoring.scorer import Scorer
@@ -129,7 +129,7 @@ def choose_attention(
 
     Raises ValueError if ranks would choose different ways.
     """
-    if ranks.count > 1 and any(group.images for group in groups):
+    if ranks.count > 1 and facts_of(groups)["images"].any():
         raise ValueError("rows with images are read on one device; use one rank")
     probe = scorer.readout.probe
     tokens = scorer.tokens_per_forward
@@ -163,7 +163,7 @@ def check_packing(
     causal, and for an example that has more tokens than the model has positions.
     """
     require_positions(model, *longest(groups))
-    largest = max(group.packed_tokens for group in groups)
+    largest = int(facts_of(groups)["packed"].max())
     by_place = scaled_by_place(model, max(tokens_per_forward, largest))
     if is_known and wanted is not Attention.padded and by_place is None:
         read_alone(model)
@@ -246,13 +246,12 @@ def _tells_of_later_tokens(model: PreTrainedModel, pack: Pack) -> bool:
 def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
     """The groups with the longest sequence, the largest pack, the smallest, and the most images,
     each once."""
-    by_tokens = sorted(groups, key=lambda group: group.packed_tokens)
-    by_length = sorted(groups, key=lambda group: group.longest_sequence)
+    facts = facts_of(groups)
+    by_tokens, by_length = (facts[name].argsort(kind="stable") for name in ("packed", "longest"))
     telling = [by_length[-1], by_tokens[-1], by_tokens[0]]
-    if most := max(len(group.images) for group in groups):
-        telling.append(next(group for group in by_tokens if len(group.images) == most))
-    found = {id(group): group for group in telling}
-    return list(found.values())
+    if most := facts["images"].max():
+        telling.append(by_tokens[(facts["images"][by_tokens] == most).argmax()])
+    return [groups[number] for number in dict.fromkeys(map(int, telling))]
 
 
 @execution_detail

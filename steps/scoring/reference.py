@@ -19,7 +19,8 @@ KTO estimates its baseline from these.
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +38,15 @@ from steps.models.positions import beyond_training
 from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
 from steps.scoring.config import ReferenceConfig
-from steps.scoring.examples import TokenGroup, longest, mismatched, read_pairs, read_unpaired
+from steps.scoring.examples import (
+    Groups,
+    TokenGroup,
+    facts_of,
+    longest,
+    mismatched,
+    read_pairs,
+    read_unpaired,
+)
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
 from steps.scoring.parity import Packing, choose_attention, slow_on_gpu
@@ -84,7 +93,7 @@ def run_reference(
     means = np.concatenate(sums).mean(axis=0)
     return {
         "groups": len(groups),
-        "tokens": sum(group.num_tokens for group in groups),
+        "tokens": int(groups.facts["tokens"].sum()),
         **{f"logps/{side}": float(mean) for side, mean in zip(sides, means, strict=True)},
         **({"notices": notices} if notices else {}),
     }
@@ -237,7 +246,7 @@ class Reference:
     folder: Path
     scored_by: ScoredBy
     model: str
-    _positions: Mapping[str, int]
+    _ids: np.ndarray
     _logps: np.ndarray
     _scored: np.ndarray
 
@@ -247,30 +256,41 @@ class Reference:
         Raises ValueError, which names the row, if a group is missing or if it has another number of
         scored tokens.
         """
-        missing = [group for group in groups if group.group_id not in self._positions]
-        if missing:
+        return torch.from_numpy(self._logps[self._positions(groups)])
+
+    def _positions(self, groups: Sequence[TokenGroup]) -> np.ndarray:
+        facts, order = facts_of(groups), self._order
+        found = np.searchsorted(self._ids, facts["group_id"], sorter=order)
+        found = order[found.clip(max=len(order) - 1)]
+        missing = np.flatnonzero(self._ids[found] != facts["group_id"])
+        if len(missing):
+            first = groups[int(missing[0])]
             raise ValueError(
                 f"the reference in {self.folder} lacks {len(missing)} of {len(groups)} rows, the "
-                f"first of them {missing[0].group_id} (row {missing[0].row!r}); compute it from "
-                "the same tokens"
+                f"first of them {first.group_id} (row {first.row!r}); compute it from the same "
+                "tokens"
             )
-        selected = [self._positions[group.group_id] for group in groups]
-        for group, scored in zip(groups, self._scored[selected].tolist(), strict=True):
-            marked = [response.num_scored for response in group.responses]
-            if scored != marked:
-                raise ValueError(
-                    f"the reference in {self.folder} scored {scored} tokens of the responses of "
-                    f"{group.group_id} (row {group.row!r}), but these tokens mark {marked}; "
-                    "compute it from the same tokens"
-                )
-        return torch.from_numpy(self._logps[selected])
+        differs = np.flatnonzero((self._scored[found] != facts["scored"]).any(axis=1))
+        if len(differs):
+            number = int(differs[0])
+            group, scored = groups[number], self._scored[found[number]].tolist()
+            raise ValueError(
+                f"the reference in {self.folder} scored {scored} tokens of the responses of "
+                f"{group.group_id} (row {group.row!r}), but these tokens mark "
+                f"{facts['scored'][number].tolist()}; compute it from the same tokens"
+            )
+        return found
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        return self._ids.argsort()
 
     def tokens_of(self, groups: Sequence[TokenGroup]) -> TokenLogps:
         """The logps of `groups`, in their order, token by token; raises ValueError as `of` does."""
-        self.of(groups)
+        positions = self._positions(groups)
         files = sorted(self.folder.glob("logps-*.parquet"))
         column = pa.concat_tables(verified(file, ["token_logps"]) for file in files)["token_logps"]
-        wanted = column.take(numbers(np.array([self._positions[g.group_id] for g in groups])))
+        wanted = column.take(numbers(positions))
         tokens = np.from_dlpack(wanted.combine_chunks().flatten().flatten())
         return TokenLogps(torch.from_numpy(tokens.astype(np.float64)), lengths_of(groups))
 
@@ -293,12 +313,12 @@ def read_reference(folder: Path) -> Reference:
     if any((table.schema.metadata or {}) != metadata for table in tables):
         raise ValueError(f"the files in {folder} were not computed in one way; compute them again")
     table = pa.concat_tables(tables)
-    ids = table["group_id"].to_pylist()
+    ids = [np.array(each["group_id"].cast(pa.binary()).to_pylist(), np.bytes_) for each in tables]
     return Reference(
         folder,
         ScoredBy.from_metadata(metadata),
         metadata.get(MODEL, b"").decode(),
-        {group_id: row for row, group_id in enumerate(ids)},
+        np.concatenate(ids),
         _array(table["logps"]),
         _array(table["scored"]),
     )
@@ -369,6 +389,7 @@ def _finished(
         return shard, shard.write(logps) if ranks.is_first else None
 
     for shard in shards:
+        shard = replace(shard, groups=list(shard.groups))  # read once
         table = shard.finished() if ranks.is_first else None
         (is_there,) = ranks.any(table is not None)
         rest = [] if is_there else [g for g in shard.groups if g.group_id not in opened.known]
@@ -421,7 +442,7 @@ def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:
     )
 
 
-def _groups_of(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
+def _groups_of(records: Iterable[Mapping[str, Any]], vocabulary: int) -> Groups:
     """The groups whose reference logps a training on `records` needs."""
     first, records = _peek(records)
     if "completion_ids" not in first:
@@ -438,18 +459,19 @@ def _peek(
     return (first[0] if first else {}), chain(first, rest)
 
 
-def distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
+def distinct(groups: Groups) -> Groups:
     """One group of each id; raises ValueError, which names two rows, if groups with one id have
     other tokens or masks, as one would get the logps of the other."""
-    found: dict[str, TokenGroup] = {}
-    for group in groups:
-        first = found.setdefault(group.group_id, group)
+    _, places, of_each = np.unique(groups.facts["group_id"], return_index=True, return_inverse=True)
+    of_each = places[of_each]
+    for number in np.flatnonzero(of_each != np.arange(len(groups))).tolist():
+        first, group = groups[int(of_each[number])], groups[number]
         if (first.prompt_ids, first.responses) != (group.prompt_ids, group.responses):
             raise ValueError(
                 f"the rows {first.row!r} and {group.row!r} have other tokens or masks and one id, "
                 f"{group.group_id}; tokenise them again"
             )
-    return list(found.values())
+    return groups.take(np.sort(places))
 
 
 def require_finite_scores(groups: Sequence[TokenGroup], sums: Tensor) -> None:

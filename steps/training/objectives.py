@@ -23,7 +23,7 @@ from steps.losses.base import (
 )
 from steps.losses.imitation.sft import Sft
 from steps.models.sharded_tensors import below
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, facts_of
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
 from steps.training.trainer import BatchLoss, DivergentLogps, GroupLosses
@@ -149,7 +149,7 @@ def _accurate(weight: Tensor) -> torch.dtype:
 def sft_objective(groups: Sequence[TokenGroup], loss: SftLoss = Sft()) -> Objective:
     """The mean of `loss` over response tokens."""
     tokens = lengths_of(groups)
-    weights = _weights(groups)
+    weights = weights_of(groups)
 
     def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> "_SftBatch":
         chosen = list(indices)
@@ -175,7 +175,7 @@ def preference_objective(
         follow_alpha: the weight of the policy in what it becomes.
     """
     lengths = lengths_of(groups)
-    weights = _weights(groups)
+    weights = weights_of(groups)
 
     def batch_loss(indices: Sequence[int], logps: TokenLogps | None) -> "_PairBatch":
         chosen = list(indices)
@@ -224,8 +224,8 @@ def unpaired_objective(
         baseline_reference: the reference's logps of the baseline groups, float64 [n].
     """
     tokens = lengths_of(groups)[:, 0]
-    weights = _weights(groups)
-    desirable = torch.tensor([bool(group.label) for group in groups])
+    weights = weights_of(groups)
+    desirable = torch.from_numpy(facts_of(groups)["label"].copy())
 
     def batch_loss(indices: Sequence[int], logps: TokenLogps | None) -> "_UnpairedBatch":
         chosen = list(indices)
@@ -283,7 +283,7 @@ class NormalisedBatch(OnDevice):
 
     @classmethod
     def of(cls, loss: BatchLoss, coefficient: float, groups: Sequence[TokenGroup]) -> Self:
-        return cls(loss, coefficient, int(lengths_of(groups).sum()), _weights(groups))
+        return cls(loss, coefficient, int(lengths_of(groups).sum()), weights_of(groups))
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
         assert logps.others is not None
@@ -379,8 +379,9 @@ def _of(shares: Shares) -> GroupLosses:
     return shares.losses, dict(shares.metrics)
 
 
-def _weights(groups: Sequence[TokenGroup]) -> Tensor:
-    return torch.tensor([group.weight for group in groups], dtype=torch.float64)
+def weights_of(groups: Sequence[TokenGroup]) -> Tensor:
+    """The weight of each group, float64 [n]."""
+    return torch.from_numpy(facts_of(groups)["weight"].copy())
 
 
 def _totals(tokens: Tensor) -> Totals:

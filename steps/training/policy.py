@@ -30,7 +30,7 @@ from steps.models.ranks import Ranks
 from steps.scoring.architectures.compiled_layers import compile_layers
 from steps.scoring.architectures.routing import find_balancing
 from steps.scoring.config import Attention
-from steps.scoring.examples import TokenGroup, longest
+from steps.scoring.examples import TokenGroup, joined, longest
 from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.reference import Reference, show_packing
 from steps.scoring.scored_by import ScoredBy, model_digest
@@ -189,7 +189,7 @@ class TorchPolicy:
         packed = ScoredBy.of(model, config.dtype, Attention.packed, config.tokens_per_forward)
         # Only the first rank computes the digest of the model's files.
         (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, self._folder, packed))
-        every, scorer = [*groups, *others], self.trainer.scorer
+        every, scorer = joined(groups, others), self.trainer.scorer
         packing = choose_attention(scorer, every, config.attention, ranks, is_known)
         if self._reference is not None:
             self._reference.read_like(model)

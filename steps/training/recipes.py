@@ -19,7 +19,9 @@ from steps.losses.base import SftLoss
 from steps.losses.imitation.sft import Sft
 from steps.models.workplace import Workplace
 from steps.scoring.examples import (
+    Groups,
     TokenGroup,
+    joined,
     mismatched,
     read_demonstrations,
     read_pairs,
@@ -146,7 +148,7 @@ def _train(
     examples: tuple[Records, Records | None],
     config: TrainConfig,
     place: Workplace,
-    read: Callable[[Records, int], list[TokenGroup]],
+    read: Callable[[Records, int], Groups],
     objective: Callable[[Sequence[TokenGroup]], Objective],
     *,
     dropout: bool = False,
@@ -167,11 +169,11 @@ def _train(
     return run.train(objective(groups), held_out, loss=loss)
 
 
-def _scored_by(objective: Objective | None) -> list[TokenGroup]:
+def _scored_by(objective: Objective | None) -> Sequence[TokenGroup]:
     """All groups that an objective scores: its examples, and those of its baseline."""
     if objective is None:
-        return []
-    return [*objective.groups, *(objective.baseline_groups or ())]
+        return ()
+    return joined(objective.groups, objective.baseline_groups or ())
 
 
 def _against_reference(
@@ -183,7 +185,7 @@ def _against_reference(
     *,
     loss: str,
     check_start: bool,
-    read: Callable[[Records, int], list[TokenGroup]],
+    read: Callable[[Records, int], Groups],
     objective: Callable[[Sequence[TokenGroup], Reference], Objective],
     role: Role = LANGUAGE_MODEL,
 ) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def _against_reference(
         groups,
         config,
         place,
-        others=[*_scored_by(trained), *_scored_by(evaluated)],
+        others=joined(_scored_by(trained), _scored_by(evaluated)),
         shown_by=references if check_start else (),
     )
     for each in references:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY, folder_bytes, model_folder, pair_records
 
+from steps.data.images.images_of_rows import ImageOfRow
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.workplace import Left, OnProgress, Workplace, ignore_progress
@@ -278,7 +279,7 @@ def test_a_response_of_another_prompt_stands_beside_each_prompt() -> None:
                 "prompt_ids": [prompt],
                 "completion_ids": [index],
                 "label": True,
-                "images": images[index : index + 1],
+                "images": [ImageOfRow(Path("images"), name) for name in images[index : index + 1]],
             }
             for index, prompt in enumerate(prompts)
         ]

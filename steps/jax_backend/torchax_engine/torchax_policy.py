@@ -21,7 +21,7 @@ from steps.jax_backend.param_tree import Tree
 from steps.jax_backend.torchax_engine.torchax_model import LogpsModel
 from steps.models.config import Dtype
 from steps.models.ranks import Ranks
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, joined
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.shared.checks import holding
@@ -68,7 +68,7 @@ class TorchaxPolicy(JaxPolicy):
         others: Sequence[TokenGroup] = (),
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
-        scorer, dtype, every = self.trainer.scorer, self._config.dtype, [*groups, *others]
+        scorer, dtype, every = self.trainer.scorer, self._config.dtype, joined(groups, others)
         with _as_jax_does():
             found, notices = make_ready(scorer, self._folder, dtype, every, check=False)
         if self._check:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from steps.models.folders import vocabulary_size
 from steps.models.positions import turns_by_length
 from steps.scoring.architectures.batching import backbone
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, longest_of
 from steps.shared.execution_detail import execution_detail
 
 _TOLERANCES = {
@@ -31,7 +31,7 @@ def require_causal(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> None
     Such a model defines no log-probability of a response. Examples are BERT without `is_decoder`,
     and sparse attention that selects among future keys.
     """
-    group = max(groups, key=lambda group: group.longest_sequence)
+    group = longest_of(groups)
     response = max(group.responses, key=lambda response: response.num_fed)
     ids = torch.tensor([*group.prompt_ids, *response.ids[: response.num_fed]])
     # Compare the hidden states of the whole sequence, but the larger logits only of its start.
