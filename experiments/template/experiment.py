@@ -57,9 +57,9 @@ class Config(ExperimentConfig):
     dpo: PreferenceConfig = field(
         default_factory=lambda: PreferenceConfig(
             loss=ShiftedDpo(),
-            epochs=4,
+            epochs=2,
             batch_size=4,
-            optimizer=OptimizerConfig(learning_rate=1e-5),
+            optimizer=OptimizerConfig(learning_rate=2e-5),
         )
     )
     questions: str = "questions.jsonl"
