@@ -146,11 +146,12 @@ class ExperimentConfig:
 
 
 class Called(NamedTuple):
-    """How an experiment was called: the words of the command, without its arguments, and the file
-    that holds its settings, if there is one."""
+    """How an experiment was called: the words of the command, without its arguments, the file that
+    holds its settings, if there is one, and the arguments, if they were not those of the script."""
 
     words: Sequence[str]
     file: str = ""
+    typed: Sequence[str] = ()
 
     def placed(self, message: str) -> str:
         """The message about some setting, with the file that may hold it."""
@@ -327,7 +328,8 @@ class _Call:
 
     def _command_for(self, step: str) -> str:
         """The command that makes only one step."""
-        settings = [setting for setting in self.settings if not setting.startswith("only=")]
+        typed = self.called.typed or self.settings
+        settings = [word for word in typed if not word.startswith("only=")]
         return shlex.join([*self.called.words, *without_secrets(settings), f"only=[{step}]"])
 
     def known(self) -> "Known":

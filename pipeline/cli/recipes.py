@@ -142,7 +142,9 @@ def run_recipe(words: Sequence[str]) -> None:
     from pipeline import experiment
 
     asked, settings = _asked(words), {}
-    called = experiment.Called(["temper", "run", asked.recipe])
+    typed = [*words]
+    typed.remove(asked.recipe)
+    called = experiment.Called(["temper", "run", asked.recipe], typed=typed)
     if asked.recipe.endswith((".yaml", ".yml")):
         called = called._replace(file=asked.recipe)
         asked, settings = _from_file(asked)
