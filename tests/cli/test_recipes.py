@@ -67,6 +67,15 @@ def test_a_recipe_has_the_config_of_its_script_and_so_shares_its_cache(
     assert config_of(recipe, *ASKED) == config(script(EXPERIMENTS / name, *others, "--cfg", "job"))
 
 
+@pytest.mark.usefixtures("workers_here")
+def test_a_failed_step_is_made_again_by_what_was_typed_and_its_name() -> None:
+    Path("my.yaml").write_text("recipe: dpo\ndata: my rows.jsonl\nmodel: a model\nsft: none\n")
+    failed = temper("run", "my.yaml", "dpo.loss.beta=0.3", "only=[load_preferences]")
+    assert failed.status == 3
+    again = failed.out.partition("only this step, again: ")[2].splitlines()[0]
+    assert again.startswith("temper run my.yaml dpo.loss.beta=0.3 'only=[load_preferences")
+
+
 @pytest.mark.parametrize("recipe", ["rlhf", "rlhf-arithmetic"])
 @pytest.mark.parametrize(("method", "is_held"), [("grpo", True), ("online_dpo", False)])
 def test_policy_gradients_with_a_reward_model_have_a_penalty_and_other_methods_need_none(
