@@ -297,10 +297,10 @@ class PreferenceData:
         system: a system prompt for every conversation that has none.
         turns: whether turns out of order are refused (``alternating``), ``merged``, or accepted
             (``any``).
-        pairs: which pairs are made from several completions: ``best_vs_worst``, ``adjacent`` or
-            ``all``.
-        duplicates: ``drop`` leaves out rows that equal an earlier one, and both of two pairs that
-            contradict each other (the sides exchanged); ``keep`` only counts such pairs.
+        pairs: for preference pairs, which are made from several completions: ``best_vs_worst``,
+            ``adjacent`` or ``all``.
+        duplicates: ``drop`` leaves out rows that equal an earlier one, and of preference pairs both
+            of two that contradict each other (the sides exchanged); ``keep`` only counts these.
         max_dropped: how many rows may be unusable: below 1 a fraction of the rows, from 1 on a
             number of rows.
         revision: the commit of the Hub dataset.
@@ -311,8 +311,8 @@ class PreferenceData:
         train_split: the split for training.
         test_split: the split that is held out; null where a Hub dataset has none.
         until: when a mixture ends, as in ``first exhausted``.
-        images: the column with the images of each pair; without it none are read.
-        near_duplicates: leave out pairs of which so large a share is in an earlier one: 0.8, say.
+        images: the column with the images of each row; without it none are read.
+        near_duplicates: leave out rows of which so large a share is in an earlier one: 0.8, say.
         workers: the number of processes that read; 0: one for each core. It changes no result.
     """
 

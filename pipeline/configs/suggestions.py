@@ -244,6 +244,12 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         key = re.search(r"full_key: ([^\s\[]+)", said)
         if key and key[1] not in known.keys:
             return f"{file[1]}.yaml: {unknown_setting(key[1], '', known)}"
+    if several := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'$", first):
+        key, value = several[1], several[2]
+        return (
+            f"{key}={value} are several values: with -m each is a job of one run; "
+            f"a list is written {key}=[{value}], a text {key}=\\'{value}\\'"
+        )
     merged = re.search(r"override ([\w.]+)=(\S*)$", first)
     if merged and (group := merged[1].replace(".", "/")) in known.groups:
         option = merged[2] if merged[2] in known.groups[group] else "|".join(known.groups[group])

@@ -131,8 +131,14 @@ def check_kinds(
         return
     _check_text(value, taken, where)
     if value is not None and taken.only_configs and not dataclasses.is_dataclass(value):
+        takes = f"{where} takes {_names(taken.options)}"
+        if File in taken.options and not isinstance(value, _SCALARS):
+            raise TemperError(
+                f"{takes}, and was given a {type(value).__name__}: write the rows to a file, as "
+                "rows.jsonl, and give File('rows.jsonl'), whose content is hashed"
+            )
         raise TemperError(
-            f"{where} takes {_names(taken.options)}, and was given {reprlib.repr(value)}; write "
+            f"{takes}, and was given {reprlib.repr(value)}; write "
             f"{_names(taken.options[:1])}(NAME=VALUE)"
         )
     is_scalar = value is None or isinstance(value, _SCALARS)

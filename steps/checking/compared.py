@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.checking.verdicts import Judgement
+from steps.shared.checks import ClassName
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PairJudge:
     verdicts of one that `is_costly` are kept.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ClassName()  # type: ignore[assignment]
     is_costly: ClassVar[bool] = False
 
     def check(self, compared: Compared) -> Judgement:

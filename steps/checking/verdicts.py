@@ -13,6 +13,7 @@ from enum import StrEnum
 from numbers import Number
 from typing import Any, ClassVar
 
+from steps.shared.checks import ClassName
 from steps.shared.counts import share_of
 
 
@@ -154,11 +155,12 @@ class Checker:
     """A rule that judges completions: frozen settings and a function.
 
     It is defined at the top of a module, as it is handed to processes of its own. `name` is its
-    name in a config, and that of its reward. What `is_costly` is not asked twice: its verdicts are
-    kept, so that an interrupted run pays for the rest only.
+    name in a config, and that of its reward: by default the name of its class in small letters.
+    What `is_costly` is not asked twice: its verdicts are kept, so that an interrupted run pays for
+    the rest only.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ClassName()  # type: ignore[assignment]
     is_costly: ClassVar[bool] = False
 
     def fault_of(self, answer: str | None) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.checking.verdicts import Answered, Judgement, Verdict
-from steps.shared.checks import require
+from steps.shared.checks import ClassName, require
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Environment:
     name in a config and the name of its reward.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ClassName()  # type: ignore[assignment]
 
     def reset(self, task: Answered, k: int) -> Any:
         """The initial state of an episode, which is completion number `k` of a row.

@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from steps.shared.checks import require
+from steps.shared.checks import ClassName, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,7 +205,7 @@ class Shares:
 class Loss:
     """The base class of all losses; `name` is the loss's name in a config."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ClassName()  # type: ignore[assignment]
 
     def at(self, step: int, steps: int) -> Self:
         """The loss of a 0-based step of a run of so many. One of your own may change with time;

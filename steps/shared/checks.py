@@ -37,6 +37,13 @@ def require_method(instance: object, base: type, method: str) -> None:
         )
 
 
+class ClassName:
+    """The `name` of a class that sets none: the name of the class itself, in small letters."""
+
+    def __get__(self, instance: object, owner: type) -> str:
+        return owner.__name__.lower()
+
+
 def set_choice(config: Any, name: str, choices: type[StrEnum]) -> None:
     """Convert the field of a frozen config to a member of `choices`; it may be a member's value.
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from failing_checkers import Disturbing, Scripted
@@ -414,10 +413,11 @@ def test_a_regular_expression_without_end_is_no_verdict() -> None:
     assert (endless.verdict, plain.verdict) == (NONE, RIGHT)
 
 
-def test_a_checker_without_its_function_is_refused_at_once() -> None:
+def test_a_checker_has_the_name_of_its_class_and_without_its_function_is_refused() -> None:
     class Unfinished(Checker):
-        name: ClassVar[str] = "unfinished"
+        pass
 
+    assert (Unfinished().name, Exact().name) == ("unfinished", "exact")
     with pytest.raises(ValueError, match="class Unfinished has no method check; write one"):
         Judges(Unfinished())
 

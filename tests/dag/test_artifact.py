@@ -10,7 +10,7 @@ from typing import Any, List, Literal, TypeVar  # noqa: UP035
 
 import pytest
 
-from pipeline import Artifact, Output, TemperError, step
+from pipeline import Artifact, File, Output, TemperError, step
 
 
 class Model(Artifact):
@@ -125,6 +125,10 @@ class Shape:
 
 
 @step(version="1")
+def load(out: Output, rows: File) -> None: ...
+
+
+@step(version="1")
 def build(
     out: Output,
     shape: Shape = Shape(),
@@ -148,6 +152,7 @@ as_any: Any = lambda value: value  # noqa: E731
             "build(shape).width takes a whole number (int), and was given the text '3'; write 3",
         ),
         (lambda: build(Shape(width=as_any(1e3))), "and was given 1000.0; write 1000"),
+        (lambda: load(as_any([{"a": 1}])), "was given a list: write the rows to a file"),
         (lambda: build(as_any(Frozen())), "build(shape) takes Shape, and was given a Frozen"),
         (
             lambda: build(Shape(dropout=as_any("1e-5"))),

@@ -168,7 +168,7 @@ def require_message(text: str, *remedies: str) -> None:
 COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
     (["dpo.loss.beta=much"], ["override dpo.loss.beta=much; Value 'much' of type 'str' could not"]),
-    (["dpo.loss.beta=0,1"], ["the settings cannot be read: Ambiguous value for argument"]),
+    (["dpo.loss.beta=0,1"], ["dpo.loss.beta=0,1 are several values: with -m each is a job"]),
     (["dpo/lora=qlora"], ["did you mean dpo/lora=lora with dpo.lora.quantization?"]),
     (
         ["num_epochs=3", "dpo.bta=1", "dpo.loss.nope=2"],

@@ -13,7 +13,8 @@ class LoadConfig:
     """How raw rows are read and split.
 
     Args:
-        test_fraction: of the prompts, held out by a stable hash where no test source is given.
+        test_fraction: of the prompts, held out by a stable hash where no test source is given. None
+            are held out by default; ``load_preferences`` without a config holds out a tenth.
         max_train, max_test: keep only the first so many rows of a split.
         format: how the rows are spelled; ``auto`` where that is plain.
         duplicates: ``keep`` counts equal pairs, and pairs that contradict each other; ``drop``

@@ -7,6 +7,8 @@ computes only these. Functions import torch in their bodies, so that experiments
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from steps.shared.checks import ClassName
+
 if TYPE_CHECKING:
     from steps.losses.distillation.distillation_loss import DistillationLoss
     from steps.online.methods.experience import Experience
@@ -25,7 +27,7 @@ class Method:
     needs_teacher: whether the method needs a teacher's distribution.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ClassName()  # type: ignore[assignment]
     least_completions: ClassVar[int] = 2
     weighs_by_policy: ClassVar[bool] = False
     needs_rewards: ClassVar[bool] = True
