@@ -63,8 +63,8 @@ class Checkpoints:
     Used as a context: leaving it waits until what was saved is on disk. All ranks make the same
     calls.
 
-    reference: logps by a reference that follows the policy, by step, of the checkpoint that was
-        restored.
+    reference: logps by a reference that follows the policy, by step, and values of rows, of the
+        checkpoint that was restored.
     """
 
     def __init__(self, directory: Path, keep_last: int = 1, ranks: Ranks = ALONE) -> None:

@@ -321,6 +321,10 @@ class TrainConfig(UpdateConfig):
         z_loss_coef: the coefficient of a further loss, the mean over scored tokens of the square of
             log Σ_v exp z_v, which holds the logits z near normalised ones (PaLM: Chowdhery et al.
             2022, https://arxiv.org/abs/2204.02311, takes 1e-4); 0: none.
+        log_rows: also write ``rows.parquet``: loss, metrics and scored tokens of each row in each
+            step, by row id. The state of checkpoints grows by them.
+        profile_steps: write a Chrome trace of each of these steps (from 1), by torch.profiler,
+            beside the log of the step's attempt; on torch and ``functional``.
         compile_layers: compile the layers of a packed model, and the softmax of its head, with
             torch.compile, on one device. A step is faster on a GPU, the first ones take a minute,
             and rounding differs.
@@ -338,6 +342,8 @@ class TrainConfig(UpdateConfig):
     snapshot_every_steps: int | None = added_field(None, before=None)
     ema_decay: float | None = added_field(None, before=None)
     z_loss_coef: float = added_field(0.0, before=0.0)
+    log_rows: bool = added_field(False, before=False)
+    profile_steps: list[int] = field(default_factory=list, metadata={"identity": False})
     batch_sizes: dict[int, int] = field(default_factory=dict, metadata={"before": {}})
 
     def __post_init__(self) -> None:
@@ -359,6 +365,9 @@ class TrainConfig(UpdateConfig):
             rule = "batch_sizes must be whole numbers above 0, by whole numbers of steps above 0"
             whole = type(begins) is int and type(size) is int
             require(whole and min(begins, size) > 0, rule, f"{begins}: {size}")
+        if self.profile_steps and self.backend is not None:
+            rule = "profile_steps needs backend=null (torch) or functional"
+            require(self.backend.is_of_torch, rule, self.backend)
         z_loss = self.z_loss_coef
         require(0 <= z_loss < math.inf, "z_loss_coef must not be negative", z_loss)
         if z_loss and self.backend is not None:

@@ -15,8 +15,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -30,7 +31,7 @@ from steps.training.beside.averaging import Averaged
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
-from steps.training.metrics import StepMetrics, sum_shares
+from steps.training.metrics import ROWS, RowLog, StepMetrics, sum_shares
 from steps.training.objectives import MovingReference, NormalisedBatch, Objective, at_step
 from steps.training.schedule import (
     batch_indices,
@@ -40,6 +41,7 @@ from steps.training.schedule import (
     total_steps,
 )
 from steps.training.trainer import BatchLoss, Trainer, put_weights, reading_aligned
+from steps.training.usage import profiled
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
@@ -57,6 +59,7 @@ def train(
     at_start: AtStart | None = None,
     stopping: Stopping = never,
     ranks: Ranks = ALONE,
+    output: Path | None = None,
 ) -> list[StepMetrics]:
     """Train from the latest checkpoint, if there is one; return the log of all steps.
 
@@ -67,7 +70,8 @@ def train(
 
     At the end, the trainer has the weights of the last step, or of the best one
     (`config.keep_best`); of these the average, if there is one (`config.ema_decay`). `at_start` is
-    called before the first update, but not in a resumed run.
+    called before the first update, but not in a resumed run. With `output`, the values of rows are
+    written there, if the config asks for them, and traces of steps beside it.
 
     Raises FloatingPointError, which names the step, if a loss or a gradient is not finite. Raises
     Left, after writing a checkpoint, when `stopping` is true on any of `ranks`.
@@ -76,7 +80,10 @@ def train(
     log = checkpoints.restore(trainer)
     with checkpoints:
         stepper = _Stepper(trainer, objective, config, at_start, checkpoints.reference)
+        stepper.traces = output
         _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks, averaged)
+        if output is not None and stepper.rows is not None:
+            stepper.rows.write(output / "rows.parquet", stepper.taken(len(log)))
         best = best_step(log, config)
         if best is not None and best != len(log):
             trainer.load_weights(checkpoints.best_weights(best)).result()
@@ -100,7 +107,8 @@ def _steps(
     saved_at, saved_step = time.monotonic(), len(log)
     while len(log) < stepper.steps and not has_stopped(log, config):
         started = time.monotonic()
-        metrics, batch = stepper.step(log)
+        with stepper.watched(len(log) + 1):
+            metrics, batch = stepper.step(log)
         usage = trainer.usage(batch, time.monotonic() - started)
         done = len(log) + 1
         evaluated = held_out if _is_evaluated(config, done, stepper.steps) else None
@@ -165,13 +173,33 @@ class _Stepper:
             self._logps,
             lambda: trainer.get_weights().result(),
             lambda weights: trainer.scorer.examine(lambda model: put_weights(weights, model)),
-            reference,
+            {name: value for name, value in reference.items() if not name.startswith(ROWS)},
         )
+        self.rows = RowLog(reference) if config.log_rows else None
+        self.traces: Path | None = None
 
     @property
     def reference(self) -> Mapping[str, Tensor]:
-        """What a checkpoint must bring along of a reference that follows the policy."""
-        return {} if self._moving is None else self._moving.state
+        """What a checkpoint must bring along: of a reference that follows the policy; of rows."""
+        rows = {} if self.rows is None else self.rows.state
+        return rows if self._moving is None else {**self._moving.state, **rows}
+
+    def watched(self, step: int) -> AbstractContextManager[None]:
+        """A context that writes a trace of a 1-based step, if the config names it."""
+        if self.traces is None or step not in self.config.profile_steps:
+            return nullcontext()
+        file = self.traces.with_name(f"{self.traces.name}.step-{step}.trace.json")
+        return profiled(self.trainer.scorer.queue, file)
+
+    def taken(self, steps: int) -> list[tuple[int, str, int]]:
+        """Step (from 1), row and scored tokens of all examples of so many steps."""
+        taken = []
+        for step in range(steps):
+            for index in self._indices(step):
+                group = self._objective.groups[index]
+                scored = sum(response.num_scored for response in group.responses)
+                taken.append((step + 1, group.row, scored))
+        return taken
 
     def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
         """Run the step after those in `log`; return its log entry and its batch."""
@@ -193,6 +221,8 @@ class _Stepper:
         if number + 1 < self.steps:
             self._next = self._prepare(number + 1)
         shares = finite(result, number)
+        if self.rows is not None:
+            self.rows.add(shares.losses, shares.metrics, shares.logps)
         tokens = sum(group.num_tokens for group in now.batch.groups)
         return {
             "step": number + 1,
@@ -209,9 +239,7 @@ class _Stepper:
         }, now.batch
 
     def _prepare(self, step: int) -> _Prepared:
-        objective, config = self._objective, self.config
-        sizes = config.batch_size, step, config.seed, config.batch_sizes
-        indices = batch_indices(len(objective.groups), *sizes)
+        objective, config, indices = self._objective, self.config, self._indices(step)
         batch = self.trainer.prepare(
             [objective.groups[i] for i in indices], noise(config.seed, step)
         )
@@ -221,6 +249,11 @@ class _Stepper:
         elif objective.baseline_groups is not None:
             baseline = self.trainer.prepare([objective.baseline_groups[i] for i in indices])
         return _Prepared(indices, batch, baseline)
+
+    def _indices(self, step: int) -> list[int]:
+        config = self.config
+        sizes = config.batch_size, step, config.seed, config.batch_sizes
+        return batch_indices(len(self._objective.groups), *sizes)
 
     def _referred(self, loss: BatchLoss, reference: Tensor | None) -> BatchLoss:
         following = self._objective.following

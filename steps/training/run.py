@@ -111,6 +111,7 @@ class Run:
                 at_start,
                 place.stopping,
                 place.ranks,
+                place.output if place.ranks.is_first else None,
             )
             trained = self._policy.trained()
             every = config.snapshot_every_steps or len(log)

@@ -9,6 +9,7 @@ counts only scored tokens, as it processes no others.
 import contextlib
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from steps.models.call_queue import SerialQueue
 from steps.models.quantized import count_of
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
@@ -60,6 +62,20 @@ class PackCosts:
             + self.per_scored * len(pack.targets)
             + self.per_attended * attended
         )
+
+
+@execution_detail
+@contextlib.contextmanager
+def profiled(queue: SerialQueue, file: Path) -> Iterator[None]:
+    """Write a Chrome trace of what the thread of `queue` does inside the block, on CPU and GPU."""
+    profiler = torch.profiler.profile()
+    queue.submit(profiler.start).result()
+    try:
+        yield
+    finally:
+        queue.submit(profiler.stop).result()
+    profiler.export_chrome_trace(str(file))
+    print(f"profile: {file}", flush=True)
 
 
 @execution_detail

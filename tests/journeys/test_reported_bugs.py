@@ -201,6 +201,7 @@ OTHER: dict[str, Any] = {
     "snapshot_every_steps": 2,
     "ema_decay": 0.9,
     "z_loss_coef": 1e-4,
+    "log_rows": True,
     "batch_sizes": {2: 4},
     "batch_size": 3,
     "tokens_per_forward": 77,

@@ -19,21 +19,25 @@ from tiny_models import (
     pair_records,
 )
 from transformers import AutoModelForCausalLM
+from waiting import leaving_at
 
 from benchmarks.architectures import tiny
+from steps.data.rows.parquet import read_rows
+from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.models import activation_checkpointing
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_model, save_model
-from steps.models.workplace import Workplace
+from steps.models.workplace import Left, Workplace
 from steps.scoring.config import ReferenceConfig
 from steps.scoring.reference import run_reference
 from steps.training.config import (
     DpoConfig,
     OptimizerConfig,
+    ReferenceFreeConfig,
     Schedule,
     TrainConfig,
 )
-from steps.training.recipes import run_dpo, run_sft
+from steps.training.recipes import run_dpo, run_reference_free, run_sft
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -101,6 +105,33 @@ def test_the_summary_and_the_log_say_what_happened(policy: Path, tmp_path: Path)
     assert summary["first"]["loss"] == log[0]["loss"]
     assert summary["final"]["rewards/margins"] == log[-1]["rewards/margins"]
     assert json.loads(json.dumps(summary)) == summary
+
+
+@pytest.mark.parametrize("backend", [None, FunctionalTraining()])
+def test_values_of_rows_add_up_to_the_log_and_survive_a_stop_and_traces_change_no_byte(
+    policy: Path, tmp_path: Path, backend: Any
+) -> None:
+    records = pair_records(10)
+    config = ReferenceFreeConfig(
+        batch_size=4, epochs=2, optimizer=FAST, backend=backend, log_rows=True
+    )
+    place = Workplace(tmp_path / "model", tmp_path / "s", stopping=leaving_at(3))
+    with pytest.raises(Left):
+        run_reference_free(policy, records, config, place)
+    run_reference_free(policy, records, config, replace(place, stopping=lambda: False))
+    traced = replace(config, profile_steps=[2])
+    run_reference_free(policy, records, traced, Workplace(tmp_path / "whole", tmp_path / "t"))
+    assert folder_bytes(tmp_path / "model") == folder_bytes(tmp_path / "whole")
+    trace = json.loads((tmp_path / "whole.step-2.trace.json").read_text())
+    assert any(event.get("name") == "aten::mm" for event in trace["traceEvents"])
+    rows = read_rows(tmp_path / "model" / "rows.parquet")
+    for line in log_of(tmp_path / "model"):
+        own = [row for row in rows if row["step"] == line["step"]]
+        for name in ("loss", "rewards/margins", "logps/chosen"):
+            mean = sum(row[name] for row in own) / len(own)
+            assert mean == pytest.approx(line[name], abs=1e-12)
+    first = [row["row"] for row in rows if row["step"] <= 3]
+    assert sorted(first) == sorted(record["row"] for record in records)
 
 
 def test_the_logged_rate_is_the_one_the_update_uses(policy: Path, tmp_path: Path) -> None:
