@@ -10,15 +10,17 @@ python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Ll
 
 from dataclasses import dataclass, field
 
-from pipeline import File, Step, TemperError
+from pipeline import Step, TemperError
 from pipeline.experiment import ExperimentConfig, main
+from steps.benchmark import benchmark
+from steps.benchmarks.config import AnsweringConfig, BenchmarkConfig
 from steps.checking.compared import PairJudge
 from steps.checking.config import JudgeConfig
 from steps.compare_completions import compare_completions
 from steps.comparing.pair_judges import PAIR_JUDGES
 from steps.data.tokens.config import TokenizeConfig
 from steps.evaluate import evaluate
-from steps.evaluation.config import EvaluateConfig, HarnessConfig, KlConfig
+from steps.evaluation.config import EvaluateConfig, KlConfig
 from steps.export.card import ModelCard
 from steps.export.config import Adapters, GgufType
 from steps.export_gguf import export_gguf
@@ -26,7 +28,6 @@ from steps.export_hf import export_hf
 from steps.generation.config import SamplingConfig
 from steps.import_model import import_model
 from steps.jax_backend.backend_choice import scoring_choices, training_choices
-from steps.lm_eval import lm_eval
 from steps.load_preferences import load_preferences
 from steps.losses.registry import PAIR_LOSSES
 from steps.measure_kl import measure_kl
@@ -62,8 +63,9 @@ class Config(ExperimentConfig):
         judge: who says whether the model after DPO answers held-out prompts better than the one
             before; null: nobody does.
         answering: how both answer them.
-        lm_eval_tasks: a folder with tasks of the evaluation harness, which are run before and after
-            DPO.
+        benchmark: a benchmark that is run before and after DPO, such as FOLDER@lm-eval; null: none.
+        asking: which of its tasks are asked, and how.
+        benchmarking: how the model answers them.
     """
 
     data: PreferenceData = field(default_factory=PreferenceData)
@@ -80,8 +82,9 @@ class Config(ExperimentConfig):
     judge: PairJudge | None = None
     judging: JudgeConfig = field(default_factory=lambda: JudgeConfig(time_limit=600.0))
     answering: SamplingConfig = field(default_factory=SamplingConfig)
-    lm_eval_tasks: str | None = None
-    lm_eval: HarnessConfig = field(default_factory=HarnessConfig)
+    benchmark: str | None = None
+    asking: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    benchmarking: AnsweringConfig = field(default_factory=AnsweringConfig)
 
 
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
@@ -135,10 +138,10 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
             for model in (dpo, sft)
         ]
         results["after DPO beside before"] = compare_completions(*answers, cfg.judge, cfg.judging)
-    if cfg.lm_eval_tasks:
-        folder = File(cfg.lm_eval_tasks)
-        results["tasks before DPO"] = lm_eval(folder, model=sft, config=cfg.lm_eval)
-        results["tasks after DPO"] = lm_eval(folder, model=dpo, config=cfg.lm_eval)
+    if cfg.benchmark:
+        how = cfg.benchmark, cfg.asking, cfg.benchmarking
+        results["benchmark before DPO"] = benchmark(sft, *how)
+        results["benchmark after DPO"] = benchmark(dpo, *how)
     return results
 
 

@@ -209,7 +209,19 @@ class Divergence(Artifact):
     """``kl.jsonl``: responses sampled from a model, with their logps under it and a reference."""
 
 
+class BenchmarkTasks(Artifact):
+    """Files of tasks that a suite itself has, their rows as Parquet, and ``fetched.json``."""
+
+
+class Questions(Artifact):
+    """``questions.jsonl``: what the tasks of a benchmark ask a model."""
+
+
+class BenchmarkAnswers(Artifact):
+    """``answers.jsonl``: a model's answers to :class:`Questions`, without scores."""
+
+
 class Benchmark(Artifact):
-    """``answers.jsonl`` and ``results.json``: a model's results on tasks of lm-eval."""
+    """``answers.jsonl`` and ``results.json``: a model's results on tasks of a suite."""
 
     views = "steps.views:benchmark"

@@ -100,34 +100,3 @@ class KlConfig:
 def _require_all_prompts(sampling: SamplingConfig) -> None:
     most, rule = sampling.max_prompt_length, "sampling.max_prompt_length must be null"
     require(most is None, f"{rule}: evaluations answer held-out prompts of any length", most)
-
-
-@dataclass(frozen=True)
-class HarnessConfig:
-    """Which tasks of the evaluation harness are run, and how.
-
-    Args:
-        tasks: names of tasks, groups or tags in the folder; an empty list means all of its tasks.
-        num_fewshot: examples before each question, except in tasks that are defined with 0; by
-            default, each task's own number.
-        limit: use only the first rows of each task, for a trial run; do not report such results.
-        chat: put each question through the model's chat template.
-        batch_size: how many questions one batch holds.
-        dtype: the dtype of weights and activations.
-        seed: the seed of random choices in the harness, such as few-shot examples.
-    """
-
-    tasks: list[str] = field(default_factory=list)
-    num_fewshot: int | None = None
-    limit: int | None = None
-    chat: bool = False
-    batch_size: int = 8
-    dtype: Dtype = Dtype.float32
-    seed: int = 1234
-
-    def __post_init__(self) -> None:
-        require_count(self, "num_fewshot", least=0, or_null=True)
-        require_count(self, "limit", or_null=True)
-        require_count(self, "batch_size")
-        require_count(self, "seed", least=0)
-        set_choice(self, "dtype", Dtype)

@@ -13,6 +13,9 @@ from safetensors.numpy import load_file, save_file
 from shipped_losses import shipped_losses
 
 from pipeline import File, Metrics, Output, Step, step
+from steps.answer_benchmark import answer_benchmark
+from steps.benchmarks.config import AnsweringConfig
+from steps.benchmarks.questions import given, with_ids, written
 from steps.build_pairs import PairConfig, build_pairs
 from steps.check_export import check_export
 from steps.checking.compared import Compared, PairJudge
@@ -45,7 +48,7 @@ from steps.init_model import LlamaShape, init_model
 from steps.jax_backend.config import JaxScoring
 from steps.judge import judge
 from steps.judge_with_reward_model import judge_with_reward_model
-from steps.kinds import Completions, Influences, Judged, PairTokens, Rollouts
+from steps.kinds import Completions, Influences, Judged, PairTokens, Questions, Rollouts
 from steps.load_conversations import load_conversations
 from steps.load_preferences import load_preferences
 from steps.load_prompts import load_prompts
@@ -100,7 +103,9 @@ from steps.unpair import unpair
 
 MERGED = LoraConfig(r=2, merged=True)  # adapters alone name the digest of their base
 NOT_CALLED = {
-    "lm_eval": "its output is that of the harness, in the version that is installed",
+    "ask_benchmark": "its output is that of the suite, in the version that is installed",
+    "fetch_benchmark": "it needs the Hub",
+    "score_benchmark": "as ask_benchmark",
     "report": "shows times and machines",
     "synthesize": "its output is that of a server",
 }
@@ -134,6 +139,15 @@ def say(out: Output, texts: list[str]) -> Metrics:
         for number in (1, 2)
     ]
     write_json_lines(out.path / "completions.jsonl", records)
+    return {}
+
+
+@step(makes=Questions)
+def wonder(out: Output) -> Metrics:
+    """One question of each kind."""
+    prompt = {"messages": [{"role": "user", "content": "Say 3"}], "open": True}
+    asked = [written(prompt, {"stop": ["!"]}), given("2 + 1 =", " 3"), given(None, "It is 3.")]
+    write_json_lines(out.path / "questions.jsonl", with_ids(asked))
     return {}
 
 
@@ -231,6 +245,7 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
     after = evaluate(test, dpo, asked, before)
     exported = export_hf(dpo, after, ModelCard("tiny", "base", "pairs"), before=before)
     return {
+        "answer_benchmark": answer_benchmark(wonder(), base, AnsweringConfig(max_new_tokens=8)),
         "build_pairs": build_pairs(said, PairConfig()),
         "check_export": check_export(dpo, exported, ExportCheckConfig()),
         "compare_completions": compare_completions(said, say(["2", "three", "no idea"]), Longer()),

@@ -1,4 +1,7 @@
-"""EleutherAI's evaluation harness on a folder of tasks, offline and repeatable.
+"""EleutherAI's evaluation harness: what its tasks ask, and how they score answers.
+
+Tasks lie in a folder with their rows. For a task of the harness itself, `fetch` makes the folder:
+it copies the task's files, and reads the rows from the Hub.
 
 By default, the harness looks for relative files in the working directory, caches tables of rows in
 the user's home, and asks the Hub for missing files. Here it works in a copy of the folder, with a
@@ -6,39 +9,41 @@ temporary cache and without the Hub.
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import datasets
 import datasets.config
 import huggingface_hub.constants
 import lm_eval.evaluator
+import lm_eval.tasks
 import numpy as np
-import torch
-from lm_eval.models.huggingface import HFLM
+from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
-from transformers import AutoTokenizer
 
-from steps.evaluation.config import HarnessConfig
+from steps.benchmarks.config import BenchmarkConfig
+from steps.benchmarks.questions import Answers, Question, Recorded, given, written
 from steps.evaluation.intervals import Interval, Z, proportion
-from steps.models.folders import load_model
-from steps.models.positions import forget_lengths
 
 _RESAMPLES = 1000
 """The number of bootstrap resamples for standard errors without a formula."""
 _REPEATABLE = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better",
                "n-samples")  # fmt: skip
 """The parts of the harness's results that are the same in every run."""
+_FETCHED = "fetched.json"
+"""In a folder that `fetch` made: the commit, and what was read."""
 
 _evaluate: Any = lm_eval.evaluator.evaluate  # its decorator hides its types
-_Model: Any = HFLM
-
-OnProgress = Callable[[float, float | None, Mapping[str, float]], None]
-Answer = dict[str, Any]
+Item = dict[str, Any]
 """``row``, ``prompt``, ``answer``, ``target`` and the metrics of this row."""
 
 
@@ -46,25 +51,77 @@ class TasksError(ValueError):
     """The tasks of a folder or a config cannot be run."""
 
 
-def run_harness(
-    folder: Path, model: Path, config: HarnessConfig, on_progress: OnProgress
-) -> tuple[dict[str, Any], list[Answer], str]:
-    """Run the tasks. Returns the metrics, the model's answers, and the harness's own results as
-    JSON.
+def fetch(name: str, commit: str, folder: Path) -> dict[str, Any]:
+    """Write the files of a task or group of the harness to a folder, with the rows of one commit
+    of its data set on the Hub. Returns counts.
+
+    Raises:
+        TasksError: there is no such task, or it reads several data sets.
+    """
+    entry = TaskManager().task_index.get(name)
+    if entry is None or entry.yaml_path is None:
+        raise TasksError(f"tasks: lm-eval has no task or group {name}; lm_eval ls tasks lists them")
+    every = Path(lm_eval.tasks.__file__).parent
+    family = every / entry.yaml_path.relative_to(every).parts[0]
+    shutil.copytree(family, folder / family.name, ignore=shutil.ignore_patterns("__pycache__"))
+    read: dict[str, int] = {}
+    repositories: set[str] = set()
+    real: Any = datasets.load_dataset
+
+    def reading(path: str, name: str | None = None, **how: Any) -> Any:
+        repositories.add(path)
+        if len(repositories) > 1:
+            raise TasksError(
+                f"tasks: the task reads {_list(sorted(repositories))}, and one commit names one "
+                "data set; name tasks one by one"
+            )
+        found = real(path, name=name, revision=commit, **how)
+        place = _place(path, name, how)
+        for split, rows in found.items():
+            rows.to_parquet(folder / place / f"{split}.parquet")
+            read[f"{place}/{split}"] = len(rows)
+        return found
+
+    with mock.patch.object(datasets, "load_dataset", reading):
+        _load(TaskManager(include_path=str(folder), include_defaults=False), [name])
+    record = {"commit": commit, "data set": sorted(repositories), "rows": read}
+    (folder / _FETCHED).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", "utf-8")
+    return {"rows": sum(read.values()), "splits": len(read)}
+
+
+def ask(folder: Path, config: BenchmarkConfig) -> list[Question]:
+    """What the tasks ask a model.
 
     Raises:
         TasksError: a task does not exist, or needs something that is not in the folder.
     """
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    asked = _Asked(on_progress, load_model(model, config.dtype), tokenizer, config.batch_size)
+    questions: list[Question] = []
     with _alone_in(folder):
-        loaded: Any = _load(folder, config)
-        for task in loaded["tasks"].values():
-            _prepare(task, config)
-        _seed(config.seed)
+        for task in _prepared(folder, config)["tasks"].values():
+            task.build_all_requests(
+                limit=config.limit,
+                apply_chat_template=config.chat,
+                fewshot_as_multiturn=config.chat,
+                chat_template=_chat if config.chat else None,
+            )
+            for asked in task.instances:
+                questions += [_question(asked)] * asked.repeats
+    return questions
+
+
+def score(
+    folder: Path, config: BenchmarkConfig, answers: Answers
+) -> tuple[dict[str, Any], list[Item], str]:
+    """Score answers. Returns the metrics, the items, and the harness's own results as JSON.
+
+    Raises:
+        TasksError: as `ask`.
+        ValueError: a question has no answer.
+    """
+    with _alone_in(folder):
         found = _evaluate(
-            lm=asked,
-            task_dict=loaded,
+            lm=_Answered(answers),
+            task_dict=_prepared(folder, config),
             limit=config.limit,
             bootstrap_iters=_RESAMPLES,
             apply_chat_template=config.chat,
@@ -78,33 +135,67 @@ def run_harness(
             f"{_list(undefined)} left out: it is no finite number, of at least one row; look at "
             "the task's metric, and at results.json"
         ]
-    answers = [answer for task in sorted(samples) for answer in _answers(task, samples[task])]
-    return metrics, answers, json.dumps(record, indent=1, sort_keys=True)
+    items = [item for task in sorted(samples) for item in _items(task, samples[task])]
+    return metrics, items, json.dumps(record, indent=1, sort_keys=True)
 
 
-class _Asked(_Model):
-    """A loaded model with the harness's interface. It reports how many sequences it has read, and
-    forgets how long they were."""
+class _Answered(LM):
+    """Answers of a model with the harness's interface."""
 
-    def __init__(self, on_progress: OnProgress, model: Any, tokenizer: Any, batch_size: int):
-        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-        self._on_progress, self._count = on_progress, 0
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        self._recorded = Recorded(answers)
 
-    def _model_call(self, inps: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._begin(inps)
-        return super()._model_call(inps, *args, **kwargs)
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        return [answer["text"] for answer in self._answers(requests)]
 
-    def _model_generate(self, context: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._begin(context)
-        return super()._model_generate(context, *args, **kwargs)
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        return [(answer["logp"], answer["greedy"]) for answer in self._answers(requests)]
 
-    def _begin(self, batch: torch.Tensor) -> None:
-        forget_lengths(self.model)
-        self._count += len(batch)
-        self._on_progress(self._count, None, {})
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        return [answer["logp"] for answer in self._answers(requests)]
+
+    @property
+    def tokenizer_name(self) -> str:
+        return ""
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        return _chat(chat_history, add_generation_prompt)
+
+    def _answers(self, requests: Sequence[Any]) -> list[Mapping[str, Any]]:
+        return [self._recorded(_question(request)) for request in requests]
 
 
-def _load(folder: Path, config: HarnessConfig) -> Any:
+_CHAT = "\N{NULL}chat "
+"""Begins the text of a chat, which only the model that answers can render."""
+
+
+def _chat(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    return _CHAT + json.dumps({"messages": messages, "open": add_generation_prompt})
+
+
+def _question(asked: Any) -> Question:
+    """What a request of the harness asks."""
+    first, *rest = asked.args
+    if asked.request_type == "loglikelihood_rolling":
+        return given(None, first)
+    if not isinstance(first, str) or len(rest) != 1:
+        raise TasksError(f"tasks: {asked.task_name} asks about pictures or sounds")
+    prompt = json.loads(first.removeprefix(_CHAT)) if first.startswith(_CHAT) else first
+    if asked.request_type == "loglikelihood":
+        return given(prompt, rest[0])
+    settings = dict(normalize_gen_kwargs(rest[0], -1))  # -1: the task says no number
+    until, most = settings.pop("until", None) or [], settings.pop("max_gen_toks")
+    settings.pop("do_sample", None)
+    settings["stop"] = [until] if isinstance(until, str) else until
+    return written(prompt, {**settings, "max_new_tokens": None if most == -1 else most})
+
+
+def _prepared(folder: Path, config: BenchmarkConfig) -> Any:
+    """The tasks, with the settings that the harness would take from its command line."""
+    fetched = (folder / _FETCHED).is_file()
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     names = config.tasks or list(manager.all_subtasks)
     known = [*manager.all_tasks]
@@ -112,8 +203,41 @@ def _load(folder: Path, config: HarnessConfig) -> Any:
         raise TasksError(f"tasks: there is no {missing[0]} in the folder; it has: {_list(known)}")
     if not names:
         raise TasksError("tasks: the folder has no task file (NAME.yaml with a key `task`)")
+    with mock.patch.object(datasets, "load_dataset", _stored(folder)) if fetched else _NOTHING:
+        loaded = _load(manager, names)
+    for task in loaded["tasks"].values():
+        _prepare(task, config, fetched)
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    return loaded
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _stored(folder: Path) -> Callable[..., Any]:
+    """`datasets.load_dataset` of rows that were fetched."""
+    real: Any = datasets.load_dataset
+
+    def reading(path: str, name: str | None = None, **how: Any) -> Any:
+        files = sorted((folder / _place(path, name, how)).glob("*.parquet"))
+        return real("parquet", data_files={file.stem: str(file) for file in files})
+
+    return reading
+
+
+def _place(path: str, name: str | None, how: Mapping[str, Any]) -> str:
+    """The folder of the rows that a task reads."""
+    asked = {key: value for key, value in how.items() if key != "trust_remote_code"}
+    digest = hashlib.sha256(json.dumps([path, name, asked], sort_keys=True).encode()).hexdigest()
+    return f"{(name or path).replace('/', '-')}-{digest[:8]}"
+
+
+def _load(manager: TaskManager, names: list[str]) -> Any:
     try:
         return manager.load(names)
+    except TasksError:
+        raise
     except Exception as error:  # errors of the harness, and of any library that reads the rows
         raise TasksError(
             f"tasks: {_list(names)} cannot be made from the folder alone ({_one_line(error)}); "
@@ -121,13 +245,14 @@ def _load(folder: Path, config: HarnessConfig) -> Any:
         ) from error
 
 
-def _prepare(task: Any, config: HarnessConfig) -> None:
+def _prepare(task: Any, config: BenchmarkConfig, fetched: bool) -> None:
     """Apply the settings that the harness would take from its command line.
 
     Raises:
         TasksError: the task reads rows from outside the folder.
     """
-    if outside := [p for p in _data_files(task.config) if Path(p).is_absolute() or "://" in p]:
+    outside = [p for p in _data_files(task.config) if Path(p).is_absolute() or "://" in p]
+    if outside and not fetched:
         raise TasksError(
             f"tasks: {task.config.task} reads {outside[0]}, which is not in the folder, so that "
             "its content would be no part of the key; put it there, and name it relative to it"
@@ -213,11 +338,11 @@ def _estimate(value: float, error: Any, each: Sequence[Any]) -> float | Interval
     return {"value": value, "low": low, "high": high, **known}
 
 
-def _answers(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Answer]:
+def _items(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Item]:
     for sample in samples:
         yield {
             "row": f"{task}:{sample['doc_id']}{_suffix(sample['filter'])}",
-            "prompt": str(sample["arguments"][0][0]),
+            "prompt": str(sample["arguments"][0][0]).removeprefix(_CHAT),
             "answer": _answer(sample),
             "target": str(sample["target"]),
             **{name: float(sample[name]) for name in sample["metrics"] if _is_number(sample[name])},
@@ -240,12 +365,6 @@ def _suffix(filtered: str) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 @contextlib.contextmanager
