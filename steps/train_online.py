@@ -6,17 +6,18 @@ from pipeline import Metrics, Output, TemperError, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
+from steps.core_adapters.own_tokens import demonstrations_for
 from steps.core_adapters.workplace_of import at_work
 from steps.environments.environment import Environment
 from steps.generation.engine_config import EngineConfig, OwnEngine
-from steps.kinds import Model, OnlineRun, OnlineState, Prompts
+from steps.kinds import ConversationTokens, Model, OnlineRun, OnlineState, PairTokens, Prompts
 from steps.online.config import RlConfig
 
 
 @step(
     makes=OnlineRun,
     estimate="steps.step_needs:of_model",
-    added={"teacher": None},
+    added={"teacher": None, "demonstrations": None},
     rests_on="steps.core_adapters.workplace_of:base_of_adapters",
 )
 def train_online(
@@ -32,6 +33,7 @@ def train_online(
     engine: EngineConfig = OwnEngine(),
     environment: Environment | None = None,
     teacher: Model | Mapping[str, Model] | None = None,
+    demonstrations: PairTokens | ConversationTokens | None = None,
 ) -> Metrics:
     """Write the trained ``model``, the ``state`` from which another segment can continue, the
     sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
@@ -52,6 +54,7 @@ def train_online(
         teacher: what ``Distill`` learns from, with the vocabulary of the policy. What it says is
             kept beside the rollouts, so ``train_on_rollouts`` needs it no more. Of several by name,
             the one that a row's column ``teacher`` names teaches its completions.
+        demonstrations: from which ``Distill(on_policy=…)`` below 1 learns in some iterations.
     """
     from steps.data.rows.parquet import read_rows
     from steps.data.rows.tables import TEACHER
@@ -72,12 +75,20 @@ def train_online(
             f"the method {config.method.name} learns from rewards here, and nothing gives any; "
             "give a checker"
         )
+    if bool(config.method.of_data) != (demonstrations is not None) or (
+        demonstrations is not None and isinstance(teacher, Mapping)
+    ):
+        raise TemperError(
+            "demonstrations belong to Distill with on_policy below 1 and one teacher; give both "
+            "or neither"
+        )
     alone = None if environment else prompts.path
     with (
         at_work(out, policy) as place,
         checking(checker, judging, out.scratch, alone) if checker else unrewarded() as reward,
         replying(environment, judging) as replies,
     ):
+        answers = () if demonstrations is None else demonstrations_for(policy, demonstrations)
         return run_sampling(
-            folders, config, prompts.path, reward, iterations, place, engine, replies
+            folders, config, prompts.path, reward, iterations, place, engine, replies, answers
         )

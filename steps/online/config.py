@@ -75,6 +75,8 @@ class RlConfig(UpdateConfig):
                 f"lag is {self.lag}, but adapters are merged for the sampler in step with the "
                 "trainer; leave out lag or lora"
             )
+        if self.lag and self.method.of_data:
+            raise ValueError(f"lag is {self.lag}: leave it out, or set method.on_policy=1")
         rounding = self.quantization
         require(rounding is None, "online training needs lora.quantization=null", f"{rounding}")
         heat, bound = self.temperature, self.max_mismatch

@@ -13,7 +13,7 @@ from torch import Tensor
 from steps.environments.environment import turns_of
 from steps.online.methods.experience import Experience
 from steps.online.methods.grpo import has_signal
-from steps.online.rollouts import Rollout, by_row
+from steps.online.rollouts import OF_DATA, Rollout, by_row
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.training.metrics import StepMetrics
 
@@ -93,6 +93,7 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
     completions/mean_length, min_length, max_length: in tokens that the policy drew;
         mean_terminated_length: of those that ended by themselves; clipped_ratio: the share that did
         not; unscorable: how many have no reward.
+    completions/of_data: the share that are answers of data, if there are any.
     completions/mean_turns, mean_reply_length: of episodes, where any was replied to.
     """
     lengths = [sum(rollout.scored) for rollout in rollouts]
@@ -107,7 +108,10 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
         **_turns(rollouts),
         **_each_reward(rollouts),
     }
-    if logps := _rounded(rollouts):
+    drawn = [rollout for rollout in rollouts if rollout.weights != OF_DATA]
+    if len(drawn) < len(rollouts):
+        told["completions/of_data"] = 1 - len(drawn) / len(rollouts)
+    if logps := _rounded(drawn):
         told["entropy"] = -math.fsum(logps) / len(logps)
     if not experience.groups:
         return told

@@ -13,9 +13,10 @@ segment, to a new model folder and state.
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,11 @@ from steps.online.recording import (
 )
 from steps.online.rewarding.rewards import Reward
 from steps.online.rollouts import Rollout
-from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
+from steps.online.sampled import Asked, Mixed, Sampled, current_weights, longest_examples
 from steps.online.staleness import Earlier, Lagged
-from steps.online.updates import Learner
+from steps.online.updates import Learner, logps_of
 from steps.scoring.config import Attention
-from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.examples import TokenGroup, TokenResponse, read_demonstrations
 from steps.scoring.parity import choose_attention
 from steps.scoring.scored_by import model_digest
 from steps.scoring.scorer import Scorer, build_scorer
@@ -180,12 +181,14 @@ def run_sampling(
     place: Workplace,
     engine: EngineConfig = OwnEngine(),
     environment: Judges | None = None,
+    answers: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """`run_online` with completions that the policy samples. Also writes the rollouts.
 
     Args:
         reward: gives an iteration's completions their rewards, on the first rank only.
         environment: processes that reply to turns, where completions are episodes.
+        answers: records of demonstrations, if the method learns from some.
 
     Several ranks share the sampling, each with the whole model.
 
@@ -203,6 +206,8 @@ def run_sampling(
     _require_one_way(choice, place.ranks)
     _require_at_hand(choice, place.ranks, config.lag)
     examples = longest_examples(asked, config, vocabulary_size(model))
+    shown = list(read_demonstrations(answers, vocabulary_size(model))) if answers else []
+    examples += sorted(shown, key=lambda group: group.longest_sequence)[-2:]
 
     by_row = {row.row: row for row in rows}
 
@@ -218,6 +223,8 @@ def run_sampling(
             weights = current_weights(trainer, start.policy, config)
             drawing = checked_by(choice.engine, trainer)
             sampled = Sampled(weights, drawing, asked, config, judge, kept, place, world)
+            if shown:
+                return Mixed(sampled, shown, partial(logps_of, trainer))
             return Lagged(sampled, earlier, thread) if config.lag else sampled
 
         summary = run_online(start, config, examples, source, iterations, place)

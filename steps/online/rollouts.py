@@ -48,6 +48,8 @@ ROLLOUTS = pa.schema(
 """The fields of `Rollout`."""
 _LARGEST_REWARD = 1e100
 """The square of a larger one could be no number."""
+OF_DATA = "data"
+"""In place of a digest of weights: an answer of data, with the logps of the policy."""
 _ROUNDING = 0.01
 """What rounding may add to a logp of 0."""
 
@@ -193,11 +195,12 @@ def read_recording(folder: Path) -> dict[tuple[int, str], list[Rollout]]:
     """The completions of each row of each iteration of a recording; see `by_row`.
 
     Raises, besides what `read_rollouts` does, ValueError for a row that does not have as many
-    completions as the others, in order, which one policy sampled for one prompt.
+    completions as the others of its iteration, in order, which one policy sampled for one prompt.
     """
     rows = by_row(read_rollouts(folder))
-    numbers = list(range(max(map(len, rows.values()), default=0)))
+    most = {number: len(drawn) for (number, _), drawn in sorted(rows.items(), key=_by_count)}
     for (iteration, row), drawn in rows.items():
+        numbers = list(range(most[iteration]))
         shared = {(rollout.prompt_ids, rollout.weights) for rollout in drawn}
         if [r.k for r in drawn] != numbers or len(shared) > 1 or not drawn[0].prompt_ids:
             raise ValueError(
@@ -206,6 +209,10 @@ def read_recording(folder: Path) -> dict[tuple[int, str], list[Rollout]]:
                 "recording as it was sampled"
             )
     return rows
+
+
+def _by_count(row: tuple[tuple[int, str], list[Rollout]]) -> int:
+    return len(row[1])
 
 
 def of_first(ranks: "Ranks", rollouts: Sequence[Rollout] | None) -> list[Rollout]:

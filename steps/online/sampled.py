@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from steps.generation.config import SamplingConfig
-from steps.generation.engine import Engine, Request
+from steps.generation.engine import Engine, Finish, Request
 from steps.generation.sampling import make_requests
 from steps.models.adapters import add_adapter, merged_weights
 from steps.models.folders import load_model
@@ -26,11 +26,13 @@ from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
 from steps.online.recording import record
-from steps.online.rollouts import Rollout, of_first
+from steps.online.rollouts import OF_DATA, Rollout, of_first
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.training.policy import put_weights
 from steps.training.trainer import Trainer
 
+_OF_MIXTURE = 1
+"""Sets its draws apart from those of the order of prompts."""
 Judge = Callable[[Sequence[Rollout]], Sequence[Rollout]]
 """Gives rollouts their rewards."""
 
@@ -97,6 +99,41 @@ class Sampled:
 
     def _scratch(self, iteration: int) -> Path:
         return self.place.scratch / "drawing" / f"{iteration:06d}"
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A `Source` that gives answers of data in some iterations, as their number and the seed say.
+
+    score: the policy's logps of the scored tokens of some groups, concatenated for each.
+    """
+
+    sampled: Sampled
+    answers: Sequence[TokenGroup]
+    score: Callable[[Sequence[TokenGroup]], Sequence[Tensor]]
+
+    def draw(self, iteration: int) -> Sequence[Rollout]:
+        """As `Source.draw`."""
+        config = self.sampled.config
+        drawn = np.random.default_rng([config.seed, iteration, _OF_MIXTURE]).random()
+        if drawn >= config.method.of_data:
+            return self.sampled.draw(iteration)
+        chosen = prompts_of(len(self.answers), config.prompts, iteration, config.seed)
+        groups = [self.answers[index] for index in chosen]
+        pairs = zip(groups, self.score(groups), strict=True)
+        return [_answer(group, logps.tolist(), iteration) for group, logps in pairs]
+
+    def forget(self, iteration: int) -> None:
+        """As `Source.forget`."""
+        self.sampled.forget(iteration)
+
+
+def _answer(group: TokenGroup, logps: Sequence[float], iteration: int) -> Rollout:
+    (response,), rest = group.responses, iter(logps)
+    scored = response.scored_flags
+    each = tuple(next(rest) if is_scored else 0.0 for is_scored in scored)
+    ids = group.prompt_ids, response.ids
+    return Rollout(group.row, 0, *ids, scored, each, Finish.stop, OF_DATA, iteration)
 
 
 def current_weights(

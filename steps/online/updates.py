@@ -65,16 +65,16 @@ def learn(
     if not groups:
         return done, None
     # One after the other: of several ranks, all must communicate for the same scorer at a time.
-    old = _logps(trainer, groups) if scores_first(config, learner.ranks) else None
-    reference = learner.reference and _logps(learner.reference, groups)
+    old = logps_of(trainer, groups) if scores_first(config, learner.ranks) else None
+    reference = learner.reference and logps_of(learner.reference, groups)
     compared = reference if config.method.needs_reference else None
     objective = config.method.objective(replace(drawn, policy=old, reference=compared))
     lacks_old = config.method.weighs_by_policy and old is None
     if lacks_old and objective is None:
-        old, lacks_old = _logps(trainer, groups), False
+        old, lacks_old = logps_of(trainer, groups), False
     agreement = _agreement(config, old, drawn, iteration, refuse)
     is_asked = config.log_kl and not config.method.weighs_by_policy
-    before = _logps(trainer, groups) if is_asked else None
+    before = logps_of(trainer, groups) if is_asked else None
     updates: list[StepMetrics] = []
     for indices in _batches(config, objective, iteration):
         assert objective is not None
@@ -86,7 +86,7 @@ def learn(
             result.result()
             found = loss.by_row(taken)
             rest = [group for group in groups if group.row not in found]
-            found |= zip((group.row for group in rest), _logps(trainer, rest), strict=True)
+            found |= zip((group.row for group in rest), logps_of(trainer, rest), strict=True)
             old = tuple(found[group.row] for group in groups)
             agreement = _agreement(config, old, drawn, iteration, refuse)
         norm = trainer.optim_step(rate)
@@ -109,7 +109,7 @@ def scores_first(config: RlConfig, ranks: Ranks) -> bool:
     return config.method.weighs_by_policy and (several or config.method.needs_scores_first)
 
 
-def _logps(scorer: Trainer | Scorer, groups: Sequence[TokenGroup]) -> tuple[Tensor, ...]:
+def logps_of(scorer: Trainer | Scorer, groups: Sequence[TokenGroup]) -> tuple[Tensor, ...]:
     """The logps of the prompts' completions, as `Experience` has them."""
     found = scorer.logps(scorer.prepare(groups)).result().tokens if groups else ()
     tokens = iter(each if each.ndim == 1 else each[:, 0] for each in found)

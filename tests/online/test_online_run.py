@@ -450,6 +450,7 @@ def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(
         ({"minibatches": 5}, "minibatches must be at most prompts, 4"),
         ({"lag": -1}, "lag must be a whole number of at least 0"),
         ({"lag": 1, "lora": LoraConfig()}, "leave out lag or lora"),
+        ({"lag": 1, "method": Distill(beta=1.0, on_policy=0.5)}, "or set method.on_policy=1"),
         ({"lora": LoraConfig(quantization=Quantization.nf4)}, "needs lora.quantization=null"),
     ],
 )

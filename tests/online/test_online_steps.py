@@ -20,15 +20,16 @@ from steps.core_adapters.kept_rows import keep_rows
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.rows.parquet import read_rows, write_rows
-from steps.data.rows.rows import PromptRow
-from steps.data.rows.tables import PROMPTS, to_record
+from steps.data.rows.rows import ConversationRow, PromptRow
+from steps.data.rows.tables import CONVERSATIONS, PROMPTS, to_record
 from steps.load_prompts import load_prompts
 from steps.models.folders import load_model
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.online.methods.distill import Distill
 from steps.online.methods.policy_gradient import PolicyGradient
-from steps.online.rollouts import read_rollouts
+from steps.online.rollouts import OF_DATA, read_rollouts
+from steps.tokenize_conversations import tokenize_conversations
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
 from steps.training.config import OptimizerConfig, Schedule
@@ -140,17 +141,45 @@ def test_segments_and_a_replay_end_with_the_bits_of_one_run(
         assert folder_bytes(again.path / part) == folder_bytes(made / part)
 
 
+def demonstrations(policy: Any, folder: Path) -> Any:
+    rows = [
+        ConversationRow(
+            f"d{n}",
+            (
+                {"role": "user", "content": f"w{n}"},
+                {"role": "assistant", "content": f"w{n + 1} w{n + 2}"},
+            ),
+        )
+        for n in range(9)
+    ]
+    file = folder / "shown/conversations-00000.parquet"
+    write_rows(file, CONVERSATIONS, map(to_record, rows))
+    out: Any = Folder(folder / "tokens")
+    tokenize_conversations.function(out, artifact(file.parent), tokenizer=policy)
+    return artifact(out.path)
+
+
+@pytest.mark.parametrize("on_policy", [1.0, 0.5])
 def test_a_run_with_a_teacher_and_without_a_checker_is_its_segments_and_its_rollouts(
-    folders: tuple[Any, Any], tmp_path: Path
+    folders: tuple[Any, Any], tmp_path: Path, on_policy: float
 ) -> None:
     prompts, policy = folders
     word_tokenizer().save_pretrained(teacher := model_folder(tmp_path / "teacher", seed=1))
-    config = replace(CONFIG, method=Distill(beta=0.5, top_k=8))
+    config = replace(CONFIG, method=Distill(beta=0.5, top_k=8, on_policy=on_policy))
+    shown = None if on_policy == 1 else demonstrations(policy, tmp_path)
 
     def train(name: str, iterations: int, start: Any = None, config: RlConfig = config) -> Path:
         out: Any = Folder(tmp_path / name / "made", tmp_path / name / "scratch")
         train_online.function(
-            out, prompts, policy, iterations, None, config, start=start, teacher=artifact(teacher)
+            out,
+            prompts,
+            policy,
+            iterations,
+            None,
+            config,
+            start=start,
+            teacher=artifact(teacher),
+            demonstrations=shown,
         )
         return out.path
 
@@ -163,8 +192,15 @@ def test_a_run_with_a_teacher_and_without_a_checker_is_its_segments_and_its_roll
     for folder in (two, again.path, again_two.path):
         for part in ("model", "state"):
             assert folder_bytes(folder / part) == folder_bytes(whole / part)
-    with pytest.raises(TemperError, match="learns from rewards here, and nothing gives any; give"):
-        train("nothing", 1, config=replace(CONFIG, method=Distill(reward_weight=1.0)))
+    of_data = [r.row for r in read_rollouts(whole / "rollouts") if r.weights == OF_DATA]
+    assert len(of_data) == (0 if shown is None else 4)  # of one iteration, one for each prompt
+    if shown is None:
+        told = "learns from rewards here, and nothing gives any; give"
+        with pytest.raises(TemperError, match=told):
+            train("nothing", 1, config=replace(CONFIG, method=Distill(reward_weight=1.0)))
+    else:
+        with pytest.raises(TemperError, match="belong to Distill with on_policy below 1 and one"):
+            train("other", 1, config=replace(CONFIG, method=Distill()))
 
 
 def test_a_column_of_the_rows_names_their_teacher(folders: tuple[Any, Any], tmp_path: Path) -> None:

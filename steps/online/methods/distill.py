@@ -14,6 +14,7 @@ from steps.losses.distillation.jsd import Jsd
 from steps.losses.distillation.reverse_kl import ReverseKl
 from steps.online.methods.policy_gradient import PolicyGradient
 from steps.shared.checks import require, require_count
+from steps.shared.execution_detail import added_field
 
 if TYPE_CHECKING:
     from steps.online.methods.experience import Experience
@@ -38,6 +39,9 @@ class Distill(PolicyGradient):
         reward_weight: the weight of rewards; 0: they are not looked at. A completion without a
             reward still learns from the teacher.
         top_k: how many of the teacher's tokens are kept at each place, with `beta`.
+        on_policy: with which probability an iteration learns from the policy's own answers, and not
+            from demonstrations (λ of Agarwal et al. 2023, algorithm 1). The seed and the number of
+            the iteration decide.
     """
 
     name: ClassVar[str] = "distill"
@@ -48,6 +52,7 @@ class Distill(PolicyGradient):
     beta: float | None = None
     reward_weight: float = 0.0
     top_k: int = 64
+    on_policy: float = added_field(1.0, before=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +60,12 @@ class Distill(PolicyGradient):
         weight = self.reward_weight
         require(0 <= weight < float("inf"), "reward_weight must not be negative", weight)
         require_count(self, "top_k")
+        require(0 <= self.on_policy <= 1, "on_policy must be in [0, 1]", self.on_policy)
+        if self.on_policy < 1 and (self.beta is None or weight):
+            raise ValueError(
+                f"on_policy is {self.on_policy:g}, and of answers that the policy has not drawn it "
+                "learns by a divergence alone; set beta, and reward_weight=0"
+            )
 
     @property
     def divergence(self) -> DistillationLoss | None:
@@ -65,6 +76,10 @@ class Distill(PolicyGradient):
     @property
     def kept(self) -> int:
         return 1 if self.beta is None else self.top_k
+
+    @property
+    def of_data(self) -> float:
+        return 1 - self.on_policy
 
     @property
     def uses_rewards(self) -> bool:

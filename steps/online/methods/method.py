@@ -49,6 +49,11 @@ class Method:
         return 0
 
     @property
+    def of_data(self) -> float:
+        """In which share of the iterations answers of data take the place of the policy's own."""
+        return 0.0
+
+    @property
     def uses_rewards(self) -> bool:
         """Whether rewards change what the method learns."""
         return True
