@@ -9,7 +9,7 @@ episode has no verdict, and nothing is trained on it.
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from steps.checking.config import JudgeConfig
@@ -72,7 +72,7 @@ class Playing(Checker):
     environment, and is in no registry.
     """
 
-    name: str  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    name: str = field()  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     environment: Environment
 
     def check(self, answered: Answered) -> Judgement:
