@@ -80,9 +80,7 @@ class AskedModel:
     ) -> Judgement:
         """The verdict in the reply to the template, filled with a conversation as ``{question}``
         and with `texts`; each place once, whatever stands in them."""
-        filled = {"question": _conversation(prompt), **texts}
-        places = re.compile("|".join(f"\\{{{re.escape(place)}\\}}" for place in filled))
-        message = places.sub(lambda place: filled[place[0][1:-1]], self.template)
+        message = filled_in(self.template, {"question": _conversation(prompt), **texts})
         content = {
             "model": self.model,
             "messages": [{"role": "user", "content": message}],
@@ -124,6 +122,12 @@ class LlmJudge(AskedModel, Checker):
             return no_verdict("the row has no answer")
         texts = {"answer": answered.answer or "", "text": answered.text}
         return self.verdict_on(answered.prompt, texts)
+
+
+def filled_in(template: str, texts: Mapping[str, str]) -> str:
+    """A template with texts at its places in braces; each place once, whatever stands in them."""
+    places = re.compile("|".join(f"\\{{{re.escape(place)}\\}}" for place in texts))
+    return places.sub(lambda place: texts[place[0][1:-1]], template)
 
 
 def verdict_of(answer: Any, words: Mapping[str, Verdict]) -> Judgement:

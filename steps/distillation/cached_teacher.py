@@ -15,10 +15,10 @@ and ½, and is log (V − k) at 0. Between these it lies below their chord, whic
 T = 2 nothing is estimated.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import log
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from steps.distillation.distributions import LOWEST, teacher_readout
 from steps.models.config import Dtype
 from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
-from steps.scoring.examples import TokenGroup, read_demonstrations
+from steps.scoring.examples import Groups, TokenGroup, read_demonstrations
 from steps.scoring.reference import (
     MODEL,
     OpenModel,
@@ -58,6 +58,7 @@ def run_teacher(
     config: TeacherConfig,
     place: Workplace,
     tokens: Path,
+    context: Iterable[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Read the distribution of a model folder at every scored token of `records`, in the format of
     `examples.read_demonstrations`.
@@ -66,6 +67,7 @@ def run_teacher(
 
     Args:
         tokens: the folder with the tokenizer of the records.
+        context: records that the model reads in place of them; see `in_context`.
 
     Returns the metrics `rows`, `tokens` (the scored ones), `logps` (their mean) and `mass` (the
     mean of what the kept tokens have of the distribution), and `notices` if there are any; on other
@@ -77,7 +79,11 @@ def run_teacher(
         Left: `place.stopping` is true on any rank; raised between two files.
     """
     opened = open_teacher(model, config, place.ranks, tokens)
-    groups = distinct(read_demonstrations(records, opened.vocabulary))
+    groups = read_demonstrations(records, opened.vocabulary)
+    if context is not None:
+        seen = read_demonstrations(context, opened.vocabulary)
+        groups = Groups.of(in_context(groups, seen))
+    groups = distinct(groups)
     form, notices = opened.make_ready(groups)
     count, logps, mass = 0, 0.0, 0.0
     for table in write_scores(opened.model, groups, config.groups_per_shard, form, place):
@@ -90,6 +96,35 @@ def run_teacher(
     means = {"logps": logps / count, "mass": mass / count}
     told = {"notices": notices} if notices else {}
     return {"rows": len(groups), "tokens": count, **means, **told}
+
+
+def in_context(groups: Sequence[TokenGroup], seen: Sequence[TokenGroup]) -> Iterator[TokenGroup]:
+    """`seen` under the ids of `groups`: what a teacher reads in place of each row.
+
+    Raises ValueError, which names the row, unless they are the same rows in the same order with the
+    same answers, token by token and mask by mask, each behind one prompt.
+    """
+    contexts = dict[str, tuple[str, str]]()
+    both: Iterable[tuple[Any, Any]] = zip_longest(groups, seen)
+    for group, other in both:
+        if group is None or other is None or group.row != other.row:
+            (row, *_) = (found.row for found in (group, other) if found is not None)
+            raise ValueError(
+                f"row {row!r} is not at the same place in the tokens and in their context; make "
+                "both from the same rows, and leave out none of one alone"
+            )
+        if group.responses != other.responses:
+            raise ValueError(
+                f"row {group.row!r} has other answer tokens in its context; make the context with "
+                "add_privilege, which copies answers token by token"
+            )
+        row, first = contexts.setdefault(group.group_id, (other.row, other.group_id))
+        if first != other.group_id:
+            raise ValueError(
+                f"the rows {row!r} and {other.row!r} are the same tokens in two contexts, of "
+                "which a student could learn from one only; leave out one of them"
+            )
+        yield replace(other, group_id=group.group_id)
 
 
 @dataclass(frozen=True)

@@ -5,28 +5,44 @@ again. A completion that was cut has no end from the policy, and one without a r
 compared; both are left out and counted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from steps.checking.llm_judge import filled_in
 from steps.data.rows.ledger import Entry
 from steps.data.rows.parquet import write_rows
-from steps.data.rows.reasons import Reason
-from steps.data.rows.rows import Message
+from steps.data.rows.reasons import MalformedRow, Reason
+from steps.data.rows.rows import Message, PromptRow
 from steps.data.rows.tables import LEDGER, messages_to_column, to_record
+from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
-from steps.data.tokens.tokenizing import ids_and_masks, tokens_id
+from steps.data.tokens.tokenizing import (
+    ids_and_masks,
+    tokenization,
+    tokenize_prompts,
+    tokens_id,
+)
 from steps.data.vocabularies import copy_tokenizer
 from steps.online.rewarding.judging import read_prompts, require_prompts
 from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
 from steps.online.selection import Best, Pairs
 
 _TOKENS = "tokens-00000.parquet"
+Asked = Callable[[Sequence[Rollout]], Sequence[Rollout]]
+"""Gives rollouts other prompts."""
+_Ids = list[int] | MalformedRow
 
 
-def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, Any]:
+def write_demonstrations(
+    recording: Path, how: Best, output: Path, asked: "Asked | None" = None
+) -> dict[str, Any]:
     """Write the selected completions as tokens of conversations; return counts.
+
+    Args:
+        asked: the prompts that the selected completions get in place of their own.
 
     Raises ValueError if no completion is good enough.
     """
@@ -40,11 +56,70 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
             f"no completion in {recording} has a reward of {how.least_reward} or more; sample more "
             f"of them, or lower least_reward{_left_out(counts)}"
         )
-    write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
+    written = chosen if asked is None else asked(chosen)
+    write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, written))
     _write_ledger(output, rows, different, chosen)
     copy_tokenizer(recording, output)
     prompts = len({(rollout.iteration, rollout.row) for rollout in chosen})
     return {"demonstrations": len(chosen), "prompts_used": prompts, **counts}
+
+
+def with_privilege(recording: Path, tokenizer: Path, template: str) -> Asked:
+    """Prompts whose last message is `template`, filled in with the message as ``{prompt}``, the
+    row's ``{answer}`` and the reason of the completion's verdict as ``{feedback}``.
+
+    Args:
+        tokenizer: a model folder with the tokenizer and the chat template of the recording.
+
+    What it returns raises ValueError, which names the row, if a text is missing, if the last
+    message is no user's, or if the tokenizer writes another prompt than the one that was answered.
+    """
+    rows, made = read_prompts(recording), tokenization(load_tokenizer(tokenizer))
+
+    def asked(rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+        require_prompts(rollouts, rows)
+        chats = [_chat(rows[rollout.row]) for rollout in rollouts]
+        told = [
+            _privileged(chat, template, rows[rollout.row].answer, rollout)
+            for chat, rollout in zip(chats, rollouts, strict=True)
+        ]
+        own, other = (tokenize_prompts(made, of) for of in (chats, told))
+        return [_asked(rollout, *ids) for rollout, *ids in zip(rollouts, own, other, strict=True)]
+
+    return asked
+
+
+def _chat(row: PromptRow) -> Chat:
+    return Chat(row.prompt, row.tools, row.template_kwargs)
+
+
+def _privileged(chat: Chat, template: str, answer: str | None, rollout: Rollout) -> Chat:
+    *before, last = chat.messages
+    if last["role"] != "user":
+        raise ValueError(
+            f"row {rollout.row!r} ends with a message of the {last['role']}, and the privileged "
+            "text goes into the user's; leave the row out"
+        )
+    texts = {"prompt": last["content"], "answer": answer, "feedback": rollout.reason}
+    for name, text in texts.items():
+        if not text and f"{{{name}}}" in template:
+            raise ValueError(
+                f"row {rollout.row!r}, completion {rollout.k}, has no {name}, which the template "
+                "reads; leave the row out, or take another template"
+            )
+    content = filled_in(template, {name: text or "" for name, text in texts.items()})
+    return replace(chat, messages=(*before, {**last, "content": content}))
+
+
+def _asked(rollout: Rollout, own: _Ids, other: _Ids) -> Rollout:
+    if isinstance(own, MalformedRow) or isinstance(other, MalformedRow):
+        raise ValueError(f"row {rollout.row!r}: {own if isinstance(own, MalformedRow) else other}")
+    if tuple(own) != rollout.prompt_ids:
+        raise ValueError(
+            f"row {rollout.row!r}: this tokenizer and its chat template write another prompt than "
+            "the one that was answered; take the model that sampled the rollouts"
+        )
+    return replace(rollout, prompt_ids=tuple(other))
 
 
 def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:

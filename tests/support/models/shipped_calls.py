@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from shipped_losses import shipped_losses
 
 from pipeline import File, Metrics, Output, Step, step
+from steps.add_privilege import add_privilege
 from steps.answer_benchmark import answer_benchmark
 from steps.benchmarks.config import AnsweringConfig
 from steps.benchmarks.questions import given, with_ids, written
@@ -245,6 +246,7 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
     after = evaluate(test, dpo, asked, before)
     exported = export_hf(dpo, after, ModelCard("tiny", "base", "pairs"), before=before)
     return {
+        "add_privilege": add_privilege(by_model, base),
         "answer_benchmark": answer_benchmark(wonder(), base, AnsweringConfig(max_new_tokens=8)),
         "build_pairs": build_pairs(said, PairConfig()),
         "check_export": check_export(dpo, exported, ExportCheckConfig()),
