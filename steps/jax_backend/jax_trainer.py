@@ -46,8 +46,8 @@ from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import Role, put_weights, save_trained
-from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result
+from steps.training.policy import Role, save_trained
+from steps.training.trainer import BatchLoss, StepResult, Trainer, put_weights, step_result
 from steps.training.usage import PackCosts, Usage
 
 if TYPE_CHECKING:

@@ -12,12 +12,15 @@ none are left. The first rank writes values that are not sharded (such as a coun
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -153,6 +156,37 @@ def own_rows(tensor: DTensor) -> slice:
     own = slice(start, min(start + each, total))
     assert own.stop - own.start == tensor.to_local().shape[0]
     return own
+
+
+def rows_of_all(tensor: Tensor) -> Iterator[Tensor]:
+    """The rows of each rank in turn, on every rank; all ranks must go through them together."""
+    own = local(tensor).detach().contiguous()
+    if not isinstance(tensor, DTensor):
+        yield own
+        return
+    mesh, total = tensor.device_mesh, tensor.shape[0]
+    each = -(-total // mesh.size())
+    for rank, start in enumerate(range(0, total, each)):
+        rows = own
+        if rank != mesh.get_local_rank():
+            rows = own.new_empty(min(each, total - start), *tensor.shape[1:])
+        dist.broadcast(rows, group_src=rank, group=mesh.get_group())
+        yield rows
+
+
+def on_disk(parts: Iterable[Tensor], shape: Sequence[int]) -> Tensor:
+    """Rows as one tensor in a file of the temporary folder that has no name and goes with the
+    tensor. It is mapped into memory, which its pages leave when others need the room."""
+    dtype = torch.float32
+    with tempfile.TemporaryFile() as file:
+        for part in parts:
+            dtype = part.dtype
+            file.write(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        if not file.tell():
+            return torch.empty(*shape, dtype=dtype)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(mapped, dtype=dtype).view(*shape)
 
 
 def on_host(tensor: Tensor) -> Tensor:

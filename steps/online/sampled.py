@@ -28,8 +28,7 @@ from steps.online.iteration_rollouts import Kept
 from steps.online.recording import record
 from steps.online.rollouts import OF_DATA, Rollout, of_first
 from steps.scoring.examples import TokenGroup, TokenResponse
-from steps.training.policy import put_weights
-from steps.training.trainer import Trainer
+from steps.training.trainer import Trainer, put_weights
 
 _OF_MIXTURE = 1
 """Sets its draws apart from those of the order of prompts."""

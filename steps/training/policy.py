@@ -42,7 +42,6 @@ from steps.training.trainer import (
     Trainer,
     build_trainer,
     normalised,
-    put_weights,
 )
 
 if TYPE_CHECKING:
@@ -221,7 +220,9 @@ class TorchPolicy:
             model = self._role.load(self._folder, self._config.dtype, True, None)
             put_rounded_weights(self._model, model)
             adapted = self._adapt(model)
-            put_weights(trained, model)
+            for name, value in trained.items():  # no copies of what may be larger than the memory
+                parameter = model.get_parameter(name)
+                parameter.data = value.to(parameter.dtype)
         if adapted is not None and self._role.keeps_adapter:
             save_trained(adapted, output, self._folder, self._config, base)
             return

@@ -11,6 +11,7 @@ whole gradients, which are reduced over the ranks in the backward of the last pa
 """
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from steps.models.ranks import Ranks
-from steps.models.sharded_tensors import Pieces, on_host, pieces_of, whole
+from steps.models.sharded_tensors import Pieces, on_disk, pieces_of, rows_of_all
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.logps import Scored, TokenLogps, detached
 from steps.scoring.scorer import Batch
@@ -154,13 +155,15 @@ class ShardedTrainer(Trainer):
     def _whole(
         self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, everywhere: bool
     ) -> dict[str, Tensor]:
-        """Copies with all rows on the host, in `dtype`; empty on other ranks than the first, unless
-        `everywhere`."""
+        """Copies with all rows, in `dtype`, which are `on_disk` as a host may not have the memory;
+        empty on other ranks than the first, unless `everywhere`."""
         copies = {}
         for name, tensor in tensors.items():
-            gathered = whole(tensor)
+            parts = (rows.to(dtype or rows.dtype) for rows in rows_of_all(tensor))
             if self._ranks.is_first or everywhere:
-                copies[name] = on_host(gathered if dtype is None else gathered.to(dtype))
+                copies[name] = on_disk(parts, tensor.shape)
+            else:
+                deque(parts, maxlen=0)
         return copies
 
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:

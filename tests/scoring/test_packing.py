@@ -1,15 +1,23 @@
 """Packs: what a model is given to read, and which groups it is given together."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, pair_records
 
+from steps.data.images.images_of_rows import ImageOfRow
 from steps.scoring.examples import (
+    Groups,
     TokenGroup,
     TokenResponse,
+    as_whole,
     chosen_as_demonstration,
+    facts_of,
+    joined,
     read_demonstrations,
     read_pairs,
     read_unpaired,
@@ -27,6 +35,27 @@ def everything(*ids: int) -> TokenResponse:
 
 def filled(ids: list[int], tokens: int = 32) -> list[int]:
     return ids + ids[-1:] * (tokens - len(ids))
+
+
+# --- rows on disk --------------------------------------------------------------------------------
+
+
+def test_groups_on_disk_are_what_was_written_and_take_no_memory_of_their_tokens() -> None:
+    masked = TokenResponse((4, 2**31 - 1, 6), (True, False, True))
+    seen = (ImageOfRow(Path("folder"), "a picture"),)
+    written = [
+        replace(group((1, 2), masked, everything(7)), weight=1 / 3, label=False, images=seen),
+        replace(group((), masked, everything(8, 9)), row="\ud800 ü", group_id="ü" * 30),
+        as_whole(group((5,), masked, everything(3))),
+    ]
+    groups, more = Groups.of(written), Groups.of(reversed(written))
+    assert list(groups) == written
+    assert list(joined(groups[1:], more, [])) == [*written[1:], *written[::-1]]
+    assert list(joined(groups, written)) == written * 2
+    for name in ("group_id", "scored", "packed", "longest", "tokens", "images", "weight", "label"):
+        assert (groups.facts[name] == facts_of(written)[name]).all(), name
+    large = Groups.of(group((1,) * 5_000, everything(*range(5_000))) for _ in range(100))
+    assert large.facts.nbytes / len(large) < 100
 
 
 # --- one row of tokens ---------------------------------------------------------------------------
