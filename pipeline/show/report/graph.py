@@ -78,7 +78,7 @@ def _point(position: Point, downward: bool) -> Point:
     if downward:
         x, y = column * (BOX[0] + GAPS[0]), layer * (BOX[1] + GAPS[1])
     else:
-        x, y = layer * (BOX[0] + GAPS[1] * 1.5), column * (BOX[1] + GAPS[0] / 2)
+        x, y = layer * (BOX[0] + GAPS[1] * 0.9), column * (BOX[1] + GAPS[0] / 2)
     return x + MARGIN + BOX[0] / 2, y + MARGIN + BOX[1] / 2
 
 
