@@ -7,6 +7,7 @@ Begin with ``local``, the client, whose results are ``pending``; ``remote`` is t
 ``own_modules`` computes a module and a loss of the user's own on torch, ``own_functions`` a
 function of weights on JAX. Temper's trainers (`steps.training.trainer.Trainer`, and those of the
 other backends) stand behind the same client, with packed groups in the place of logits.
+``backends_compared`` compares what two backends give for one batch.
 
 Uses ``steps.training``, ``steps.tinker_backend``, and on JAX ``steps.jax_backend``.
 """
