@@ -223,7 +223,7 @@ def run_sampling(
             weights = current_weights(trainer, start.policy, config)
             drawing = checked_by(choice.engine, trainer)
             sampled = Sampled(weights, drawing, asked, config, judge, kept, place, world)
-            if shown:
+            if config.method.of_data:
                 return Mixed(sampled, shown, partial(logps_of, trainer))
             return Lagged(sampled, earlier, thread) if config.lag else sampled
 
