@@ -29,7 +29,7 @@ from pipeline.base.extras import require_installed
 from pipeline.base.text import counted, did_you_mean
 from pipeline.cli import printing
 from pipeline.cli.differences.compare import compare
-from pipeline.cli.differences.log_diff import diff_logs
+from pipeline.cli.differences.log_diff import ITEMS, diff_logs, flips
 from pipeline.cli.differences.run_diff import diff_runs
 from pipeline.cli.explanation import explain_artifact
 from pipeline.cli.maintenance import acceptance, eviction
@@ -476,7 +476,8 @@ def diff(
     store: StoreOption = "store",
 ) -> None:
     """Show which settings, data and code differ between two runs (A and B are beginnings of their
-    names) and how the results changed; or compare two artifacts, and say where their logs part."""
+    names) and how the results changed; or compare two artifacts, and say where their logs part, and
+    which items have other scores."""
     catalog = _catalog(store)
     known = names_of_runs(catalog.store)
     if all(any(run.startswith(name) for run in known) for name in (old, new)):
@@ -486,20 +487,25 @@ def diff(
             return print_json("diff", {"of": "runs", **plain(found)})
         return printing.show_run_diff(make_console(), found)
     one, other = find(catalog, old), find(catalog, new)
-    console, apart, fault = make_console(), None, ""
+    console, apart, flipped, fault = make_console(), None, [], ""
     try:
-        logs = [Made(manifest, catalog.store).records(METRICS) for manifest in (one, other)]
-        apart = diff_logs(*logs)
+        sides_made = [Made(manifest, catalog.store) for manifest in (one, other)]
+        apart = diff_logs(*(made.records(METRICS) for made in sides_made))
+        if one.files.get(ITEMS) != other.files.get(ITEMS):
+            flipped = flips(*(made.records(ITEMS) for made in sides_made))
     except TemperError as error:  # evicted or damaged
         fault = str(error)
     if as_json:
-        sides = plain({"of": "artifacts", "old": one, "new": other, "logs": apart})
+        found = {"of": "artifacts", "old": one, "new": other, "logs": apart, "items": flipped}
+        sides = plain(found)
         return print_json("diff", sides | plain(compare(one, other)))
     printing.show_comparison(console, one, other, compare(one, other))
     if fault:
         printing.show_line(console, f"log: not compared: {fault}", "yellow")
     if apart:
         printing.show_log_diff(console, apart)
+    if flipped:
+        printing.show_flips(console, flipped)
 
 
 @app.command()

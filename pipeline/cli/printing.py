@@ -28,7 +28,7 @@ from pipeline.cli.differences.compare import (
     inputs,
     settings,
 )
-from pipeline.cli.differences.log_diff import LogDiff
+from pipeline.cli.differences.log_diff import Flip, LogDiff
 from pipeline.cli.differences.run_diff import RunDiff
 from pipeline.cli.explanation import Explanation
 from pipeline.cli.maintenance.acceptance import Outdated
@@ -46,6 +46,7 @@ from pipeline.store.names.tags import Tag
 from pipeline.store.runs import UNKNOWN, Run
 
 MOST_DIFFERENCES = 8
+MOST_ITEMS = 20
 """The most differences of one kind that are printed for a step of two runs."""
 _MOST_NAMES = 4
 LEAST_LABEL = 16
@@ -288,6 +289,18 @@ def show_log_diff(console: Console, found: LogDiff) -> None:
         )
         table.add_row(*map(text, (parting.metric, parting.at, *values, most, share)))
     console.print(table)
+
+
+def show_flips(console: Console, found: Sequence[Flip]) -> None:
+    """Print the items whose scores differ."""
+    rows = len({flip.row for flip in found})
+    show_line(console, f"items: {counted(rows, 'item')} with other numbers", "bold")
+    table = _table("item", "score", "A>", "B>")
+    for flip in found[:MOST_ITEMS]:
+        table.add_row(*map(text, (flip.row, flip.name, f"{flip.old:.6g}", f"{flip.new:.6g}")))
+    console.print(table)
+    if (more := len(found) - MOST_ITEMS) > 0:
+        show_line(console, f"  and {more} more: --json has all", "dim")
 
 
 def show_run_diff(console: Console, found: RunDiff) -> None:

@@ -37,7 +37,7 @@ SCHEMAS = {
         {"old": RUN, "new": RUN, "steps": "name compared command"},
     ),
     "diff numbers multiply": (
-        "of old new logs settings inputs code files same_files metrics",
+        "of old new logs items settings inputs code files same_files metrics",
         {"old": ARTIFACT, "new": ARTIFACT, "settings": "name old new"},
     ),
 }

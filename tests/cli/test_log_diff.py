@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.differences.log_diff import LogDiff, Parting, diff_logs
+from pipeline.cli.differences.log_diff import Flip, LogDiff, Parting, diff_logs, flips
 
 LOG = [{"step": n, "loss": 1 / n, "state": "fine", "margin": 0.0} for n in (1, 2, 3, 4)]
 
@@ -51,3 +51,11 @@ def test_a_value_that_is_no_number_in_both_logs_is_no_difference() -> None:
 @pytest.mark.parametrize("other", [[], [{"iteration": 1, "loss": 1.0}]])
 def test_logs_of_different_things_are_not_compared(other: list[dict[str, Any]]) -> None:
     assert diff_logs(LOG, other) is None
+
+
+def test_items_with_other_scores_are_listed_by_row() -> None:
+    old = [{"row": f"task:{n}", "answer": "a", "acc": 1.0, "f1": 0.5} for n in range(4)]
+    new = [{**item, "acc": float(n % 2), "answer": "b"} for n, item in enumerate(old)]
+    flipped = [Flip("task:0", "acc", 1.0, 0.0), Flip("task:2", "acc", 1.0, 0.0)]
+    assert flips(old, new[::-1]) == flipped
+    assert flips(old, new[1:2]) == flips([{"step": 1, "acc": 1.0}], new) == []

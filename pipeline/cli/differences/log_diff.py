@@ -1,4 +1,4 @@
-"""Compares the metrics logs of two artifacts: where they part, and how far."""
+"""Compares the metrics logs of two artifacts: where they part, and how far; and their items."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.show.metrics import is_number
+
+ITEMS = "answers.jsonl"
+"""The file in which a step records what each ``row`` got; items are compared where it differs."""
 
 Record = Mapping[str, Any]
 
@@ -64,6 +67,29 @@ def diff_logs(old: Sequence[Record], new: Sequence[Record]) -> LogDiff | None:
     places = {at: number for number, at in enumerate(shared)}
     partings = sorted((_parting(*item) for item in values.items()), key=lambda p: places[p.at])
     return LogDiff(axis, len(shared), (old[-1].get(axis), new[-1].get(axis)), partings)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A number of an item, such as a score of an answer, that two artifacts have differently."""
+
+    row: str
+    name: str
+    old: float
+    new: float
+
+
+def flips(old: Sequence[Record], new: Sequence[Record]) -> list[Flip]:
+    """The numbers that differ in records of the same ``row``, in the order of `old`."""
+    theirs = {record["row"]: record for record in new if "row" in record}
+    return [
+        Flip(str(record["row"]), name, value, other)
+        for record in old
+        if "row" in record and record["row"] in theirs
+        for name, value in record.items()
+        if is_number(value) and is_number(other := theirs[record["row"]].get(name))
+        if not _same(value, other)
+    ]
 
 
 def _same(one: Any, other: Any) -> bool:
