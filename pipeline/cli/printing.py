@@ -49,6 +49,8 @@ MOST_DIFFERENCES = 8
 MOST_ITEMS = 20
 """The most differences of one kind that are printed for a step of two runs."""
 _MOST_NAMES = 4
+ROOM_FOR_COUNTS = 100
+"""A list of runs in a narrower terminal counts no steps, so that commands can be told apart."""
 LEAST_LABEL = 16
 """How narrow the column may be that says of which variant an artifact is."""
 _STATE_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "killed": "bold red"}
@@ -159,7 +161,7 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
 
 
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
-    counts = ("done", "cached", "failed")
+    counts = ("done", "cached", "failed") if console.width >= ROOM_FOR_COUNTS else ()
     table = _table(
         "run, by its time (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command"
     )

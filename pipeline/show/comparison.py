@@ -36,8 +36,11 @@ def family_name(family: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 
 def _base(name: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
     """A name without the settings at its end."""
-    own = {s: value_text(of[name]) for s, of in settings.items() if name in of}
-    return name.removesuffix(label(own)).strip()
+    own = {label({s: value_text(of[name])}) for s, of in settings.items() if name in of}
+    words = name.split(" ")
+    while words and words[-1] in own:
+        words.pop()
+    return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # imported late: a cached plan has no estimates, and few resu
     from pipeline.estimate.estimates import Estimate, Estimates
 
 LONGEST_SUMMARY = 6000
+MOST_SUMMARIES = 3
+"""The most summaries printed; the many of a sweep would hide its comparison."""
 MOST_METRICS = 40
 """The most metrics printed of one step; ``temper show`` prints all."""
 _LABEL_WIDTH = 20
@@ -341,6 +343,10 @@ def show_results(console: Console, catalog: Catalog, results: Mapping[str, Manif
         for name, manifest in results.items()
         if (summary := store.read(f"{store.content_path(manifest)}/summary.md"))
     }
+    if len(summaries) > MOST_SUMMARIES:
+        line = f"{len(summaries)} results have a summary, which temper show and the report print"
+        console.print(Text(line, "dim"), soft_wrap=True)
+        summaries = {}
     for name, summary in summaries.items():
         if len(summaries) > 1:
             console.print(named(name, "bold"))
