@@ -1,9 +1,10 @@
-"""The cost of a DPO run: Temper compared with TRL, on the same pairs, in one session.
+"""The cost of DPO or of distillation: Temper compared with TRL, on the same rows, in one session.
 
     python benchmarks/dpo_throughput.py --trl PYTHON                        minutes
     python benchmarks/dpo_throughput.py --trl PYTHON --model smollm2        an hour
     python benchmarks/dpo_throughput.py --trl PYTHON --pairs 8 --rounds 1   does it work?
     python benchmarks/dpo_throughput.py --trl PYTHON --only second
+    python benchmarks/dpo_throughput.py --trl PYTHON --teacher teacher      distillation, not DPO
 
 PYTHON is an interpreter that can import trl, which is not a dependency of Temper. Every sample is a
 separate process with one thread; CPU seconds are the most stable unit on a shared machine.
@@ -17,6 +18,10 @@ two experiments:
     second   the experiment, and then the same with another learning rate: whole processes, from the
              command to the saved model, with all caches of a contender. The first of the two is the
              total cost of an experiment, including imports and Temper's planning.
+
+With `--teacher`, a student learns a teacher's distribution at the chosen responses: by forward KL,
+and the second time by reverse KL with another learning rate. Temper's teacher keeps 64 tokens.
+TRL's `GKDTrainer` reads its teacher at every step (`DistillationTrainer` takes no given responses).
 """
 
 import json
@@ -39,7 +44,8 @@ SECTIONS = ("cost", "second")
 TEMPER, COMPILED = "Temper", "Temper, compiled"
 TRL = {"TRL, default": "default", "TRL, strongest": "strongest"}
 """The contenders that are TRL, and their settings."""
-RATE, OTHER_RATE = 1e-5, 2e-5
+RATE = 1e-5
+SECOND = {"learning_rate": 2e-5, "is_second": True}
 
 Sample = dict[str, Any]
 """The measurements of one process, and its own report."""
@@ -55,6 +61,7 @@ class Bench:
     trl: str | None
     folder: Path
     device: str = "cpu"
+    teacher: Path | None = None
     fresh: Iterable[int] = field(default_factory=lambda: iter(range(10**6)))
 
     @property
@@ -71,6 +78,8 @@ class Bench:
             "steps": self.workload.pairs // self.batch_size,
             "learning_rate": RATE,
             "beta": 0.1,
+            "teacher": self.teacher and str(self.teacher),
+            "is_second": False,
             "flops": False,
             "is_compiled": False,
             "output": str(output),
@@ -176,13 +185,13 @@ def second_samples(bench: Bench, contender: str) -> dict[str, Sample]:
     if contender in TRL:
         setting, cache = TRL[contender], f"{new}-cache"
         first = bench.trl_sample(setting, cache=cache)
-        second = bench.trl_sample(setting, cache=cache, learning_rate=OTHER_RATE)
+        second = bench.trl_sample(setting, cache=cache, **SECOND)
         return {"first": first, "second": second}
     store = f"{new}-store"
     bench.temper_sample("run", store=store, prepare=True)  # model and tokens, as TRL has its rows
     settings = {"store": store, "prepare": False, "is_compiled": contender == COMPILED}
     first = bench.temper_sample("run", **settings)
-    second = bench.temper_sample("run", **settings, learning_rate=OTHER_RATE)
+    second = bench.temper_sample("run", **settings, **SECOND)
     return {"first": first, "second": second}
 
 
@@ -203,6 +212,7 @@ def main(
     trl: Annotated[str | None, typer.Option(help="An interpreter that can import trl.")] = None,
     model: Annotated[str, typer.Option(help=f"{', '.join(NAMED)}, or a folder.")] = "llama",
     smollm2: Annotated[Path | None, typer.Option(help="SmolLM2, imported already.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="As --model: distillation from it.")] = None,
     rows: Annotated[Path | None, typer.Option(help="Pairs in UltraFeedback's columns.")] = None,
     pairs: Annotated[int, typer.Option(help="A multiple of the batch size.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
@@ -227,7 +237,9 @@ def main(
         at = model_at(model, smollm2, place, rows)
         workload = make_workload(rows, at.folder, pairs, batch_size, longest, place)
         console.print(f"{at}\n{workload}")
-        bench = Bench(workload, at, batch_size, trl, place, device)
+        named = smollm2 or place / "smollm2"
+        taught = teacher and model_at(teacher, named, place, rows).folder
+        bench = Bench(workload, at, batch_size, trl, place, device, taught or None)
         if only in (None, "cost"):
             cost = [{c: cost_sample(bench, c) for c in bench.contenders} for _ in range(rounds)]
             show_cost(console, bench, cost)

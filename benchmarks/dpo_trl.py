@@ -1,4 +1,4 @@
-"""DPO by TRL: one side of `dpo_throughput.py`, run by an interpreter that has trl.
+"""DPO or distillation by TRL: one side of `dpo_throughput.py`, run by an interpreter that has trl.
 
     python dpo_trl.py JOB.json REPORT.json
 
@@ -38,8 +38,14 @@ def main(job_file: str, report_file: str) -> None:
     with phases.phase("import"):
         import torch
         from datasets import load_dataset
-        from transformers import TrainerCallback
+        from transformers import AutoTokenizer, TrainerCallback
         from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
+
+        if job["teacher"]:
+            from trl.experimental.gkd import (  # pyright: ignore[reportMissingImports]
+                GKDConfig,
+                GKDTrainer,
+            )
 
         from benchmarks.flops import flop_counter
 
@@ -56,14 +62,31 @@ def main(job_file: str, report_file: str) -> None:
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as the other side does
-    config = DPOConfig(**_arguments(job))
+    config = None if job["teacher"] else DPOConfig(**_arguments(job))
     rows = load_dataset("json", data_files=job["rows"], split="train", cache_dir=job["cache"])
     with flop_counter() if job["flops"] else nullcontext() as counted:
         with phases.phase("construct"):  # loads the model, tokenises, computes the reference
-            trainer = Trainer(
-                model=job["model"], args=config, train_dataset=rows, callbacks=[Marks()]
-            )
-        _require_same_tokens(trainer.train_dataset, Path(job["tokens"]))
+            if job["teacher"]:
+                rows = rows.map(
+                    lambda row: {"messages": row["prompt"] + row["chosen"]},
+                    remove_columns=list(PREFERENCE),
+                )
+                trainer = GKDTrainer(
+                    model=job["model"],
+                    teacher_model=job["teacher"],
+                    args=GKDConfig(**_distillation(job)),
+                    processing_class=AutoTokenizer.from_pretrained(job["model"]),
+                    train_dataset=rows,
+                    callbacks=[Marks()],
+                )
+            else:
+                trainer = Trainer(
+                    model=job["model"], args=config, train_dataset=rows, callbacks=[Marks()]
+                )
+        if not job["teacher"]:
+            _require_same_tokens(trainer.train_dataset, Path(job["tokens"]))
+        else:
+            _require_same_labels(trainer, Path(job["tokens"]))
         with phases.phase("train"):
             trainer.train()
     with phases.phase("save"):
@@ -101,6 +124,23 @@ def _arguments(job: dict[str, Any]) -> dict[str, Any]:
         "disable_tqdm": True,
         "save_strategy": "no",
     }
+
+
+def _distillation(job: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `GKDConfig`: given responses only, forward KL or (second) reverse KL."""
+    of_dpo = ("precompute_ref_log_probs", "precompute_ref_batch_size", "max_length")
+    arguments = {n: v for n, v in _arguments(job).items() if n not in of_dpo}
+    return arguments | {"lmbda": 0.0, "temperature": 1.0, "beta": float(job["is_second"])}
+
+
+def _require_same_labels(trainer: Any, tokens: Path) -> None:
+    for row, (prompt, chosen, _) in zip(
+        trainer.train_dataset, json.loads(tokens.read_text()), strict=True
+    ):
+        made = trainer.data_collator([row])
+        wanted = ([*prompt, *chosen], [-100] * len(prompt) + chosen)
+        if (made["input_ids"][0].tolist(), made["labels"][0].tolist()) != wanted:
+            raise SystemExit("TRL makes other tokens or labels of a conversation")
 
 
 def _require_same_tokens(dataset: Any, tokens: Path) -> None:

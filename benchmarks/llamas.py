@@ -23,6 +23,11 @@ SMALL: dict[str, dict[str, Any]] = {
         "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 14,
         "num_attention_heads": 6, "num_key_value_heads": 3,
     },
+    # 42M with the same tokens, and as sure of them as a trained model: a teacher
+    "teacher": {
+        "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 14,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "initializer_range": 0.3,
+    },
     # 14M with a tokenizer of 8,192 tokens: the head is a quarter
     "llama-14m": {
         "vocab_size": 8192, "hidden_size": 384, "intermediate_size": 960, "num_hidden_layers": 7,

@@ -139,6 +139,7 @@ def _record(number: int, parts: list[list[int]]) -> dict[str, Any]:
         "row": f"pairs:{number}",
         "pair_id": f"{number:016x}",
         "prompt_ids": prompt,
+        "prompt_mask": [False] * len(prompt),
         "chosen_ids": chosen,
         "chosen_mask": [True] * len(chosen),
         "rejected_ids": rejected,
