@@ -104,6 +104,12 @@ class TeacherLogps(Artifact):
     """``teacher-00000.parquet`` and so on: a teacher's distribution at each scored token."""
 
 
+class ComparedDistributions(Artifact):
+    """``positions.jsonl``: how far a student's distribution is from a teacher's, by position."""
+
+    views = "steps.views:distributions"
+
+
 class Evaluation(Artifact):
     """``logps-*.parquet``, ``answers.jsonl`` and ``metrics.json`` of a model on held-out pairs."""
 

@@ -21,6 +21,7 @@ from pipeline.show.views import (
     Texts,
     View,
     curves,
+    lines_of,
     loaded_by,
     offered_if,
     summary,
@@ -87,7 +88,17 @@ EXACT_MATCH = (
     Measure("well_formed", "answers that state a result", "Answers", True, 1),
 )
 WIN_RATE = (Measure("win_rate", "wins over the other model", "Comparison", True, 1),)
-MEASURES = (*PREFERENCE, *REWARD, *EXACT_MATCH, *WIN_RATE)
+DISTRIBUTIONS = (
+    Measure("agreement", "first guesses that agree", "Student and teacher", True, 1),
+    Measure("forward_kl", "KL(teacher ‖ student), nats a token", "Student and teacher", False, -1),
+    Measure("reverse_kl", "KL(student ‖ teacher), nats a token", "Student and teacher", False, -1),
+    Measure("student_entropy", "entropy of the student, nats a token", "Student and teacher"),
+    Measure("teacher_entropy", "entropy of the teacher, nats a token", "Student and teacher"),
+    Measure("shared_mass", "teacher's mass on tokens that both keep", "Student and teacher",
+            True),
+)  # fmt: skip
+"""How far a student's distribution is from a teacher's, as a mean and by position."""
+MEASURES = (*PREFERENCE, *REWARD, *EXACT_MATCH, *WIN_RATE, *DISTRIBUTIONS)
 """The metrics to which terminal and report give titles."""
 MOST_TEXTS = 40
 MOST_PROMPTS_OVER_ITERATIONS = 20
@@ -169,6 +180,18 @@ def comparisons(made: Made) -> Iterator[View]:
     ]
     if texts:
         yield Texts("Compared answers", texts)
+
+
+def distributions(made: Made) -> Iterator[View]:
+    """How far a student is from a teacher, in all and over the positions of an answer."""
+    yield Measures(DISTRIBUTIONS)
+    titles = {measure.metric: measure.title for measure in DISTRIBUTIONS}
+    titles["tokens"] = "rows of this length or longer"
+    lines = lines_of(made.records("positions.jsonl"), list(titles), "position")
+    named = {titles[name]: points for name, points in lines.items() if name in titles}
+    yield Curves("Student and teacher by position", "scored token of a row", named, note=(
+        "KLs and entropies are lower bounds: the tokens that a model does not keep are one bucket. "
+        "At late positions a mean is of few tokens."))  # fmt: skip
 
 
 def _compared(record: Mapping[str, Any]) -> str:

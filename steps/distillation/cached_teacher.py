@@ -209,18 +209,19 @@ class Teacher:
         """The teacher's log p of the scored tokens of `groups`, one after another, float64 [S]."""
         return self._of(groups, self.logps)
 
-    def at(self, groups: Sequence[TokenGroup], temperature: float) -> Tensor:
-        """The teacher's log p at `temperature` for the scored tokens of `groups`, one after the
-        other: of each kept token and, unless it `is_whole`, of all others; float64 [S, k + 1], of
-        which the sum of p is 1."""
+    def at(self, groups: Sequence[TokenGroup] | None, temperature: float) -> Tensor:
+        """The teacher's log p at `temperature` for the scored tokens of `groups` (of all rows, if
+        None), one after the other: of each kept token and, unless it `is_whole`, of all others;
+        float64 [S, k + 1], of which the sum of p is 1."""
         top, rest = (self._of(groups, kept) for kept in (self.top, self.rest))
         top = top / temperature
         if not self.is_whole:
             top = torch.cat([top, self._of_rest(rest, 1 / temperature)[:, None]], dim=1)
         return top.log_softmax(dim=1)
 
-    def _of(self, groups: Sequence[TokenGroup], kept: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.concatenate([kept[self._span(g)] for g in groups])).double()
+    def _of(self, groups: Sequence[TokenGroup] | None, kept: np.ndarray) -> Tensor:
+        rows = [kept] if groups is None else [kept[self._span(group)] for group in groups]
+        return torch.from_numpy(np.concatenate(rows)).double()
 
     def _of_rest(self, rest: Tensor, power: float) -> Tensor:
         """log Σ p^power over the rest: on the chord between the two nearest of the powers that are
@@ -250,10 +251,25 @@ class Teacher:
 
 def read_teacher(folder: Path) -> Teacher:
     """The distributions in `folder`; raises ValueError if files are missing or damaged."""
+    return teacher_in(_files(folder))
+
+
+def rows_in(folder: Path) -> Iterator[tuple[str, Teacher]]:
+    """The id of each row in `folder` with what is known of this row alone, in the order of the
+    files, of which one is in memory at a time; raises ValueError as `read_teacher`."""
+    for file in _files(folder):
+        every = teacher_in([file])
+        for group_id, span in every._spans.items():
+            numbers = {name: getattr(every, name)[span] for name in _NUMBERS}
+            at = {group_id: slice(0, span.stop - span.start)}
+            yield group_id, replace(every, _spans=at, **numbers)
+
+
+def _files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("teacher-*.parquet"))
     if not files:
         raise ValueError(f"{folder} has no teacher; compute it with teacher_logprobs")
-    return teacher_in(files)
+    return files
 
 
 def teacher_in(files: Sequence[Path]) -> Teacher:
@@ -285,8 +301,8 @@ def united(parts: Sequence[Teacher]) -> Teacher:
         for part, end in zip(parts, ends, strict=True)
         for group_id, span in part._spans.items()
     }
-    every = (np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS)
-    return Teacher(parts[0].folder, parts[0].vocabulary, *every, spans)
+    every = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS}
+    return replace(parts[0], _spans=spans, **every)
 
 
 def _columns(

@@ -22,6 +22,7 @@ from steps.check_export import check_export
 from steps.checking.compared import Compared, PairJudge
 from steps.checking.verdicts import Judgement, judged
 from steps.compare_completions import compare_completions
+from steps.compare_distributions import compare_distributions
 from steps.data.load.config import LoadConfig
 from steps.data.rows.jsonl import write_json_lines
 from steps.data.rows.parquet import iter_rows
@@ -251,6 +252,9 @@ def calls_of_all_steps(data: Path) -> dict[str, Step]:
         "build_pairs": build_pairs(said, PairConfig()),
         "check_export": check_export(dpo, exported, ExportCheckConfig()),
         "compare_completions": compare_completions(said, say(["2", "three", "no idea"]), Longer()),
+        "compare_distributions": compare_distributions(
+            teacher_logprobs(shown, sft), teacher_logprobs(shown, base)
+        ),
         "decontaminate": decontaminate(pairs, known, 4),
         "decontaminate conversations": decontaminate_conversations(conversations, known, 4),
         "decontaminate prompts": decontaminate_prompts(prompts, known, 4),
