@@ -24,7 +24,7 @@ def benchmark(
     Args:
         name: ``TASK@lm-eval:VERSION#COMMIT``, a task of lm-eval on its data set at a commit;
             ``FOLDER@lm-eval`` or ``FOLDER@inspect-ai``, tasks of one's own in the suite that is
-            installed; ``TASK@inspect-evals:VERSION``.
+            installed.
 
     Raises:
         TemperError: the name has another form, or a folder is not there.
@@ -41,8 +41,8 @@ def benchmark(
         tasks = File(named.name)
     else:
         raise TemperError(
-            f"benchmark {name!r} is no folder, and names no commit: append #COMMIT, all 40 digits "
-            "of the commit of the data set that the task reads"
+            f"benchmark {name!r}: there is no folder {named.name!r}, and a task of lm-eval itself "
+            "needs #COMMIT behind it, all 40 digits of the commit of the data set that it reads"
         )
     questions = ask_benchmark(tasks, suite, config)
     answers = answer_benchmark(questions, model, answering, engine)

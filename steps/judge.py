@@ -16,7 +16,7 @@ def judge(
 
     Where prompts have several completions, the interval of ``right_share`` resamples prompts, and
     ``pass_at_K`` tells how likely one of K completions is right. A completion without a verdict
-    counts as not right.
+    counts as not right. Answers of data (``train_online(demonstrations=…)``) stay as they are.
 
     The verdicts replace those of an earlier checker, whose rewards stay if it has another name; if
     not, a notice says that they were replaced. The checker judges each

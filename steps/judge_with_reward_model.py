@@ -31,9 +31,9 @@ def judge_with_reward_model(
 
     Finished shards stay in scratch, so an interrupted step resumes at the next shard.
     """
-    from steps.online.rewarding.judging import copy_beside, read_prompts, read_some, replaced
+    from steps.online.rewarding.judging import read_prompts, read_some, replaced, write_judged
     from steps.online.rewarding.rewards import by_model
-    from steps.online.rollouts import texts, write_rollouts
+    from steps.online.rollouts import texts
     from steps.reward_models.answer_scores import score_answers
 
     drawn = read_some(rollouts.path)
@@ -53,8 +53,7 @@ def judge_with_reward_model(
         rewarding = by_model(score, config.of_cut, config.name)
         rewarded = rewarding(drawn, said, read_prompts(rollouts.path))
     if place.ranks.is_first:
-        write_rollouts(out.path, rewarded)
-        copy_beside(rollouts.path, out.path)
+        write_judged(rollouts.path, rewarded, out.path)
         metrics["cut"] = sum(rollout.is_cut for rollout in drawn)
         given = [reward for r in rewarded if (reward := r.rewards[config.name]) is not None]
         if given:  # of cut completions, too, if these have one; mean_score is of the others

@@ -9,12 +9,10 @@ from steps.scoring.config import Attention, ReferenceConfig
 from steps.shared.checks import require_count, set_choice
 from steps.shared.execution_detail import detail_field
 
-PACKAGES = {"lm-eval": "lm_eval", "inspect-ai": "inspect_ai", "inspect-evals": "inspect_evals"}
+PACKAGES = {"lm-eval": "lm_eval", "inspect-ai": "inspect_ai"}
 """The module of each suite's distribution."""
 _NAME = re.compile(r"(.+)@([a-z-]+)(?::([\w.+!-]+))?(?:#([0-9a-f]{40}))?")
-_FORM = (
-    "TASK@lm-eval:VERSION#COMMIT, TASK@inspect-evals:VERSION, FOLDER@lm-eval or FOLDER@inspect-ai"
-)
+_FORM = "TASK@lm-eval:VERSION#COMMIT, FOLDER@lm-eval or FOLDER@inspect-ai"
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class BenchmarkName:
         """Raises ValueError if the text has another form, or says no version of a suite that is
         not installed."""
         found = _NAME.fullmatch(text)
-        if found is None or found[2] not in PACKAGES:
+        if found is None or found[2] not in PACKAGES or (found[4] and found[2] != "lm-eval"):
             raise ValueError(
                 f"benchmark {text!r} is not {_FORM}; VERSION is that of the suite, and COMMIT all "
                 "40 digits of the commit of the data set that the task names"

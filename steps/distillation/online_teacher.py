@@ -81,8 +81,9 @@ class Teachers:
         for row, name in self.of_row.items():
             if name not in self.models:
                 named = "no teacher" if name is None else f"the teacher {name!r}"
+                there = ", ".join(sorted(self.models)) or "none"
                 raise ValueError(
-                    f"row {row!r} names {named}, and there are {', '.join(sorted(self.models))}; "
+                    f"row {row!r} names {named}, and there are {there}; "
                     "FormatChoice('prompt', {'teacher': COLUMN}) says which column names it"
                 )
 

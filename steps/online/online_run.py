@@ -53,6 +53,7 @@ from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Segment, Source, iterate
 from steps.online.learning_from import experience_of
+from steps.online.methods.policy_gradient import Over, PolicyGradient
 from steps.online.recording import (
     Drawn,
     require_ids,
@@ -207,6 +208,7 @@ def run_sampling(
     _require_at_hand(choice, place.ranks, config.lag)
     examples = longest_examples(asked, config, vocabulary_size(model))
     shown = list(read_demonstrations(answers, vocabulary_size(model))) if answers else []
+    _require_short(shown, config)
     examples += sorted(shown, key=lambda group: group.longest_sequence)[-2:]
 
     by_row = {row.row: row for row in rows}
@@ -239,6 +241,19 @@ def run_sampling(
                 shutil.copyfile(file, place.output / _ROLLOUTS / file.name)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})
+
+
+def _require_short(shown: Sequence[TokenGroup], config: RlConfig) -> None:
+    """Raise ValueError if an answer of data is longer than what its tokens are divided by: only the
+    iteration that takes it would find out."""
+    method, most = config.method, config.max_new_tokens
+    if isinstance(method, PolicyGradient) and method.over is Over.constant:
+        for group in shown:
+            if (long := group.responses[0].num_scored) > most:
+                raise ValueError(
+                    f"row {group.row!r} of the demonstrations has {long} tokens, and over=constant "
+                    f"divides by max_new_tokens={most}; raise max_new_tokens, or set method.over"
+                )
 
 
 def _require_one_way(choice: EngineChoice, ranks: Ranks) -> None:

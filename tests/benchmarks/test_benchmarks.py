@@ -329,7 +329,12 @@ def test_a_task_that_asks_again_by_an_answer_is_refused_when_it_is_scored(
         ("gsm8k", "'gsm8k' is not TASK@lm-eval:VERSION#COMMIT"),
         ("gsm8k@helm:1", "is not TASK@lm-eval"),
         ("gsm8k@lm-eval:0.4.13#main", "is not TASK@lm-eval.*all 40 digits"),
-        ("gsm8k@lm-eval:0.4.13", "is no folder, and names no commit"),
+        (
+            "gsm8k@lm-eval:0.4.13",
+            "there is no folder 'gsm8k', and a task of lm-eval itself",
+        ),
+        ("gsm8k@inspect-evals:0.3", "is not TASK@lm-eval:VERSION#COMMIT"),
+        (f"gsm8k@inspect-ai#{'a' * 40}", "is not TASK@lm-eval:VERSION#COMMIT"),
     ],
 )
 def test_names_that_pin_nothing_are_refused(tmp_path: Path, name: str, message: str) -> None:

@@ -22,6 +22,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.rows import ConversationRow, PromptRow
 from steps.data.rows.tables import CONVERSATIONS, PROMPTS, to_record
+from steps.judge import judge
 from steps.load_prompts import load_prompts
 from steps.models.folders import load_model
 from steps.online.config import RlConfig
@@ -199,6 +200,12 @@ def test_a_run_with_a_teacher_and_without_a_checker_is_its_segments_and_its_roll
         with pytest.raises(TemperError, match=told):
             train("nothing", 1, config=replace(CONFIG, method=Distill(reward_weight=1.0)))
     else:
+        judged: Any = Folder(tmp_path / "judged")
+        judge.function(judged, artifact(whole / "rollouts"), ShortWords(), JUDGING)
+        verdicts = {(r.weights == OF_DATA, r.verdict is None) for r in read_rollouts(judged.path)}
+        assert verdicts == {(True, True), (False, False)}
+        with pytest.raises(ValueError, match="of the demonstrations has"):
+            train("short", 1, config=replace(config, max_new_tokens=1))
         with pytest.raises(TemperError, match="belong to Distill with on_policy below 1 and one"):
             train("other", 1, config=replace(CONFIG, method=Distill()))
 

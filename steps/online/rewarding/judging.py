@@ -29,7 +29,14 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import from_record
 from steps.data.vocabularies import copy_tokenizer
 from steps.generation.engine import Finish
-from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
+from steps.online.rollouts import (
+    OF_DATA,
+    Rollout,
+    by_row,
+    read_rollouts,
+    texts,
+    write_rollouts,
+)
 from steps.shared.counts import share_of
 
 _REASONS_TOLD = 5
@@ -61,8 +68,7 @@ def judge_recording(
         said = texts(recording, (rollout.last_turn for rollout in drawn))
         rollouts = judge_rollouts(judges, drawn, said, rows, checker.name, on_progress)
     require_verdicts(rollouts, config.most_without)
-    write_rollouts(output, rollouts)
-    copy_beside(recording, output)
+    write_judged(recording, rollouts, output)
     return rollouts, replaced(drawn, checker.name)
 
 
@@ -77,14 +83,18 @@ def replaced(rollouts: Iterable[Rollout], name: str) -> list[str]:
 
 
 def read_some(recording: Path) -> list[Rollout]:
-    """The rollouts of a recording; raises ValueError if it has none."""
-    if not (drawn := list(read_rollouts(recording))):
+    """The rollouts of a recording, without answers of data; raises ValueError if it has none."""
+    if not (drawn := [r for r in read_rollouts(recording) if r.weights != OF_DATA]):
         raise ValueError(f"{recording} has no completions to judge; sample some")
     return drawn
 
 
-def copy_beside(recording: Path, output: Path) -> None:
-    """Copy what a recording has beside its rollouts."""
+def write_judged(recording: Path, judged: Iterable[Rollout], output: Path) -> None:
+    """Write a recording again, with these rollouts in place of those that :func:`read_some` gives.
+    Answers of data, which answer none of its prompts, stay as they are."""
+    each = iter(judged)
+    kept = (r if r.weights == OF_DATA else next(each) for r in read_rollouts(recording))
+    write_rollouts(output, list(kept))
     copy_tokenizer(recording, output)
     for pattern in ("prompts-*.parquet", "engine.json"):
         for file in recording.glob(pattern):
