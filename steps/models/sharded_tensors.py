@@ -186,7 +186,7 @@ def on_disk(parts: Iterable[Tensor], shape: Sequence[int]) -> Tensor:
         if not file.tell():
             return torch.empty(*shape, dtype=dtype)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(mapped, dtype=dtype).view(*shape)
+    return torch.frombuffer(mapped, dtype=dtype).view(tuple(shape))
 
 
 def on_host(tensor: Tensor) -> Tensor:
