@@ -140,7 +140,8 @@ def _config(job: dict[str, Any]) -> Any:
 def _teaching(job: dict[str, Any]) -> Any:
     from steps.distillation.config import TeacherConfig
 
-    return TeacherConfig(**({} if job["device"] == "cpu" else {"dtype": "bfloat16"}))
+    settings: dict[str, Any] = {} if job["device"] == "cpu" else {"dtype": "bfloat16"}
+    return TeacherConfig(**settings)
 
 
 def _loss(job: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ job's token ids.
 import json
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,7 @@ def main(job_file: str, report_file: str) -> None:
         from transformers import AutoTokenizer, TrainerCallback
         from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
 
-        if job["teacher"]:
-            from trl.experimental.gkd import (  # pyright: ignore[reportMissingImports]
-                GKDConfig,
-                GKDTrainer,
-            )
-
+        gkd: Any = import_module("trl.experimental.gkd") if job["teacher"] else None
         from benchmarks.flops import flop_counter
 
     class Marks(TrainerCallback):
@@ -71,10 +67,10 @@ def main(job_file: str, report_file: str) -> None:
                     lambda row: {"messages": row["prompt"] + row["chosen"]},
                     remove_columns=list(PREFERENCE),
                 )
-                trainer = GKDTrainer(
+                trainer = gkd.GKDTrainer(
                     model=job["model"],
                     teacher_model=job["teacher"],
-                    args=GKDConfig(**_distillation(job)),
+                    args=gkd.GKDConfig(**_distillation(job)),
                     processing_class=AutoTokenizer.from_pretrained(job["model"]),
                     train_dataset=rows,
                     callbacks=[Marks()],

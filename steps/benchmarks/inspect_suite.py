@@ -14,9 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import inspect_ai
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
-from inspect_ai.scorer import value_to_float
+import inspect_ai  # pyright: ignore[reportMissingImports]
+from inspect_ai.model import (  # pyright: ignore[reportMissingImports]
+    ModelOutput,
+    ModelUsage,
+    get_model,
+)
+from inspect_ai.scorer import value_to_float  # pyright: ignore[reportMissingImports]
 
 from steps.benchmarks.config import BenchmarkConfig
 from steps.benchmarks.questions import Answers, Question, Recorded, written

@@ -226,8 +226,8 @@ def test_tasks_of_inspect_are_answered_as_by_its_own_model(
     scored = benchmark(adopt(str(tiny_model), Model), f"{inspect_folder}@inspect-ai")
     made = run({"scores": scored}, store, console=console)["scores"]
 
-    import inspect_ai
-    from inspect_ai.model import get_model
+    import inspect_ai  # pyright: ignore[reportMissingImports]
+    from inspect_ai.model import get_model  # pyright: ignore[reportMissingImports]
 
     own: dict[str, Any] = {"model_path": str(tiny_model), "device": "cpu", "do_sample": False}
     monkeypatch.chdir(inspect_folder)

@@ -55,10 +55,10 @@ def recording(model: Path, tmp_path: Path) -> Path:
         prompt = tokenizer(f"<|user|>What is {row.row}?<|end|><|assistant|>").input_ids
         for k, text in enumerate(("It is 41.", "42")):
             ids = tuple(tokenizer(f"{text}<|end|>").input_ids)
-            of_ids: Any = ((True,) * len(ids), (-1.0,) * len(ids))
             said: Any = {"verdict": Verdict.right, "reason": f"off by {1 - k}"}
+            masks, logps = (True,) * len(ids), (-1.0,) * len(ids)
             drawn.append(
-                Rollout(row.row, k, tuple(prompt), ids, *of_ids, Finish.stop, "w",
+                Rollout(row.row, k, tuple(prompt), ids, masks, logps, Finish.stop, "w",
                         rewards={"boxed": float(k)}, **said)
             )  # fmt: skip
     folder = tmp_path / "recording"
@@ -84,7 +84,7 @@ def test_the_teacher_reads_the_same_answers_behind_more(
                     for of in (own, told))  # fmt: skip
     assert [g.row for g in ours] == [g.row for g in theirs] == ["0/a/1", "0/a/0", "0/b/1", "0/b/0"]
     assert [g.responses for g in ours] == [g.responses for g in theirs]
-    said = byte_tokenizer().decode(theirs[3].prompt_ids)
+    said = byte_tokenizer().decode(list(theirs[3].prompt_ids))
     assert said == "<|user|>What is b? Hint: 42, off by 1<|end|><|assistant|>"
 
     scores = made(STEPS.teach, tmp_path / "scores", own, student, EXACT, told)

@@ -66,16 +66,14 @@ class PromptFormat(ChatRecords):
         prompt = with_system(given, read_system(record, self.system_field))
         prompt = merged(prompt) if self.turns == "merged" else prompt
         check_prompt(prompt, self.prompt, self.turns)
-        made = (
-            row,
-            with_system(prompt, self.system),
-            _answer(found(record, self.answer), self.answer),
-            *for_template(record, self).values(),
-        )
+        asked = with_system(prompt, self.system)
+        answer = _answer(found(record, self.answer), self.answer)
+        template = for_template(record, self)
         if self.teacher is None:
-            return PromptRow(*made)
+            return PromptRow(row, asked, answer, **template)
         named = found(record, self.teacher)
-        return TaughtPromptRow(*made, None if named is None else text(named, self.teacher))
+        teacher = None if named is None else text(named, self.teacher)
+        return TaughtPromptRow(row, asked, answer, **template, teacher=teacher)
 
 
 def judged_by(record: Mapping[str, Any]) -> tuple[str, str] | None:
