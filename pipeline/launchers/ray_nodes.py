@@ -77,6 +77,8 @@ class _Host:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
+        self._starting = threading.Lock()  # Ray calls `stop` in another thread than `run`
         self._lifeline = Lifeline()
 
     def address(self) -> str:
@@ -88,15 +90,20 @@ class _Host:
         command = [sys.executable, "-P", "-m", "pipeline.worker.attempt", spec]
         lifeline = self._lifeline.read_end
         environment = {**os.environ, NODE: str(node), MASTER: master, ENVIRONMENT: str(lifeline)}
-        self._process = subprocess.Popen(
-            command, env=environment, pass_fds=(lifeline,), start_new_session=True
-        )
+        with self._starting:
+            if self._is_stopping:
+                return 128 + signal.SIGTERM
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=(lifeline,), start_new_session=True
+            )
         status = self._process.wait()
         return status if status >= 0 else 128 - status
 
     def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        with self._starting:
+            self._is_stopping = True
+            if self._process is not None and self._process.poll() is None:
+                self._process.terminate()
 
 
 def _bundles(nodes: int, tpu: str, asked: dict[str, float]) -> list[dict[str, float]]:

@@ -39,7 +39,7 @@ from steps.losses.with_reference.sppo_hard import SppoHard
 from steps.losses.with_reference.wpo import Wpo
 from steps.models.workplace import Workplace
 from steps.scoring import reference as references
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import Groups, TokenGroup
 from steps.scoring.reference import run_reference
 from steps.training import recipes
 from steps.training.config import (
@@ -136,7 +136,7 @@ def number_of(row: str) -> int:
     return int(row.removeprefix("pair "))
 
 
-def mismatched_by_trl(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
+def mismatched_by_trl(groups: Sequence[TokenGroup]) -> Groups:
     """Each prompt with the response of the row before it in its batch of TRL; in a batch's first
     row with the last one's."""
     seen = {number_of(group.row): group for group in groups}
@@ -144,10 +144,10 @@ def mismatched_by_trl(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
     before = [
         seen[n - n % size + (n - 1) % size] for n in (number_of(group.row) for group in groups)
     ]
-    return [
+    return Groups.of(
         replace(group, group_id=f"{group.row}, mismatched", responses=other.responses)
         for group, other in zip(groups, before, strict=True)
-    ]
+    )
 
 
 @pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.attack)])

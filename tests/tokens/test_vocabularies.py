@@ -27,6 +27,8 @@ from steps.data.vocabularies import (
 )
 from steps.kinds import Model, RewardModel, TeacherLogps, Tokens, UnpairedTokens
 from steps.models.workplace import Workplace
+from steps.online.config import RlConfig
+from steps.online.methods.distill import Distill
 from steps.train_on_rollouts import train_on_rollouts
 
 MEANING = "come from another tokenizer than the model's"
@@ -121,6 +123,10 @@ def test_no_step_reads_tokens_that_mean_something_else_to_its_model(
             arguments[parameter.name] = Artifact(folder, "", "")
         elif takes(parameter, Artifact) and not takes(parameter, TeacherLogps):
             arguments[parameter.name] = Artifact(model, "", "")
+    if name == "train_online":
+        learning = RlConfig(method=Distill(beta=0.5, on_policy=0.5))
+        arguments |= {"iterations": 1, "checker": None, "config": learning}
+        del arguments["start"], arguments["reference"]
     with pytest.raises(ValueError, match=MEANING):
         step.function(Folder(tmp_path / "out"), **arguments)
 
