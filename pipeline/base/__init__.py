@@ -6,6 +6,6 @@
 - ``references`` to definitions that a worker imports; ``cells`` writes the definitions of a
   notebook to a module.
 - ``installed`` tells libraries from a project's code; ``extras``: optional packages.
-- ``processes``: whether a process exists.
+- ``processes``: whether a process exists; ``repeating``: a thread that repeats a call.
 - ``user_cache``: a folder of small results that any process of a user may keep or lose.
 """

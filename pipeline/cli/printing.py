@@ -46,8 +46,9 @@ from pipeline.store.names.tags import Tag
 from pipeline.store.runs import UNKNOWN, Run
 
 MOST_DIFFERENCES = 8
-MOST_ITEMS = 20
 """The most differences of one kind that are printed for a step of two runs."""
+MOST_ITEMS = 20
+"""The most items with other scores that are printed."""
 _MOST_NAMES = 4
 ROOM_FOR_COUNTS = 100
 """A list of runs in a narrower terminal counts no steps, so that commands can be told apart."""

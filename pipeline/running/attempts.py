@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from pipeline.base.errors import TemperError
 from pipeline.base.redaction import redact_log, shown, shown_output
+from pipeline.base.repeating import repeating
 from pipeline.dag.canonical import Json, reference_to
 from pipeline.dag.inputs import source_identity
 from pipeline.dag.resources import MOST_PREEMPTIONS
@@ -421,25 +421,21 @@ class Executor:
                     with contextlib.suppress(OSError):  # it must not cost the step
                         redact_log(path)
             return
-        over = threading.Event()
+        sent = 0
 
         def send() -> None:
-            sent = 0
-            while not over.wait(LOG_SECONDS):
-                with contextlib.suppress(OSError):  # only for display; the next copy may succeed
-                    if (size := os.stat(name).st_size) != sent:
-                        store.objects.replace(path, shown_output(Path(name).read_bytes()))
-                        sent = size
+            nonlocal sent
+            with contextlib.suppress(OSError):  # only for display; the next copy may succeed
+                if (size := os.stat(name).st_size) != sent:
+                    store.objects.replace(path, shown_output(Path(name).read_bytes()))
+                    sent = size
 
         with tempfile.NamedTemporaryFile(prefix="temper-log-") as file:
             name = file.name
-            sending = threading.Thread(target=send, name="log", daemon=True)
-            sending.start()
             try:
-                yield file
+                with repeating(LOG_SECONDS, send, "log"):
+                    yield file
             finally:
-                over.set()
-                sending.join()
                 file.flush()
                 with contextlib.suppress(OSError):  # it must not cost the step that it tells of
                     store.objects.replace(path, shown_output(Path(name).read_bytes()))

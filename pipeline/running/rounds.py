@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pipeline.base.errors import TemperError
+from pipeline.base.repeating import repeating
 from pipeline.launchers.driver_end import heed_first
 from pipeline.running.invocation import Invocation, RunOptions
 from pipeline.wire.spec import Pause
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # imported late: workers import this module too, and need non
 _RUNNING = threading.Lock()
 """Held during a run: a process has only one set of Luigi tasks and of signal handlers."""
 SIGN_SECONDS, REMOTE_SIGN_SECONDS = 3.0, 30.0
-"""A run records so often that it goes on."""
+"""A run records so often that it goes on: a killed one lasted until then."""
 MOST_ROUNDS = 5
 """The most times that a run plans again because data that it needs turned out to be lost."""
 
@@ -103,10 +104,11 @@ def _run_round(
         ahead, options.jobs, record.name,
     )  # fmt: skip
     outcome = "stopped"
+    pause = SIGN_SECONDS if invocation.store.is_local else REMOTE_SIGN_SECONDS
     invocation.begin()
     try:
         with (
-            _signs_of_life(invocation),
+            repeating(pause, invocation.note_alive, "signs of life"),
             mirrored(resolver, record.name, record.experiment, options.sinks, board.names) as sent,
             _signals_as_interrupt(),
             board.live(),
@@ -119,25 +121,6 @@ def _run_round(
     finally:
         invocation.keep(outcome, board)
     return board
-
-
-@contextlib.contextmanager
-def _signs_of_life(invocation: Invocation) -> Iterator[None]:
-    """Within it, record again and again that the run goes on: a killed run lasted that long."""
-    over = threading.Event()
-    pause = SIGN_SECONDS if invocation.store.is_local else REMOTE_SIGN_SECONDS
-
-    def tell() -> None:
-        while not over.wait(pause):
-            invocation.note_alive()
-
-    thread = threading.Thread(target=tell, name="signs of life", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def placement(invocation: Invocation, options: RunOptions, lifeline: "Lifeline") -> "Placement":

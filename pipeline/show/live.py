@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.base.errors import TemperError
+from pipeline.base.repeating import repeating
 from pipeline.base.text import about, clock, cut, visible
 from pipeline.dag.step import Step
 from pipeline.estimate.remaining import Ahead, left_of
@@ -379,19 +380,10 @@ class Board:
 
     @contextlib.contextmanager
     def _regularly(self, look: Callable[[], None]) -> Iterator[None]:
-        stop = threading.Event()
-
-        def report() -> None:
-            while not stop.wait(1.0):
-                look()
-
-        thread = threading.Thread(target=report, daemon=True)
-        thread.start()
         try:
-            yield
+            with repeating(1.0, look, "board"):
+                yield
         finally:
-            stop.set()
-            thread.join()
             look()
 
     def _print_what_is_new(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.base.installed import folder_of_packages, in_library
 from pipeline.base.redaction import record
+from pipeline.base.repeating import repeating
 from pipeline.dag.step import Metrics
 from pipeline.observed.hook import unobserved
 from pipeline.store.layout import Store
@@ -62,23 +63,16 @@ class ProgressWriter:
         if not self._is_writing:
             yield
             return
-        over = threading.Event()
         watched = threading.get_ident()
         with contextlib.suppress(OSError, ValueError, TypeError):  # progress of an earlier attempt
             earlier = json.loads(self._store.read(self._path) or b"{}")
             self._progress |= {name: earlier[name] for name in self._progress if name in earlier}
 
         def watch() -> None:
-            while not over.wait(self._interval):
-                self._write_place(sys._current_frames().get(watched))
+            self._write_place(sys._current_frames().get(watched))
 
-        thread = threading.Thread(target=watch, name="progress", daemon=True)
-        thread.start()
-        try:
+        with repeating(self._interval, watch, "progress"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def _write_place(self, frame: FrameType | None) -> None:
         if time.monotonic() - self._last < SILENCE_SECONDS:

@@ -12,9 +12,10 @@ from steps.evaluation.intervals import Interval, mean, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
 from steps.losses.base import PairLogps, PreferenceLoss, ReferenceLoss, Totals
-from steps.scoring.examples import TokenGroup, facts_of, read_pairs
+from steps.scoring.examples import TokenGroup, read_pairs
 from steps.scoring.packing import lengths_of
 from steps.scoring.reference import read_reference
+from steps.training.objectives import weights_of
 
 
 def preference_metrics(
@@ -68,8 +69,7 @@ def reward_margins(
 
 def _mean_loss(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> float:
     totals = Totals(len(pairs), int(logps.chosen_tokens.sum()))
-    weights = torch.from_numpy(facts_of(pairs)["weight"].copy())
-    return loss.shares(logps, totals, weights).losses.sum().item()
+    return loss.shares(logps, totals, weights_of(pairs)).losses.sum().item()
 
 
 def _margins(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> torch.Tensor:
